@@ -1,0 +1,49 @@
+"""Contrastive Bayesian metric learning: Kan et al., 2022."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pml_ext import Component, Paper, hookimpl
+
+from .losses import CBMLLoss
+from .miners import HardPairMiner
+from .regularizers import MetricVarianceRegularizer
+
+__all__ = ["CBMLLoss", "HardPairMiner", "MetricVarianceRegularizer"]
+
+KAN_2022 = Paper(
+    title="Contrastive Bayesian Analysis for Deep Metric Learning",
+    authors="Kan et al.",
+    year=2022,
+    url="https://arxiv.org/abs/2210.04402",
+)
+
+
+@hookimpl
+def pml_ext_components() -> list[Component]:
+    """The loss, its miner and its regularizer."""
+    return [
+        Component(CBMLLoss, name="cbml", paper=KAN_2022),
+        Component(HardPairMiner, name="hard-pair", paper=KAN_2022),
+        Component(MetricVarianceRegularizer, name="metric-variance", paper=KAN_2022),
+    ]
+
+
+@hookimpl
+def pml_ext_recipes() -> list[Traversable]:
+    """Settings of the paper and for small data."""
+    return [importlib.resources.files(__name__) / "recipes"]
+
+
+@hookimpl
+def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
+    """What the loss is measured against."""
+    from . import peers
+
+    return {
+        "cbml": {"PML MultiSimilarity + miner": peers.multi_similarity, "loop over anchors": peers.loop_over_anchors}
+    }

@@ -1,0 +1,115 @@
+r"""The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and boolean pair masks.
+
+Pair sets: :math:`P_i` the positives of anchor i, :math:`N_i` its negatives, :math:`P_i^*, N_i^*` the hard ones among
+them (Eq. 25, :func:`pml_ext.pairwise.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pml_ext.pairwise import exp_bounded, log_one_plus_sum_exp, masked_mean, masked_sum
+
+# Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
+AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "log": lambda log_value: log_value,
+    "sqrt": lambda log_value: exp_bounded(log_value / 2),
+    "const": exp_bounded,
+}
+REDUCTIONS = ("mean", "sum")
+
+
+def contrastive_bayesian_terms(
+    similarity: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    *,
+    alpha_pos: float = 0.5,
+    beta_pos: float = 0.5,
+    alpha_neg: float = 1.0,
+    beta_neg: float = 0.01,
+    log_delta: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
+    averaging: str = "log",
+) -> tuple[Tensor, Tensor]:
+    r"""The two terms of every anchor in Eq. (27), or Eq. (22) if all pairs are passed.
+
+    .. math::
+        g\Big\{1 + \delta^P \sum_{j \in P_i^*} \exp\frac{\alpha^P - s_{ij}}{\beta^P}\Big\}, \qquad
+        g\Big\{1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big\}
+
+    Args:
+        similarity: :math:`s`, ``[B, R]``.
+        positives: mask of the pairs summed in the first term, ``[B, R]``.
+        negatives: mask of the pairs summed in the second, ``[B, R]``.
+        alpha_pos: centre of the positives' exponential, in units of the similarity.
+        beta_pos: its width, above 0.
+        alpha_neg: centre of the negatives' exponential.
+        beta_neg: its width, above 0.
+        log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
+        averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
+
+    Returns:
+        Two tensors ``[B]``.
+    """
+    g = AVERAGINGS[averaging]
+    log_delta_pos, log_delta_neg = log_delta
+    return (
+        g(log_one_plus_sum_exp(similarity, positives, slope=-1 / beta_pos, center=alpha_pos, log_scale=log_delta_pos)),
+        g(log_one_plus_sum_exp(similarity, negatives, slope=1 / beta_neg, center=alpha_neg, log_scale=log_delta_neg)),
+    )
+
+
+def log_ratio_delta(num_positives: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Logarithms of :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2`, Eq. (23).
+
+    Args:
+        num_positives: :math:`|P_i|`, ``[B]``, floating point; 0 counts as 1.
+        num_negatives: :math:`|N_i|`, likewise.
+
+    Returns:
+        Two tensors ``[B]``.
+    """
+    log_p, log_n = num_positives.clamp(min=1).log(), num_negatives.clamp(min=1).log()
+    return log_n - 2 * log_p, log_p - 2 * log_n
+
+
+def metric_variance(
+    similarity: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    *,
+    gamma: float = 0.2,
+    reduction: str = "mean",
+    detach_target: bool = False,
+    counts: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    r"""The metric variance of every anchor's negatives about a target, Eq. (28) and (29).
+
+    .. math::
+        \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}, \qquad
+        \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2
+
+    Args:
+        similarity: :math:`s`, ``[B, R]``.
+        positives: mask of :math:`P_i`, ``[B, R]``.
+        negatives: mask of :math:`N_i`, ``[B, R]``.
+        gamma: weight of the positives in the target, in [0, 1].
+        reduction: ``"mean"`` over the negatives, or their ``"sum"``.
+        detach_target: whether no gradient flows through the target.
+        counts: :math:`|P_i|` and :math:`|N_i|`, if the caller has them already.
+
+    Returns:
+        ``[B]``, 0 for an anchor without positives or without negatives.
+    """
+    num_positives, num_negatives = counts or (positives.sum(1), negatives.sum(1))
+    target = gamma * masked_mean(similarity, positives, num_positives)
+    target = target + (1 - gamma) * masked_mean(similarity, negatives, num_negatives)
+    if detach_target:
+        target = target.detach()
+    deviation = similarity - target[:, None]
+    variance = masked_sum(deviation * deviation, negatives)
+    if reduction == "mean":
+        variance = variance / num_negatives.clamp(min=1)
+    return variance.where(num_positives > 0, 0)

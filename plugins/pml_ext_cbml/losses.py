@@ -1,0 +1,175 @@
+"""The loss of contrastive Bayesian metric learning."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from torch import Tensor
+
+from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
+from pml_ext.pairwise import FullPrecisionForward, hard_pair_masks, pair_masks
+from pml_ext.settings import check_choice, check_number
+
+from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
+
+
+class CBMLLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+    r"""Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (27) to (30).
+
+    .. math::
+        \mathcal{L} = \operatorname{mean}_i \Big[
+        g\Big(1 + \delta^P \sum_{j \in P_i^*} \exp\frac{\alpha^P - s_{ij}}{\beta^P}\Big)
+        + g\Big(1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big)
+        + \lambda \, \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2 \Big] \quad (27, 29, 30)
+
+    with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target
+    :math:`\xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28).
+    Pairs that pull are few and graded gently; pairs that push weigh in only near similarity :math:`\alpha^N`; the last
+    term, the metric variance, keeps the negatives' similarities together, which helps on classes not seen in training.
+
+    The reducer gets one value an anchor (``"element"``). An anchor without positives or without negatives gives 0 and
+    is counted. An ``indices_tuple`` narrows all pair sets, target and variance included, and mining acts inside it.
+    With ``collect_stats``, ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight) are
+    recorded, each the mean over anchors. All is computed in float32 or float64, whatever the dtype and autocast.
+
+    *Deviations* from the authors' program: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
+    anchors without hard pairs (``skip_unmined=True``), takes ``delta=0.25`` with ``"const"``, and leaves out
+    positives of similarity above 1 - 1e-5, where this leaves out the anchor itself by index.
+
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about ten ``B x R``.
+
+    *Pair with:* a sampler of several samples a class, such as PML's ``MPerClassSampler``; no miner is needed.
+
+    Args:
+        alpha_pos: centre of the positives' exponential; 0.5 in the paper, as all defaults here for CUB and Cars.
+        beta_pos: width of the positives' exponential, above 0; 0.5 (Online Products and In-Shop: 0.25).
+        alpha_neg: centre of the negatives' exponential; 1.0 (0.5).
+        beta_neg: width of the negatives' exponential, above 0; 0.01 (0.05).
+        mvc_weight: :math:`\lambda`, 0 or more; 1.0 (0.001).
+        mvc_gamma: :math:`\gamma`, in [0, 1].
+        mvc_reduction: ``"mean"`` or ``"sum"`` over an anchor's negatives.
+        detach_target: whether no gradient flows through :math:`\xi_i`.
+        skip_unmined: whether an anchor without hard pairs gives 0 altogether; else it keeps g(1) + g(1) and its
+            variance.
+        delta: :math:`\delta^P = \delta^N`, 0 or more, or ``"ratio"`` for Eq. (23).
+        averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
+        epsilon: the margin of Eq. (25); the paper gives none, the authors' program has 0.1.
+        mining: False sums over all pairs, Eq. (22).
+        kwargs: those of PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
+            ``embedding_reg_weight``, ``collect_stats``.
+
+    Raises:
+        ValueError: a setting outside its range, or a distance that is no similarity.
+
+    Example:
+        >>> loss = CBMLLoss(mvc_weight=0.001)
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
+        torch.Size([])
+
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402;
+    authors' program: https://github.com/kanshichao/CBML.
+    """
+
+    capabilities = frozenset({"labels", "indices_tuple", "references"})
+
+    def __init__(
+        self,
+        alpha_pos: float = 0.5,
+        beta_pos: float = 0.5,
+        alpha_neg: float = 1.0,
+        beta_neg: float = 0.01,
+        mvc_weight: float = 1.0,
+        mvc_gamma: float = 0.2,
+        mvc_reduction: str = "mean",
+        detach_target: bool = False,
+        skip_unmined: bool = False,
+        delta: float | str = 1.0,
+        averaging: str = "log",
+        epsilon: float = 0.1,
+        mining: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("alpha_pos", alpha_pos), ("alpha_neg", alpha_neg), ("epsilon", epsilon)):
+            check_number(self, name, value)
+        for name, value in (("beta_pos", beta_pos), ("beta_neg", beta_neg)):
+            check_number(self, name, value, above=0)
+        check_number(self, "mvc_weight", mvc_weight, least=0)
+        check_number(self, "mvc_gamma", mvc_gamma, least=0, most=1)
+        check_choice(self, "mvc_reduction", mvc_reduction, REDUCTIONS)
+        check_choice(self, "averaging", averaging, AVERAGINGS)
+        if delta != "ratio":
+            check_number(self, "delta", delta, least=0, or_else="'ratio'")
+        super().__init__(**kwargs)
+        require_similarity(self, self.distance)
+        self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
+        self.alpha_neg, self.beta_neg = alpha_neg, beta_neg
+        self.mvc_weight, self.mvc_gamma, self.mvc_reduction = mvc_weight, mvc_gamma, mvc_reduction
+        self.detach_target, self.skip_unmined = detach_target, skip_unmined
+        self.delta, self.averaging = delta, averaging
+        self.epsilon, self.mining = epsilon, mining
+        settings = ["alpha_pos", "beta_pos", "alpha_neg", "beta_neg", "mvc_weight", "mvc_gamma", "epsilon"]
+        self.add_to_recordable_attributes(list_of_names=settings, is_stat=False)
+        self.add_to_recordable_attributes(
+            list_of_names=["positive_loss", "negative_loss", "variance_loss"], is_stat=True
+        )
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> dict[str, dict[str, Any]]:
+        """One value an anchor, Eq. (30)."""
+        if len(embeddings) == 0 or len(ref_emb) == 0:
+            return self.zero_losses()  # type: ignore[no-any-return]
+        similarity, references = matrix_of(self.distance, embeddings, ref_emb)
+        positives, negatives = pair_masks(similarity, labels, indices_tuple, ref_labels, references=references)
+        num_pos, num_neg = (mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives))
+        hard = (
+            hard_pair_masks(similarity, positives, negatives, self.epsilon) if self.mining else (positives, negatives)
+        )
+
+        positive, negative = contrastive_bayesian_terms(
+            similarity, *hard, alpha_pos=self.alpha_pos, beta_pos=self.beta_pos, alpha_neg=self.alpha_neg,
+            beta_neg=self.beta_neg, log_delta=self._log_delta(num_pos, num_neg), averaging=self.averaging,
+        )  # fmt: skip
+        variance = metric_variance(
+            similarity, positives, negatives, gamma=self.mvc_gamma, reduction=self.mvc_reduction,
+            detach_target=self.detach_target, counts=(num_pos, num_neg),
+        )  # fmt: skip
+
+        counted = (num_pos > 0) & (num_neg > 0)
+        if self.skip_unmined:
+            counted = counted & (hard[0] | hard[1]).any(1)
+        positive, negative, variance = (term.where(counted, 0) for term in (positive, negative, variance))
+        self._record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
+        losses = positive + negative + self.mvc_weight * variance
+        indices = torch.arange(len(losses), device=losses.device)
+        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
+
+    def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        if isinstance(self.delta, str):
+            return log_ratio_delta(num_pos, num_neg)
+        log_delta = math.log(self.delta) if self.delta else -math.inf
+        return log_delta, log_delta
+
+    def _record(self, **terms: Tensor) -> None:
+        if self.collect_stats:
+            for name, term in terms.items():
+                setattr(self, name, term.detach().mean())
+
+    def get_default_distance(self) -> BaseDistance:
+        """Cosine similarity."""
+        return GramCosineSimilarity()
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        names = ("alpha_pos", "beta_pos", "alpha_neg", "beta_neg", "mvc_weight", "mvc_gamma", "mvc_reduction",
+                 "detach_target", "skip_unmined", "delta", "averaging", "epsilon", "mining")  # fmt: skip
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

@@ -1,0 +1,72 @@
+"""The metric variance constraint on its own, for any loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance
+from torch import Tensor
+
+from pml_ext import LabelledRegularizer
+from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
+from pml_ext.pairwise import pair_masks
+from pml_ext.settings import check_choice, check_number
+
+from .functional import REDUCTIONS, metric_variance
+
+
+class MetricVarianceRegularizer(LabelledRegularizer):
+    r"""The metric variance constraint (MVC), Eq. (28) and (29): similarities of an anchor's negatives stay together.
+
+    .. math::
+        \operatorname{mean}_i \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2, \qquad
+        \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}
+
+    ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
+    reducer gets one value an anchor; one without positives or without negatives gives 0 and is counted.
+
+    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``.
+
+    Args:
+        gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
+        reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' program.
+        detach_target: whether no gradient flows through the target.
+        kwargs: those of PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
+
+    Raises:
+        TypeError: gamma is not a number.
+        ValueError: a setting outside its range, or a distance that is no similarity.
+
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
+    """
+
+    def __init__(self, gamma: float = 0.2, reduction: str = "mean", detach_target: bool = False, **kwargs: Any) -> None:
+        check_number(self, "gamma", gamma, least=0, most=1)
+        check_choice(self, "reduction", reduction, REDUCTIONS)
+        super().__init__(**kwargs)
+        require_similarity(self, self.distance)
+        self.gamma = gamma
+        self.reduction = reduction
+        self.detach_target = detach_target
+        self.add_to_recordable_attributes(name="gamma", is_stat=False)
+
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
+        """One value an anchor, Eq. (29)."""
+        if len(embeddings) == 0:
+            return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
+        similarity, _ = matrix_of(self.distance, embeddings, embeddings)
+        losses = metric_variance(
+            similarity, *pair_masks(similarity, labels), gamma=self.gamma, reduction=self.reduction,
+            detach_target=self.detach_target,
+        )  # fmt: skip
+        indices = torch.arange(len(losses), device=losses.device)
+        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
+
+    def get_default_distance(self) -> BaseDistance:
+        """Cosine similarity."""
+        return GramCosineSimilarity()
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"gamma={self.gamma!r}, reduction={self.reduction!r}, detach_target={self.detach_target!r}"

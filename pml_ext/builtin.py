@@ -1,0 +1,42 @@
+"""What the core itself registers, by the same hooks as a plugin: its data sets, trunks, wrappers and PML's recipes."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from .errors import needs_extra
+from .hookspecs import hookimpl
+from .registry import Component
+
+
+@hookimpl
+def pml_ext_components() -> list[Component]:
+    """The wrappers of the core."""
+    from .regularizers import RegularizedLoss
+
+    return [Component(RegularizedLoss, name="regularized")]
+
+
+@hookimpl
+def pml_ext_recipes() -> list[Traversable]:
+    """Recipes of PML's own losses, to compare with."""
+    return [importlib.resources.files("pml_ext") / "recipes"]
+
+
+@hookimpl
+def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
+    """Data sets that need no account, or no network at all."""
+    with needs_extra("train", "a data set"):
+        from .data import builtin_datasets
+    return builtin_datasets()
+
+
+@hookimpl
+def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
+    """Our small networks and torchvision's classification models."""
+    with needs_extra("train", "a trunk"):
+        from .models import builtin_trunks
+    return builtin_trunks()

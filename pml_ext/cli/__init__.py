@@ -1,0 +1,50 @@
+"""The command line ``pml-ext``: one module a command, and no logic of its own.
+
+Results go to stdout, progress and warnings to stderr. Exit code 0: done; 1: a finding or a failure; 2: wrong use.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from ..errors import MissingExtraError, PmlExtError, needs_extra
+
+
+def main() -> None:
+    """The entry point of ``pml-ext`` and ``python -m pml_ext``."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    try:
+        with needs_extra("train,cpu", "the command line"):
+            import typer  # noqa: F401
+        from .app import app
+    except MissingExtraError as error:
+        _leave(error)
+    if debug:  # understood before and after the command's name
+        arguments = ["--debug", *(argument for argument in arguments if argument != "--debug")]
+    else:
+        warnings.showwarning = _show_warning
+    try:
+        app(arguments, prog_name="pml-ext")
+    except PmlExtError as error:
+        if debug:
+            raise
+        _leave(error)
+    except Exception as error:
+        if debug:
+            raise
+        print(f"pml-ext: {type(error).__name__}: {error} (pml-ext --debug ... shows where)", file=sys.stderr)
+        sys.exit(1)
+
+
+def _leave(error: PmlExtError) -> None:
+    print(f"pml-ext: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:
+    from ..registry import PluginWarning
+
+    if issubclass(category, (PluginWarning, UserWarning)) and not issubclass(category, DeprecationWarning):
+        print(f"pml-ext: warning: {message}", file=sys.stderr)

@@ -1,0 +1,42 @@
+"""All commands, mounted. Nothing here imports torch; a command does when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .bench import bench
+from .listing import list_names
+from .plugins import plugins
+from .show import show
+from .train import train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="More methods for pytorch-metric-learning: list them, train them, measure them.",
+)
+app.command("train")(train)
+app.command("list")(list_names)
+app.command("show")(show)
+app.command("plugins")(plugins)
+app.command("bench")(bench)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        typer.echo(f"pml-ext {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Options of all commands; ``--debug`` is acted on in ``main``."""

@@ -1,0 +1,75 @@
+"""``pml-ext list``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+
+class What(str, Enum):
+    """What can be listed."""
+
+    losses = "losses"
+    miners = "miners"
+    regularizers = "regularizers"
+    distances = "distances"
+    samplers = "samplers"
+    reducers = "reducers"
+    recipes = "recipes"
+    datasets = "datasets"
+    trunks = "trunks"
+
+
+_KINDS = {
+    What.losses: "loss", What.miners: "miner", What.regularizers: "regularizer", What.distances: "distance",
+    What.samplers: "sampler", What.reducers: "reducer",
+}  # fmt: skip
+
+
+def list_names(
+    what: Annotated[What | None, typer.Argument(help="What to list; everything if left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """List losses, miners, regularizers, distances, samplers, reducers, recipes, data sets or trunks."""
+    from .output import print_json, print_table
+
+    found = {each.value: _entries(each) for each in ([what] if what else What)}
+    if as_json:
+        print_json(found if what is None else found[what.value])
+        return
+    for name, entries in found.items():
+        rows = [[entry["name"], entry["class"], entry["from"], entry["summary"]] for entry in entries]
+        print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
+
+
+def _entries(what: What) -> list[dict[str, Any]]:
+    from .. import registry
+
+    if what in _KINDS:
+        return [
+            {"name": c.name, "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
+            for c in registry.components(_KINDS[what])
+        ]
+    if what is What.recipes:
+        from ..experiment.recipe import read_tables
+
+        return [
+            {"name": name, "class": "", "from": name.partition("/")[0], "summary": read_tables(name).get("description", "")}
+            for name in registry.recipes()
+        ]
+    factories = registry.datasets() if what is What.datasets else registry.trunks()
+    entries = [
+        {"name": name, "class": "", "from": factory.__module__.partition(".")[0], "summary": _first_line(factory)}
+        for name, factory in factories.items()
+    ]
+    if what is What.datasets:
+        from ..data import folder
+
+        entries.append({"name": "folder:PATH", "class": "", "from": "pml_ext", "summary": _first_line(folder)})
+    return entries
+
+
+def _first_line(factory: Any) -> str:
+    return next(iter((getattr(factory, "__doc__", None) or "").strip().splitlines()), "")

@@ -1,0 +1,49 @@
+"""How commands write: aligned tables and JSON on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
+
+
+def stdout() -> Console:
+    """A console on stdout, as wide as the terminal, or without a limit where there is none."""
+    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, soft_wrap=False)
+
+
+def stderr() -> Console:
+    """A console on stderr."""
+    return Console(stderr=True, highlight=False, markup=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), title: str = "") -> None:
+    """Writes an aligned table on stdout.
+
+    Args:
+        columns: the headings.
+        rows: the cells.
+        right: indices of the columns to align right.
+        title: a line above it.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = stdout()
+    if title:
+        console.print(title)
+    console.print(table)
+
+
+def print_json(value: Any) -> None:
+    """Writes a value as JSON on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,125 @@
+"""``pml-ext train``."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ..experiment import Plan
+
+
+class Device(str, Enum):
+    """Where to train."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe such as cbml/digits (pml-ext list recipes), or a .toml file.")],
+    data: Annotated[Path | None, typer.Option(help="The folder of the data, where the data set wants one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write (default runs/NAME-SEED-TIME).")] = None,
+    seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many seeds: so many runs, and a table of mean and spread.")] = 1,
+    device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the metrics as JSON on stdout.")] = False,
+) -> None:
+    """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report."""
+    from ..experiment import summarize
+    from ..experiment import train as run_recipe
+    from .output import print_json, stderr, stdout
+
+    console = stderr()
+    with _progress(console) as progress:
+        results = run_recipe(
+            recipe, out, seed, seeds, device.value, data, overrides or (), resume,
+            _Drawn(progress), lambda plan, index, count: _announce(console, plan, index, count),
+        )  # fmt: skip
+    if as_json:
+        print_json(results[0] if len(results) == 1 else {"runs": results, "summary": summarize(results)})
+        return
+    if len(results) == 1:
+        _print_metrics(results[0])
+        stdout().print(f"report: {results[0]['folder']}/report.html")
+    else:
+        _print_summary(results, summarize(results))
+        for result in results:
+            stdout().print(f"report: {result['folder']}/report.html")
+
+
+def _progress(console: Any) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+                    TimeRemainingColumn(), console=console, transient=True)  # fmt: skip
+
+
+class _Drawn:
+    """Draws a run's progress: one bar over all its iterations, with the loss."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("starting", total=None, note="")
+
+    def step(self, text: str) -> None:
+        self._progress.update(self._task, description=text, note="")
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
+        self._progress.reset(self._task, total=iterations, description=f"epoch {epoch} of {epochs}", note="")
+
+    def iteration(self, loss: float) -> None:
+        self._progress.update(self._task, advance=1, note=f"loss {loss:.4f}")
+
+    def warn(self, text: str) -> None:
+        self._progress.console.print(f"warning: {text}")
+
+
+def _announce(console: Any, plan: Plan, index: int, count: int) -> None:
+    number = f" (run {index + 1} of {count})" if count > 1 else ""
+    console.print(f"{plan.name}, seed {plan.seed}, in {plan.folder}{number}")
+
+
+PHASES = {"raw": "raw pixels", "before": "before training", "after": "after training", "learned_metric": "learned metric"}
+
+
+def _metric_names(metrics: dict[str, Any]) -> list[str]:
+    return [name for name in metrics["after"] if not isinstance(metrics["after"][name], str)]
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    from .output import print_table
+
+    names = _metric_names(metrics)
+    rows = [
+        [label, *(f"{100 * metrics[phase][name]:.1f}" if name in metrics[phase] else "" for name in names)]
+        for phase, label in PHASES.items()
+        if phase in metrics
+    ]
+    print_table([f"{metrics['recipe']}, %", *names], rows, right=range(1, len(names) + 1))
+
+
+def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    from .output import print_table
+
+    names = _metric_names(results[0])
+    rows = []
+    for recipe, phases in summary.items():
+        count = sum(result["recipe"] == recipe for result in results)
+        for phase, values in phases.items():
+            cells = [
+                f"{100 * values[name]['mean']:.1f} ± {100 * values[name]['std']:.1f}" if name in values else ""
+                for name in names
+            ]
+            rows.append([recipe, PHASES[phase], str(count), *cells])
+    print_table(["recipe", "%, mean ± std", "runs", *names], rows, right=range(2, len(names) + 3))

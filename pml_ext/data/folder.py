@@ -1,0 +1,94 @@
+"""A user's own folder of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ConfigError, DataError
+from .splits import DataSplits, LabelledImages, split_by_class, split_by_image
+
+
+def folder(
+    root: Path | None = None,
+    path: str = "",
+    image_size: int = 224,
+    channels: Literal[1, 3] = 3,
+    split: Literal["class", "image"] = "class",
+    train_fraction: float = 0.5,
+    seed: int = 0,
+) -> DataSplits:
+    """A folder of images, one sub-folder a class, or ``train/CLASS`` and ``test/CLASS``.
+
+    The shorter side of an image is resized, and a square cut from the middle. Unless the folder has ``train`` and
+    ``test``, it is split by class (test classes are never trained on) or by image.
+
+    Args:
+        root: a folder that ``path`` is relative to.
+        path: the folder.
+        image_size: height and width of what the network gets, in pixels.
+        channels: 1 (grey) or 3 (colour).
+        split: ``"class"`` or ``"image"``.
+        train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.
+        seed: of the split.
+
+    Raises:
+        ConfigError: a setting outside its range.
+        DataError: no such folder, no images, or one class alone.
+    """
+    if image_size < 1:
+        raise ConfigError(f"image_size of a folder must be at least 1 pixel, not {image_size}")
+    if not (0 < train_fraction < 1 and math.isfinite(train_fraction)):
+        raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
+    place = (root or Path()) / Path(path).expanduser()
+    if not place.is_dir():
+        raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images a class")
+    parts = [place / "train", place / "test"]
+    if all(part.is_dir() for part in parts):
+        names = sorted({name for part in parts for name in _classes(part)})
+        train, test = (_images(part, names, channels) for part in parts)
+    else:
+        everything = _images(place, _classes(place), channels)
+        divide: Callable[..., tuple[LabelledImages, LabelledImages]] = (
+            split_by_class if split == "class" else split_by_image
+        )
+        train, test = divide(everything, 1 - train_fraction, seed)
+    for part, images in (("train", train), ("test", test)):
+        if len(images) < 2:
+            raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more a class")
+    if len(set(train.labels.tolist())) < 2:
+        raise DataError(f"{place}: one class to train with; wanted two or more")
+    return DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
+
+
+def image_files(place: Path) -> list[Path]:
+    """The image files below a folder, sorted; other files and hidden ones are left out.
+
+    Args:
+        place: the folder.
+    """
+    from torchvision.datasets.folder import has_file_allowed_extension
+
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return sorted(
+        file
+        for file in place.rglob("*")
+        if file.is_file()
+        and has_file_allowed_extension(file.name, IMG_EXTENSIONS)
+        and not any(part.startswith(".") for part in file.relative_to(place).parts)
+    )
+
+
+def _classes(place: Path) -> list[str]:
+    return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(place: Path, names: list[str], channels: int) -> LabelledImages:
+    found = [(file, label) for label, name in enumerate(names) if (place / name).is_dir() for file in image_files(place / name)]
+    if not found:
+        raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files a class")
+    files, labels = zip(*found, strict=True)
+    return LabelledImages(files, labels, names, channels=channels)

@@ -1,0 +1,97 @@
+"""From a stored image to what the network gets, on torchvision's transforms."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from ..errors import ConfigError
+from .splits import LabelledImages
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def build_transforms(
+    image_size: int,
+    channels: int,
+    crop: bool = False,
+    normalize: Normalization | None = None,
+    shift: int = 0,
+    rotate: float = 0.0,
+    scale: tuple[float, float] = (1.0, 1.0),
+    random_crop: bool = False,
+    flip: bool = False,
+) -> tuple[nn.Module, nn.Module]:
+    """Transforms from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``, values 0 to 1 before any normalisation.
+
+    Args:
+        image_size: S, in pixels.
+        channels: C of the images.
+        crop: resize the shorter side and cut a square from the middle, rather than resizing to a square.
+        normalize: means and standard deviations a channel, such as ImageNet's.
+        shift: training images move by up to so many pixels each way, at random, the edge filled with black.
+        rotate: and turn by up to so many degrees each way, from 0 to 180.
+        scale: and grow by a random factor in this range, above 0.
+        random_crop: and are cut at random (``RandomResizedCrop``), as for photographs.
+        flip: and are mirrored left to right half of the time.
+
+    Returns:
+        The transform of training images and that of all others.
+
+    Raises:
+        ConfigError: a setting outside its range.
+    """
+    if not 0 <= shift < image_size:
+        raise ConfigError(f"shift must be from 0 to {image_size - 1} pixels for images of size {image_size}, not {shift}")
+    if not 0 <= rotate <= 180:
+        raise ConfigError(f"rotate must be from 0 to 180 degrees, not {rotate}")
+    if not 0 < scale[0] <= scale[1]:
+        raise ConfigError(f"scale must be a range of factors above 0, smaller first, not {list(scale)}")
+    square = _Square(image_size, crop)
+    finish: list[nn.Module] = [v2.ToDtype(torch.float32, scale=True)]
+    if normalize is not None:
+        mean, std = normalize
+        finish.append(v2.Normalize(mean[:channels], std[:channels]))
+    augment: list[nn.Module] = []
+    if random_crop:
+        augment.append(v2.RandomResizedCrop(image_size, scale=(0.2, 1.0), antialias=True))
+    else:
+        augment.append(square)
+    if rotate or tuple(scale) != (1.0, 1.0):
+        augment.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
+    if shift:
+        augment.append(v2.RandomCrop(image_size, padding=shift))
+    if flip:
+        augment.append(v2.RandomHorizontalFlip())
+    return v2.Compose([*augment, *finish]), v2.Compose([square, *finish])
+
+
+class _Square(nn.Module):
+    """Resizes to a square, or resizes the shorter side and crops; leaves an image of the right size alone."""
+
+    def __init__(self, size: int, crop: bool) -> None:
+        super().__init__()
+        self.size = size
+        resize = v2.Resize(round(size * 256 / 224), antialias=True) if crop else v2.Resize((size, size), antialias=True)
+        self.steps = v2.Compose([resize, v2.CenterCrop(size)]) if crop else resize
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.shape[-2:] == (self.size, self.size):
+            return image
+        return self.steps(image)  # type: ignore[no-any-return]
+
+
+def raw_pixels(images: LabelledImages) -> NDArray[np.float32]:
+    """The pixels of transformed images as vectors: what retrieval without a network sees.
+
+    Args:
+        images: images whose transform gives tensors of one shape.
+
+    Returns:
+        ``[N, C * S * S]``, float32.
+    """
+    return np.stack([np.asarray(images[index][0]).reshape(-1) for index in range(len(images))]).astype(np.float32)
+

@@ -1,0 +1,132 @@
+"""What a name stands for, read from signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from . import registry
+from .errors import UnknownNameError
+from .experiment.recipe import load_recipes, read_tables
+
+
+def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
+    """Everything of one name: components of several kinds may share it, and recipes, data sets and trunks have theirs.
+
+    Args:
+        name: for example ``"cbml"``, ``"cbml/digits"``, ``"omniglot-small"``.
+        kind: one component kind, to leave out the others.
+
+    Returns:
+        One entry each with ``name``, ``kind``, ``class``, ``text`` (the docstring with its equation), ``settings``
+        (``name``, ``default``, ``text``), ``capabilities``, ``paper`` and ``recipes``.
+
+    Raises:
+        UnknownNameError: nothing has the name.
+    """
+    found = [_component(c) for c in registry.components(kind) if name in (c.name, c.qualified_name)]
+    if kind is not None:
+        return found or [_component(registry.get(name, kind))]
+    recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()
+    if name.partition("@")[0] in recipes:
+        found.append(_recipe(name))
+    found += [_factory(name, "data set", datasets[name])] if name in datasets else []
+    found += [_factory(name, "trunk", trunks[name])] if name in trunks else []
+    if not found:
+        known = [c.name for c in registry.components()] + [*recipes, *datasets, *trunks]
+        raise UnknownNameError(registry.unknown("component, recipe, data set or trunk", name, dict.fromkeys(known)))
+    return found
+
+
+def _component(component: registry.Component) -> dict[str, Any]:
+    text, meanings = _split_docstring(_docstring(component.cls))
+    return {
+        "name": component.name,
+        "kind": component.kind,
+        "class": f"{component.cls.__module__}.{component.cls.__qualname__}",
+        "text": text,
+        "settings": _settings(component.settings, meanings),
+        "capabilities": sorted(component.capabilities),
+        "paper": str(component.paper) if component.paper else "",
+        "recipes": [name for name in registry.recipes() if component.name in set(_names_in(read_tables(name)))],
+    }
+
+
+def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
+    text, meanings = _split_docstring(_docstring(factory))
+    settings = {key: value for key, value in registry.settings_of(factory).items()
+                if key not in ("root", "in_channels", "image_size") or value.default is not value.empty}  # fmt: skip
+    used = [recipe for recipe in registry.recipes() if name in set(_names_in(read_tables(recipe)))]
+    return {"name": name, "kind": kind, "class": "", "text": text, "settings": _settings(settings, meanings),
+            "capabilities": [], "paper": "", "recipes": used}  # fmt: skip
+
+
+def _recipe(name: str) -> dict[str, Any]:
+    recipes = load_recipes(name)
+    recipe = next(iter(recipes.values()))
+    tables = recipe.as_dict()
+    paper = tables.pop("paper", {})
+    description = tables.pop("description")
+    rows = [{"name": key, "default": value, "text": ""} for key, value in _flat(tables)]
+    variants = f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else ""
+    return {"name": name, "kind": "recipe", "class": "", "text": description + variants, "settings": rows,
+            "capabilities": [], "paper": "; ".join(f"{k}: {v}" for k, v in paper.items() if v), "recipes": []}  # fmt: skip
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for index, item in enumerate(value):
+                rows += _flat(item, f"{prefix}{key}.{index}.")
+        else:
+            rows.append((f"{prefix}{key}", repr(value)))
+    return rows
+
+
+def _docstring(target: Any) -> str:
+    own = vars(target).get("__doc__") if isinstance(target, type) else getattr(target, "__doc__", None)
+    return inspect.cleandoc(own) if own else ""
+
+
+def _settings(parameters: Mapping[str, inspect.Parameter], meanings: Mapping[str, str]) -> list[dict[str, str]]:
+    return [
+        {
+            "name": name,
+            "default": "(required)" if parameter.default is parameter.empty else repr(parameter.default),
+            "text": meanings.get(name, ""),
+        }
+        for name, parameter in parameters.items()
+    ]
+
+
+def _split_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """A google docstring without its ``Args:``, and those as ``{name: meaning}``."""
+    match = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", text, re.MULTILINE)
+    if match is None:
+        return text.strip(), {}
+    meanings: dict[str, str] = {}
+    current = ""
+    for line in inspect.cleandoc("\n" + match.group(1)).splitlines():
+        entry = re.match(r"\*{0,2}([\w, ]+?)(?: \(.*?\))?:(?:\s+|$)(.*)", line)
+        if entry and not line.startswith(" "):
+            current = entry.group(1)
+            meanings[current] = entry.group(2)
+        elif current:
+            meanings[current] += f" {line.strip()}"
+    named = {name.strip(): meaning for names, meaning in meanings.items() for name in names.split(",")}
+    return (text[: match.start()].rstrip() + "\n\n" + text[match.end() :].lstrip()).strip(), named
+
+
+def _names_in(tables: Any) -> list[str]:
+    """Every ``name`` in a recipe's tables."""
+    if isinstance(tables, dict):
+        own = [tables["name"]] if isinstance(tables.get("name"), str) else []
+        return own + [name for value in tables.values() for name in _names_in(value)]
+    if isinstance(tables, list):
+        return [name for value in tables for name in _names_in(value)]
+    return [tables] if isinstance(tables, str) else []

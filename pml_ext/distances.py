@@ -1,0 +1,61 @@
+"""PML distances, computed as the losses of this package need them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from torch import Tensor
+
+from .pairwise import gram, normalize
+
+
+class GramCosineSimilarity(CosineSimilarity):  # type: ignore[misc]
+    """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
+
+    A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
+    """
+
+    def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
+        """L2-normalised rows; see :func:`pml_ext.pairwise.normalize`."""
+        if self.p != 2 or dim != 1 or kwargs:
+            return super().normalize(embeddings, dim=dim, **kwargs)  # type: ignore[no-any-return]
+        return normalize(embeddings)
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``[B, R]`` dot products of normalised rows."""
+        return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
+
+
+def require_similarity(owner: object, distance: BaseDistance) -> None:
+    """Refuses a distance where an equation is written for similarities.
+
+    Args:
+        owner: the object that needs it, for the text.
+        distance: a PML distance.
+
+    Raises:
+        TypeError: not a PML distance.
+        ValueError: smaller values of it mean nearer.
+    """
+    name = type(owner).__name__
+    if not isinstance(distance, BaseDistance):
+        raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
+    if not distance.is_inverted:
+        raise ValueError(f"{name} needs a similarity, where larger means nearer (CosineSimilarity, "
+                         f"DotProductSimilarity); got distance={type(distance).__name__}")  # fmt: skip
+
+
+def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
+    """The matrix of a distance, and whether its columns are references.
+
+    Args:
+        distance: a PML distance.
+        embeddings: ``[B, D]``.
+        ref_emb: ``[R, D]``; the same object as ``embeddings`` where PML got no references.
+
+    Returns:
+        ``[B, R]``, and False if the columns are the batch itself.
+    """
+    references = ref_emb is not embeddings
+    return distance(embeddings, ref_emb if references else None), references

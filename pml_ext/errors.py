@@ -1,0 +1,71 @@
+"""The exceptions of ``pml_ext``: one small tree, each text says what was found, what is wanted and what to type.
+
+Wrong arguments of library calls raise plain :class:`ValueError` and :class:`TypeError`; the classes here are for what
+lies outside one call: plugins, recipes, data, extras and runs. ``exit_code`` is what the command line exits with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PmlExtError(Exception):
+    """Base of all errors of ``pml_ext``; the command line prints it as one line."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        # KeyError and ImportError, which subclasses also extend, would quote or drop the text.
+        return str(self.args[0]) if self.args else ""
+
+
+class PluginError(PmlExtError):
+    """A plugin could not be used: broken, blocked, or in conflict with another one."""
+
+    exit_code = 2
+
+
+class UnknownNameError(PmlExtError, KeyError):
+    """A name that nothing is registered under; the text has the nearest names."""
+
+    exit_code = 2
+
+
+class ConfigError(PmlExtError, ValueError):
+    """A recipe, an option or a setting is wrong."""
+
+    exit_code = 2
+
+
+class DataError(PmlExtError):
+    """Data are missing or unreadable; the text has the path."""
+
+    exit_code = 2
+
+
+class MissingExtraError(PmlExtError, ImportError):
+    """Something needs a package that an extra of ``pml-ext`` installs."""
+
+    exit_code = 2
+
+
+class TrainingError(PmlExtError):
+    """Training had to stop (the loss became NaN, say); what was written stays."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turns a failing import inside the block into a :class:`MissingExtraError` that says what to install.
+
+    Args:
+        extra: the extra of ``pml-ext`` that holds the package, for example ``"train"``.
+        what: what needs it, as the start of the sentence, for example ``"the command line"``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{what} needs the package {error.name!r}, which is not installed. "
+            f'Type: pip install "pml-ext[{extra}]"'
+        ) from error

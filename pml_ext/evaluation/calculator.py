@@ -1,0 +1,202 @@
+"""Retrieval and clustering metrics in PML's calculator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils.accuracy_calculator import (
+    EQUALITY,
+    AccuracyCalculator,
+    maybe_get_avg_of_avgs,
+    nan_accuracy,
+    precision_at_k,
+)
+from torch import Tensor
+
+from .. import registry
+from .clustering import kmeans, pairwise_f1
+from .neighbours import default_neighbours
+
+# Names in metrics.json, by the calculator's names where they differ.
+_SHORT_NAMES = {"mean_average_precision_at_r": "map_at_r", "NMI": "nmi"}
+
+
+class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
+    r"""PML's calculator with Recall@K, precision@K for any K, and pairwise F1.
+
+    ``recall_at_K``: the share of queries with at least one image of their class among their K nearest,
+
+    .. math:: \frac{1}{N} \sum_i \mathbf 1[\,\exists j \in kNN_K(i) : y_j = y_i\,].
+
+    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of k-means
+    clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). PML's metrics keep their names and
+    meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as many as their K asks for. A gallery that
+    is smaller than K counts what is missing as wrong. Labels are compared as integers (PML's float32 merges 16777216 and
+    16777217), and a query is left out of its own neighbours by index (PML leaves out the first neighbour, which is
+    another image where exact duplicates are).
+
+    Args:
+        include: names of metrics to compute; all, if empty.
+        exclude: names of metrics to leave out.
+        recall_at: every K of ``recall_at_K``.
+        precision_at: every K of ``precision_at_K``; 1 is PML's.
+        lone_queries: a query whose class has no other member is a ``"miss"`` in ``recall_at_K``, or is left out
+            (``"drop"``), as PML's own metrics do.
+        knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch.
+        kmeans_func: in PML's form; by default with a fixed seed, with faiss or else scikit-learn.
+        kwargs: PML's: ``avg_of_avgs``, ``return_per_class``, ``k``, ``label_comparison_fn``, ``device``.
+
+    Raises:
+        ValueError: a K below 1, an unknown metric (the text has the nearest ones) or ``lone_queries``.
+
+    Example:
+        >>> calculator = RetrievalAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
+        >>> points, labels = torch.tensor([[0.0], [1.0], [1.5], [9.0]]), torch.tensor([0, 1, 0, 1])
+        >>> calculator.get_accuracy(points, labels)
+        {'recall_at_1': 0.0, 'recall_at_2': 0.75}
+    """
+
+    def __init__(
+        self,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        recall_at: Iterable[int] = (1, 2, 4, 8),
+        precision_at: Iterable[int] = (1,),
+        lone_queries: Literal["miss", "drop"] = "miss",
+        knn_func: Any = None,
+        kmeans_func: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if lone_queries not in ("miss", "drop"):
+            raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
+        self.lone_queries = lone_queries
+        self._largest: dict[str, int] = {}  # the K of every metric that this class adds
+        for names, ks, function in (("recall_at", recall_at, self._recall), ("precision_at", precision_at, self._precision)):
+            for k in ks:
+                if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+                    raise ValueError(f"{names} wants integers of at least 1, not {k!r}")
+                if (name := f"{names}_{k}") != "precision_at_1":
+                    self._largest[name] = k
+                    setattr(self, f"calculate_{name}", functools.partial(function, k=k))
+        super().__init__(
+            include=tuple(include),
+            exclude=tuple(exclude),
+            knn_func=default_neighbours() if knn_func is None else knn_func,
+            kmeans_func=kmeans if kmeans_func is None else kmeans_func,
+            **kwargs,
+        )
+
+    def requires_knn(self) -> list[str]:
+        """Names of the metrics that need neighbours."""
+        return [*super().requires_knn(), "mean_reciprocal_rank", *self._largest]
+
+    def requires_clustering(self) -> list[str]:
+        """Names of the metrics that need clusters."""
+        return [*super().requires_clustering(), "f1"]
+
+    def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
+        """Refuses metrics that there are not."""
+        for name in (*include, *exclude):
+            if name not in self.original_function_dict:
+                raise ValueError(registry.unknown("metric", name, self.original_function_dict))
+
+    def get_accuracy(
+        self,
+        query: Any,
+        query_labels: Any,
+        reference: Any = None,
+        reference_labels: Any = None,
+        ref_includes_query: bool = False,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """The metrics of queries searched in a gallery.
+
+        Args:
+            query: ``[N, D]``, tensor or array.
+            query_labels: ``[N]``, integers.
+            reference: the gallery, ``[R, D]``; None for the queries themselves.
+            reference_labels: ``[R]``.
+            ref_includes_query: whether the gallery's first N rows are the queries, which then are left out.
+            include: names of metrics, to compute these alone.
+            exclude: names of metrics to leave out.
+
+        Returns:
+            ``{name: value}``; values are fractions, or lists by class with ``return_per_class``.
+        """
+        self.check_primary_metrics(include, exclude)
+        if self.label_comparison_fn is EQUALITY:
+            query_labels, reference_labels = _small_labels(query_labels, reference_labels)
+        return super().get_accuracy(  # type: ignore[no-any-return]
+            query, query_labels, reference, reference_labels, ref_includes_query, tuple(include), tuple(exclude)
+        )
+
+    def determine_k(self, bin_counts: Tensor, num_reference_embeddings: int, ref_includes_query: bool) -> int:
+        """How many neighbours to ask for: PML's number, or the largest K of the metrics wanted."""
+        current = set(self.get_curr_metrics())
+        largest = max((k for name, k in self._largest.items() if name in current), default=0)
+        pml_metrics = current & set(super().requires_knn()) | current & {"mean_reciprocal_rank"}
+        self._pml_k = int(super().determine_k(bin_counts, num_reference_embeddings, ref_includes_query))
+        self._pml_k = max(1, self._pml_k) if pml_metrics else 0
+        return min(max(self._pml_k, largest), num_reference_embeddings - int(ref_includes_query))
+
+    def _get_accuracy(self, function_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+        found = {}
+        for name, function in function_dict.items():
+            seen = kwargs
+            if "knn_labels" in kwargs and name not in self._largest:
+                seen = kwargs | {key: kwargs[key][:, : self._pml_k] for key in ("knn_labels", "knn_distances")}
+            found[name] = function(**seen)
+        return found
+
+    def _recall(self, knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor, label_counts: Any, k: int,
+                **_: Any) -> Any:  # fmt: skip
+        hit = self.label_comparison_fn(query_labels[:, None], knn_labels[:, :k]).any(1)
+        if self.lone_queries == "drop":
+            hit, query_labels = hit[not_lone_query_mask], query_labels[not_lone_query_mask]
+        if len(hit) == 0:
+            return nan_accuracy(label_counts[0], self.return_per_class)
+        return maybe_get_avg_of_avgs(hit.double(), query_labels[:, None], self.avg_of_avgs, self.return_per_class)
+
+    def _precision(self, knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor, label_counts: Any, k: int,
+                   **_: Any) -> Any:  # fmt: skip
+        knn_labels, query_labels = knn_labels[not_lone_query_mask], query_labels[not_lone_query_mask]
+        if len(query_labels) == 0:
+            return nan_accuracy(label_counts[0], self.return_per_class)
+        return precision_at_k(
+            knn_labels, query_labels[:, None], k, self.avg_of_avgs, self.return_per_class, self.label_comparison_fn
+        )
+
+    def calculate_f1(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
+        """Pairwise F1 of the clusters."""
+        return pairwise_f1(query_labels.cpu().numpy(), cluster_labels.cpu().numpy())
+
+
+def _small_labels(query_labels: Any, reference_labels: Any) -> tuple[Tensor, Tensor | None]:
+    """Labels renamed 0, 1, ... in their order, so that nothing is lost where PML casts them to float32."""
+    query = torch.as_tensor(c_f.numpy_to_torch(query_labels))
+    if reference_labels is None:
+        return torch.unique(query, return_inverse=True)[1], None
+    reference = torch.as_tensor(c_f.numpy_to_torch(reference_labels)).to(query.device)
+    renamed = torch.unique(torch.cat([query, reference]), return_inverse=True)[1]
+    return renamed[: len(query)], renamed[len(query) :]
+
+
+def retrieval_metrics(accuracies: Mapping[str, Any]) -> dict[str, float]:
+    """Accuracies under the names of ``metrics.json``.
+
+    Args:
+        accuracies: what :meth:`RetrievalAccuracyCalculator.get_accuracy` returns, averaged over queries.
+
+    Returns:
+        ``recall_at_K``, ``precision_at_1``, ``r_precision``, ``map_at_r``, ``nmi``, ``f1``: those that were computed,
+        as fractions.
+    """
+    order = ["precision_at_1", "r_precision", "mean_average_precision_at_r", "NMI", "f1"]
+    recalls = sorted((name for name in accuracies if name.startswith("recall_at_")), key=lambda name: int(name[10:]))
+    names = [*recalls, *(name for name in order if name in accuracies)]
+    return {_SHORT_NAMES.get(name, name): float(accuracies[name]) for name in names}

@@ -1,0 +1,57 @@
+"""K-means, and how well clusters agree with classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_metric_learning.utils.inference import FaissKMeans
+from sklearn.cluster import KMeans
+from sklearn.metrics.cluster import pair_confusion_matrix
+from torch import Tensor
+
+from .neighbours import has_faiss
+
+
+def kmeans(points: Tensor, clusters: int) -> Tensor:
+    """K-means, the best of three starts with a fixed seed: with faiss where it is installed, else with scikit-learn.
+
+    Args:
+        points: ``[N, D]``.
+        clusters: how many, at most N.
+
+    Returns:
+        The cluster of every point: ``[N]``, integers.
+    """
+    if has_faiss():
+        on_gpu = points.is_cuda and _faiss_sees_a_gpu()
+        return FaissKMeans(niter=20, nredo=3, gpu=on_gpu, min_points_per_centroid=1)(points, clusters)  # type: ignore[no-any-return]
+    found = KMeans(clusters, n_init=3, random_state=0).fit_predict(points.float().cpu().numpy())
+    return torch.as_tensor(found, dtype=torch.int64, device=points.device)
+
+
+def _faiss_sees_a_gpu() -> bool:
+    import faiss
+
+    return bool(faiss.get_num_gpus())
+
+
+def pairwise_f1(labels: Any, clusters: Any) -> float:
+    r"""F1 over pairs of points (Manning et al., Introduction to Information Retrieval, Sec. 16.3).
+
+    .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
+
+    A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false negative
+    if it shares the class alone.
+
+    Args:
+        labels: the class of every point, ``[N]``.
+        clusters: the cluster of every point, ``[N]``.
+
+    Returns:
+        From 0 to 1; 0 where no pair shares anything.
+    """
+    (_, false_positive), (false_negative, true_positive) = pair_confusion_matrix(np.asarray(labels), np.asarray(clusters))
+    total = 2 * true_positive + false_positive + false_negative
+    return float(2 * true_positive / total) if total else 0.0

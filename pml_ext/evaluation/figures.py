@@ -1,0 +1,196 @@
+"""Figures of a run, drawn without matplotlib's global state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
+RIGHT, WRONG = "#2f9e44", "#e03131"
+
+Series = Mapping[str, tuple[Sequence[int], Sequence[float]]]
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=110, layout="constrained")
+
+
+def _clean(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+
+
+def loss_curves(series: Series) -> Figure:
+    """The loss and its terms over the iterations, each in a panel of its own, smoothed beside what was recorded.
+
+    Args:
+        series: ``{name: (iterations, values)}``.
+    """
+    count = max(1, len(series))
+    figure = _figure(min(3.2 * count + 0.6, 13), 2.9)
+    panels = np.atleast_1d(figure.subplots(1, count))
+    for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
+        axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
+        axes.plot(iterations, _smoothed(values), color=BLUE, linewidth=1.6)
+        axes.set(title=name, xlabel="iteration")
+        _clean(axes)
+    return figure
+
+
+def _smoothed(values: Sequence[float]) -> NDArray[np.float64]:
+    """A running mean over a twentieth of the curve, shorter at its ends."""
+    width = max(1, len(values) // 20)
+    window = np.ones(width)
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+
+
+def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Recall@K over K.
+
+    Args:
+        curves: ``{label: {K: recall}}``, recall as a fraction.
+    """
+    figure = _figure(5.2, 3.4)
+    axes = figure.subplots()
+    styles = zip((GREY, ORANGE, BLUE), ("s:", "^--", "o-"), strict=True)
+    for (label, curve), (color, style) in zip(curves.items(), styles, strict=False):
+        axes.plot(list(curve), [100 * value for value in curve.values()], style, color=color, label=label)
+    ks = sorted({k for curve in curves.values() for k in curve})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.minorticks_off()
+    axes.set(xlabel="K", ylabel="Recall@K, %")
+    axes.legend(frameon=False)
+    _clean(axes)
+    return figure
+
+
+def similarity_distributions(parts: Mapping[str, tuple[Tensor, Tensor]], max_items: int = 2000, seed: int = 0) -> Figure:
+    """Distributions of the cosine similarities of positive and negative pairs, a panel for each part.
+
+    Args:
+        parts: ``{title: (embeddings [N, D], labels [N])}``.
+        max_items: of larger parts, so many rows are drawn at random.
+        seed: of that draw.
+    """
+    figure = _figure(4.6 * len(parts), 3.2)
+    panels = np.atleast_1d(figure.subplots(1, len(parts), sharey=True))
+    for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
+        chosen = _some(len(labels), max_items, seed)
+        points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen])
+        classes = labels.cpu()[chosen]
+        similarity = points @ points.T
+        above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
+        same = classes[:, None] == classes
+        bins = np.linspace(-1, 1, 101)
+        for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
+            values = similarity[mask].numpy()
+            if len(values):
+                label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
+                axes.hist(values, bins=bins, density=True, color=color, alpha=0.55, label=label)
+        axes.set(title=title, xlabel="cosine similarity", xlim=(-1, 1))
+        axes.legend(frameon=False, loc="upper left", fontsize=8)
+        _clean(axes)
+    panels[0].set_ylabel("density")
+    return figure
+
+
+def projection(
+    embeddings: Tensor,
+    labels: Tensor,
+    class_names: Sequence[str] = (),
+    method: Literal["pca", "tsne"] = "tsne",
+    max_items: int = 2000,
+    seed: int = 0,
+) -> Figure:
+    """Normalised embeddings in two dimensions, coloured by class.
+
+    Args:
+        embeddings: ``[N, D]``.
+        labels: ``[N]``.
+        class_names: names by label, for a legend where there are at most 20 classes.
+        method: principal components, or t-SNE with them as its start.
+        max_items: of larger sets, so many rows are drawn at random.
+        seed: of that draw and of t-SNE.
+    """
+    chosen = _some(len(labels), max_items, seed)
+    points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen]).numpy()
+    classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
+    if method == "tsne" and len(points) > 10:
+        flat = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", random_state=seed).fit_transform(points)
+    else:
+        flat = PCA(2, random_state=seed).fit_transform(points)
+    figure = _figure(6.4, 5.2)
+    axes = figure.subplots()
+    few = len(classes) <= 20
+    drawn = axes.scatter(*flat.T, c=colors, cmap="tab10" if len(classes) <= 10 else "tab20" if few else "turbo", s=9,
+                         alpha=0.85, linewidths=0)  # fmt: skip
+    if few and len(class_names):
+        handles = drawn.legend_elements(num=None)[0]
+        names = [str(class_names[label]) for label in classes]
+        axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set(xticks=[], yticks=[], title=f"{len(flat)} embeddings of {len(classes)} classes, {_METHODS[method]}")
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+_METHODS = {"pca": "principal components", "tsne": "t-SNE"}
+
+
+def gallery(
+    rows: Sequence[tuple[int, Sequence[int]]],
+    labels: Sequence[int],
+    image: Callable[[int], Tensor],
+    class_names: Sequence[str] = (),
+    distances: Sequence[Sequence[float]] | None = None,
+) -> Figure:
+    """Queries and their nearest images: right ones framed green with a tick, wrong ones red with a cross.
+
+    Args:
+        rows: for each query its index and those of its nearest images.
+        labels: the label of every image.
+        image: gives the image of an index, uint8 ``[C, H, W]``.
+        class_names: names by label.
+        distances: those of the nearest images, in the order of ``rows``.
+    """
+    width = max(len(nearest) for _, nearest in rows) + 1
+    figure = _figure(1.05 * width + 0.3, 1.32 * len(rows) + 0.2)
+    panels = np.atleast_2d(figure.subplots(len(rows), width, squeeze=False))
+    for number, (line, (query, nearest)) in enumerate(zip(panels, rows, strict=True)):
+        for axes in line:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        _show(line[0], image(query), f"query\n{_name(class_names, labels[query])}", GREY)
+        for place, (axes, index) in enumerate(zip(line[1:], nearest, strict=False)):
+            right = labels[index] == labels[query]
+            distance = f" {distances[number][place]:.2f}" if distances is not None else ""
+            title = f"{'✓' if right else '✗'}{distance}\n{_name(class_names, labels[index])}"
+            _show(axes, image(index), title, RIGHT if right else WRONG)
+    return figure
+
+
+def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
+    pixels = image.detach().cpu().permute(1, 2, 0).numpy()
+    grey = pixels.shape[2] == 1
+    axes.imshow(pixels[..., 0] if grey else pixels, cmap="gray" if grey else None, interpolation="nearest")
+    axes.set_title(title, fontsize=6.5, color=color, pad=2)
+    axes.spines[:].set(visible=True, color=color, linewidth=3)
+
+
+def _name(class_names: Sequence[str], label: int) -> str:
+    text = str(class_names[label]) if len(class_names) else str(label)
+    return text if len(text) <= 18 else f"…{text[-17:]}"
+
+
+def _some(count: int, most: int, seed: int) -> Tensor:
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values

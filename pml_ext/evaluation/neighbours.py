@@ -1,0 +1,86 @@
+"""Nearest neighbours in the form that PML's calculators call: with faiss, with torch, or under a learned metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance, LpDistance
+from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
+from torch import Tensor
+
+Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
+
+
+def has_faiss() -> bool:
+    """Whether faiss can be imported."""
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class NearestNeighbours:
+    """A ``knn_func`` for PML that leaves out the query itself by its index.
+
+    PML drops the first neighbour instead, which is another image where an exact duplicate comes first. A gallery with
+    fewer than ``k`` (other) items gives as many columns as it has.
+
+    Args:
+        search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+
+    def __call__(
+        self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Distances and indices of the nearest references.
+
+        Args:
+            query: ``[N, D]``.
+            k: how many.
+            reference: ``[R, D]``; its first N rows are the queries where ``ref_includes_query`` says so.
+            ref_includes_query: whether the reference of the same index is the query itself, and left out.
+
+        Returns:
+            Two tensors ``[N, min(k, R - ref_includes_query)]``.
+        """
+        distances, indices = self.search(query, min(k + ref_includes_query, len(reference)), reference)
+        if not ref_includes_query:
+            return distances, indices
+        itself = indices == torch.arange(len(query), device=indices.device)[:, None]
+        itself[:, -1] |= ~itself.any(1)  # so many duplicates that the query is not among them: the last one goes
+        shape = (len(query), indices.shape[1] - 1)
+        return distances[~itself].view(shape), indices[~itself].view(shape)
+
+
+def default_neighbours() -> NearestNeighbours:
+    """By Euclidean distance: with faiss where it is installed, else with torch in tiles."""
+    if not has_faiss():
+        return neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
+    return NearestNeighbours(lambda query, k, reference: FaissKNN()(query, k, reference))
+
+
+def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbours:
+    """By a PML distance, learned or not.
+
+    Args:
+        distance: any PML distance; one where larger means nearer is understood.
+        tile: how many queries are compared with the whole gallery at a time; memory grows with tile x gallery.
+    """
+    knn = CustomKNN(distance, batch_size=tile)
+
+    @torch.no_grad()
+    def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+        training: Any = distance.training
+        distance.eval()
+        try:
+            return knn(query, k, reference)  # type: ignore[no-any-return]
+        finally:
+            distance.train(training)
+
+    return NearestNeighbours(search)

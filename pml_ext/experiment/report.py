@@ -1,0 +1,93 @@
+"""One HTML file that opens without a network: tables, figures, warnings, the recipe."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from matplotlib.figure import Figure
+
+from .checkpoint import write_atomically
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Args:
+        text: what stands in it.
+        best: whether it is marked as the best of its column.
+    """
+
+    text: str
+    best: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportTable:
+    """A table with a title.
+
+    Args:
+        title: its heading.
+        columns: the headings of the columns.
+        rows: the cells.
+        caption: a line below it.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportFigure:
+    """A figure with a title.
+
+    Args:
+        title: its heading, and the alternative text.
+        figure: what is drawn.
+        caption: a line below it.
+    """
+
+    title: str
+    figure: Figure
+    caption: str = ""
+
+    @property
+    def png(self) -> str:
+        """The figure as PNG in base64."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png")
+        return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def write_report(
+    path: Path,
+    title: str,
+    subtitle: str,
+    tables: Sequence[ReportTable],
+    figures: Sequence[ReportFigure],
+    warnings: Sequence[str] = (),
+    recipe: str = "",
+) -> None:
+    """Writes the report, in one step.
+
+    Args:
+        path: the HTML file.
+        title: its heading.
+        subtitle: a line below the heading.
+        tables: shown first.
+        figures: shown after them, inside the file.
+        warnings: shown on top.
+        recipe: the text of the recipe, folded away.
+    """
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment", "."), autoescape=True)
+    text = environment.get_template("report.html.jinja").render(
+        title=title, subtitle=subtitle, tables=tables, figures=figures, warnings=warnings, recipe=recipe
+    )
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))

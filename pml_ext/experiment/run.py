@@ -1,0 +1,581 @@
+"""A recipe becomes a run: data, networks, PML's trainer and tester, and the folder that is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tomli_w
+import torch
+import tqdm
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
+from pytorch_metric_learning.trainers import MetricLossOnly
+from pytorch_metric_learning.utils.logging_presets import HookContainer
+from torch import Tensor, nn
+
+from .. import __version__, models, registry
+from ..data import build_transforms, hold_out_classes, raw_pixels
+from ..errors import ConfigError, TrainingError
+from ..evaluation import RetrievalAccuracyCalculator, neighbours_under, retrieval_metrics
+from ..regularizers import RegularizedLoss
+from . import checkpoint, records
+from .recipe import SHUFFLE, LossTable, Recipe, SamplerTable, build, build_optimizer, dataset_factory, loss_context
+from .recipe import own_optimizer
+from .run_report import write_run_report
+
+COLLAPSED = 0.99  # mean cosine similarity of different images above which the embeddings count as one point
+_PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
+
+
+class Listener(Protocol):
+    """Hears how a run goes on; the command line draws it."""
+
+    def step(self, text: str) -> None:
+        """Something begins, for example ``"testing"``."""
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
+        """An epoch of so many iterations begins."""
+
+    def iteration(self, loss: float) -> None:
+        """An iteration is done."""
+
+    def warn(self, text: str) -> None:
+        """Something looks wrong, but goes on."""
+
+
+class Silence:
+    """A listener that does nothing."""
+
+    def step(self, text: str) -> None:
+        """Nothing."""
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
+        """Nothing."""
+
+    def iteration(self, loss: float) -> None:
+        """Nothing."""
+
+    def warn(self, text: str) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Stage:
+    """A part of the training with its own loss and sampler.
+
+    Args:
+        first: its first epoch, from 1.
+        last: its last epoch.
+        loss: what is minimised.
+        miner: what chooses pairs or triplets for it.
+        sampler: what composes batches; None for plain shuffling.
+        batch_size: images a batch.
+        iterations: batches an epoch.
+        optimizer: of the loss's own parameters, where it has some.
+    """
+
+    first: int
+    last: int
+    loss: nn.Module
+    miner: nn.Module | None
+    sampler: Any
+    batch_size: int
+    iterations: int
+    optimizer: torch.optim.Optimizer | None
+
+
+class _Trainer(MetricLossOnly):
+    """PML's trainer, counting iterations from 1 over stages of different length."""
+
+    def __init__(self, iterations_before: Callable[[int], int], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._iterations_before = iterations_before
+
+    def get_global_iteration(self) -> int:
+        return self._iterations_before(self.epoch) + int(self.iteration) + 1
+
+
+class Run:
+    """A run: what components see of it, and the training itself.
+
+    Components that have ``prepare(run)``, ``start_epoch(run)`` or ``figures(run)`` are called with it.
+
+    Args:
+        recipe: what to train.
+        name: the recipe's name.
+        folder: where everything is written.
+        seed: of all generators.
+        device: ``"cpu"`` or ``"cuda"``.
+        root: the folder of the data, where the data set wants one.
+        listener: hears how it goes on.
+    """
+
+    def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
+                 root: Path | None = None, listener: Listener | None = None) -> None:  # fmt: skip
+        self.recipe, self.name, self.folder, self.seed = recipe, name, folder, seed
+        self.device = torch.device(device)
+        self.listener: Listener = listener or Silence()
+        self.epoch = 0
+        self.warnings: list[str] = []
+        self.train_seconds = 0.0
+        checkpoint.seed_all(seed)
+        self._load_data(root)
+        self._build_networks()
+        self.stages = list(self._build_stages())
+
+    # What components see
+
+    def embeddings(self, split: str, layer: str = "embedder") -> Tensor:
+        """The network's output for all images of a split, not normalised.
+
+        Args:
+            split: ``"train"``, ``"test"``, or ``"validation"`` where the recipe holds out classes.
+            layer: ``"embedder"``, or ``"trunk"`` for the features before it.
+
+        Returns:
+            ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`.
+        """
+        if layer not in ("embedder", "trunk"):
+            raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
+        tester = self._tester(self._calculator(), normalize_embeddings=False, use_trunk_output=layer == "trunk")
+        training = [module.training for module in (self.trunk, self.embedder)]
+        with _quiet_tqdm():
+            found, _ = tester.get_all_embeddings(self._split(split), self.trunk, self.embedder)
+        for module, was_training in zip((self.trunk, self.embedder), training, strict=True):
+            module.train(was_training)
+        return found.float()  # type: ignore[no-any-return]
+
+    def labels(self, split: str) -> Tensor:
+        """The labels of a split: ``[N]``, int64, on the run's device."""
+        return torch.as_tensor(self._split(split).labels, dtype=torch.int64, device=self.device)
+
+    # Building
+
+    def _load_data(self, root: Path | None) -> None:
+        table = self.recipe.data
+        splits = dataset_factory(table.name)(root, **table.settings)
+        train, test = splits.train, splits.test
+        self.image_size, self.channels = splits.image_size, splits.channels
+        normalize = models.pretrained_normalization(self.recipe.model.trunk.name, self.recipe.model.trunk.settings)
+        augmented, plain = build_transforms(
+            self.image_size, self.channels, splits.crop, normalize, **table.augment
+        )
+        self.splits: dict[str, Any] = {"test": test.with_transform(plain)}
+        if self.recipe.evaluation.validation:
+            train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
+            self.splits["validation"] = held_out.with_transform(plain)
+        self.splits["train"] = train.with_transform(plain)
+        self._augmented = train.with_transform(augmented)
+        self.train_labels = sorted({int(label) for label in train.labels})
+
+    def _build_networks(self) -> None:
+        table = self.recipe.model
+        self.trunk = registry.trunk(table.trunk.name)(self.channels, self.image_size, **table.trunk.settings)
+        features = models.output_size(self.trunk, self.channels, self.image_size)
+        self.embedder = models.embedder(features, table.embedding_size, table.hidden_sizes)
+        self.trunk.to(self.device)
+        self.embedder.to(self.device)
+        schedule, optimizer_table = self.recipe.schedule, self.recipe.optimizer
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        for key, network, factor in (("trunk", self.trunk, 1.0),
+                                     ("embedder", self.embedder, optimizer_table.head_lr_factor)):  # fmt: skip
+            if parameters := [parameter for parameter in network.parameters() if parameter.requires_grad]:
+                self._optimizers[f"{key}_optimizer"] = build_optimizer(optimizer_table, parameters, factor)
+        self._schedulers: dict[str, Any] = {}
+        for key, optimizer in self._optimizers.items():
+            scheduler = _scheduler(optimizer, schedule.name, schedule.epochs, schedule.milestones, schedule.gamma)
+            if scheduler is not None:
+                self._schedulers[key.replace("_optimizer", "_scheduler_by_epoch")] = scheduler
+
+    def _build_stages(self) -> Iterator[Stage]:
+        first = 1
+        for table in self.recipe.all_stages():
+            assert table.sampler is not None
+            loss, miner = self._build_loss(table.loss)
+            sampler, iterations = self._build_sampler(table.sampler)
+            own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+            optimizer = build_optimizer(own_optimizer(self.recipe.optimizer, table.loss), own) if own else None
+            yield Stage(first, first + table.epochs - 1, loss, miner, sampler, table.sampler.batch_size, iterations,
+                        optimizer)  # fmt: skip
+            first += table.epochs
+
+    def _build_loss(self, table: LossTable) -> tuple[nn.Module, nn.Module | None]:
+        context = loss_context(self.recipe, self.train_labels)
+        loss = build("loss", table, context)
+        if table.regularizer is not None:
+            regularizer = build("regularizer", table.regularizer, context)
+            loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
+        miner = build("miner", table.miner, context) if table.miner is not None else None
+        return loss.to(self.device), miner
+
+    def _build_sampler(self, table: SamplerTable) -> tuple[Any, int]:
+        train = self._augmented
+        if table.name == SHUFFLE:
+            iterations = table.iterations or len(train) // table.batch_size
+            if iterations * table.batch_size > len(train) or iterations == 0:
+                raise ConfigError(
+                    f"sampler: {max(iterations, 1)} batches of {table.batch_size} need more than the {len(train)} "
+                    "training images; make batch_size or iterations smaller"
+                )
+            return None, iterations
+        iterations = table.iterations or max(1, len(train) // table.batch_size)
+        context = {"labels": np.asarray(train.labels), "batch_size": table.batch_size,
+                   "length_before_new_iter": iterations * table.batch_size}  # fmt: skip
+        accepted = set(registry.get(table.name, "sampler").settings) - set(table.settings)
+        filled = {key: value for key, value in context.items() if key in accepted}
+        try:
+            sampler = registry.build(table.name, "sampler", **table.settings, **filled)
+        except (AssertionError, ValueError) as error:
+            raise ConfigError(
+                f"sampler: {table.name} refuses batches of {table.batch_size} from {len(train)} images of "
+                f"{len(self.train_labels)} classes: {error}"
+            ) from None
+        passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
+        return sampler, min(iterations, passes) if table.iterations else passes
+
+    # Training
+
+    def train(self, resume: bool = False) -> dict[str, Any]:
+        """Trains, tests and writes everything.
+
+        Args:
+            resume: go on from the folder's last checkpoint, where it has one.
+
+        Returns:
+            What stands in ``metrics.json``.
+
+        Raises:
+            TrainingError: the loss became NaN or infinite; the last checkpoint stays.
+        """
+        state = self._state_to_resume() if resume else None
+        test_seconds = 0.0
+        if state is None:
+            metrics, test_seconds = self._first_look()
+            for part in self.parts():
+                self.call(part, "prepare")
+            best: dict[str, Any] = {"epoch": None, "value": -math.inf}
+        else:
+            metrics, best, test_seconds = state["metrics"], state["best"], state["test_seconds"]
+            self._restore(state)
+        keeper = records.open_records(self.folder, self._iterations_before(self.epoch + 1), self.epoch)
+        hooks = HookContainer(keeper, log_freq=1, save_models=False)
+        while self.epoch < self.recipe.schedule.epochs:
+            self.epoch += 1
+            started = time.perf_counter()
+            for part in self.parts():
+                self.call(part, "start_epoch")
+            self._train_epoch(hooks)
+            self.train_seconds += time.perf_counter() - started
+            started = time.perf_counter()
+            self._note_collapse()
+            self._validate(hooks, best)
+            keeper.save_records()
+            test_seconds += time.perf_counter() - started
+            self._save(metrics, best, test_seconds)
+        return self._finish(keeper, hooks, metrics, best, test_seconds)
+
+    def _first_look(self) -> tuple[dict[str, dict[str, float]], float]:
+        """The metrics of raw pixels and of the untrained network, and how long they took."""
+        started = time.perf_counter()
+        self.listener.step("testing raw pixels and the untrained network")
+        test = self.splits["test"]
+        pixels = nn.functional.normalize(torch.as_tensor(raw_pixels(test), device=self.device))
+        raw = self._calculator().get_accuracy(pixels, self.labels("test"))
+        metrics = {"raw": retrieval_metrics(raw), "before": self._test("test")}
+        return metrics, time.perf_counter() - started
+
+    def _stage(self) -> Stage:
+        return next(stage for stage in self.stages if stage.first <= self.epoch <= stage.last)
+
+    def _iterations_before(self, epoch: int) -> int:
+        """How many iterations all epochs before one have together."""
+        return sum(
+            stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self.stages
+        )
+
+    def _train_epoch(self, hooks: HookContainer) -> None:
+        stage = self._stage()
+        self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
+        optimizers = dict(self._optimizers)
+        if stage.optimizer is not None:
+            optimizers["metric_loss_optimizer"] = stage.optimizer
+
+        def after_iteration(trainer: MetricLossOnly) -> None:
+            loss = float(trainer.losses["total_loss"].detach())
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss became {loss} in iteration {trainer.get_global_iteration()} (epoch {self.epoch}); "
+                    f"{self._kept()}. Try a lower optimizer.lr"
+                )
+            hooks.end_of_iteration_hook(trainer)
+            self.listener.iteration(loss)
+
+        trainer = _Trainer(
+            self._iterations_before,
+            models={"trunk": self.trunk, "embedder": self.embedder},
+            optimizers=optimizers,
+            batch_size=stage.batch_size,
+            loss_funcs={"metric_loss": stage.loss},
+            mining_funcs={"tuple_miner": stage.miner} if stage.miner is not None else {},
+            dataset=self._augmented,
+            iterations_per_epoch=stage.iterations,
+            data_device=self.device,
+            sampler=stage.sampler,
+            lr_schedulers=self._schedulers,
+            freeze_trunk_batchnorm=self.recipe.model.freeze_batch_norm,
+            dataloader_num_workers=self.recipe.data.workers,
+            end_of_iteration_hook=after_iteration,
+        )
+        self._last_embeddings: Tensor | None = None
+        handle = self.embedder.register_forward_hook(self._keep_embeddings)
+        try:
+            with _quiet_tqdm():
+                trainer.train(start_epoch=self.epoch, num_epochs=self.epoch)
+        finally:
+            handle.remove()
+
+    def _keep_embeddings(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        self._last_embeddings = output.detach()
+
+    def _kept(self) -> str:
+        last = self.folder / "checkpoints" / "last.pt"
+        return f"the checkpoint of epoch {self.epoch - 1} is kept" if last.exists() else "there is no checkpoint yet"
+
+    def _note_collapse(self) -> None:
+        assert self._last_embeddings is not None
+        similarity = mean_similarity(self._last_embeddings)
+        if similarity > COLLAPSED:
+            self._warn(
+                f"epoch {self.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
+                f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
+            )
+
+    def _warn(self, text: str) -> None:
+        self.warnings.append(text)
+        self.listener.warn(text)
+
+    def parts(self) -> list[Any]:
+        """All modules and samplers of the stages, each once: whoever of them takes part in the run is called."""
+        found: list[Any] = []
+        for stage in self.stages:
+            for owner in (stage.loss, stage.miner, stage.sampler):
+                for part in owner.modules() if isinstance(owner, nn.Module) else [owner]:
+                    if part is not None and not any(part is other for other in found):
+                        found.append(part)
+        return found
+
+    def call(self, part: Any, method: str) -> Any:
+        function = getattr(part, method, None)
+        return function(self) if callable(function) else None
+
+    def _metric(self) -> nn.Module | None:
+        """The distance that a component of the last stage declares, by which evaluation searches as well."""
+        for part in self.parts():
+            if (metric := getattr(part, "metric", None)) is not None and isinstance(metric, nn.Module):
+                return metric
+        return None
+
+    # Testing
+
+    def _split(self, split: str) -> Any:
+        if split not in self.splits:
+            raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
+        return self.splits[split]
+
+    def _calculator(self, metric: nn.Module | None = None) -> RetrievalAccuracyCalculator:
+        """The metrics of the recipe; under a metric other than the Euclidean, those of retrieval alone."""
+        table = self.recipe.evaluation
+        retrieval = [f"recall_at_{k}" for k in table.recall_at]
+        retrieval += ["precision_at_1", "r_precision", "mean_average_precision_at_r"]
+        return RetrievalAccuracyCalculator(
+            include=retrieval if metric is not None else [*retrieval, "NMI", "f1"],
+            recall_at=table.recall_at,
+            lone_queries=table.lone_queries,
+            knn_func=neighbours_under(metric) if metric is not None else None,
+            k="max_bin_count",
+            device=self.device,
+        )
+
+    def _tester(self, calculator: RetrievalAccuracyCalculator, **settings: Any) -> GlobalEmbeddingSpaceTester:
+        return GlobalEmbeddingSpaceTester(
+            batch_size=self.recipe.evaluation.batch_size, dataloader_num_workers=self.recipe.data.workers,
+            data_device=self.device, accuracy_calculator=calculator, **settings,
+        )  # fmt: skip
+
+    def _test(self, split: str, hooks: HookContainer | None = None, metric: nn.Module | None = None) -> dict[str, float]:
+        """The metrics of a split, each image searched among all others of it."""
+        tester = self._tester(
+            self._calculator(metric),
+            normalize_embeddings=metric is None,
+            end_of_testing_hook=hooks.end_of_testing_hook if hooks is not None else None,
+        )
+        with _quiet_tqdm():
+            found = tester.test({split: self._split(split)}, self.epoch, self.trunk, self.embedder)[split]
+        return retrieval_metrics({key.removesuffix("_level0"): value for key, value in found.items()})
+
+    def _validate(self, hooks: HookContainer, best: dict[str, Any]) -> None:
+        """Tests on the held-out classes, and keeps the model if it is the best so far."""
+        table = self.recipe.evaluation
+        if table.select is None or (self.epoch % table.every and self.epoch != self.recipe.schedule.epochs):
+            return
+        self.listener.step(f"validating epoch {self.epoch}")
+        hooks.primary_metric = "mean_average_precision_at_r"
+        value = self._test("validation", hooks)[table.select]
+        if value > best["value"]:
+            best |= {"epoch": self.epoch, "value": value}
+            checkpoint.save(self.folder / "checkpoints" / "best.pt", self.model_state())
+
+    def _finish(self, keeper: Any, hooks: HookContainer, metrics: dict[str, Any], best: dict[str, Any],
+                test_seconds: float) -> dict[str, Any]:  # fmt: skip
+        self.listener.step("testing the trained network")
+        started = time.perf_counter()
+        if best["epoch"] is not None:
+            self.load_model_state(checkpoint.load(self.folder / "checkpoints" / "best.pt", self.device))
+        checkpoint.save(self.folder / "checkpoints" / "model.pt", self.model_state())
+        metrics = metrics | {"after": self._test("test", hooks)}
+        keeper.save_records()
+        keeper.tensorboard_writer.close()
+        metric = self._metric()
+        if metric is not None:
+            metrics["learned_metric"] = self._test("test", metric=metric)
+        if (similarity := mean_similarity(self.embeddings("test"))) > COLLAPSED:
+            self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
+        test_seconds += time.perf_counter() - started
+        result = {
+            "recipe": self.name,
+            "seed": self.seed,
+            "device": _device_name(self.device),
+            "versions": versions(),
+            "seconds": {"train": round(self.train_seconds, 3), "test": round(test_seconds, 3)},
+            "best_epoch": best["epoch"] if best["epoch"] is not None else self.epoch,
+            "warnings": self.warnings,
+            **metrics,
+        }
+        self.listener.step("writing the report")
+        write_run_report(self, result)
+        write_json(self.folder / "metrics.json", result)  # last: a run with this file is finished
+        return result
+
+    # State
+
+    def model_state(self) -> dict[str, Any]:
+        """The weights of the networks and of the last stage's loss (a learned metric, say)."""
+        return {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict(),
+                "loss": self.stages[-1].loss.state_dict(), "epoch": self.epoch}  # fmt: skip
+
+    def load_model_state(self, state: Mapping[str, Any]) -> None:
+        """Takes the weights of :meth:`model_state`."""
+        self.trunk.load_state_dict(state["trunk"])
+        self.embedder.load_state_dict(state["embedder"])
+        self.stages[-1].loss.load_state_dict(state["loss"])
+
+    def _save(self, metrics: dict[str, Any], best: dict[str, Any], test_seconds: float) -> None:
+        state = {
+            "epoch": self.epoch,
+            "networks": {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict()},
+            "optimizers": {key: optimizer.state_dict() for key, optimizer in self._optimizers.items()},
+            "schedulers": {key: scheduler.state_dict() for key, scheduler in self._schedulers.items()},
+            "stages": [
+                {
+                    "loss": stage.loss.state_dict(),
+                    "miner": stage.miner.state_dict() if stage.miner is not None else {},
+                    "sampler": checkpoint.sampler_state(stage.sampler),
+                    "optimizer": stage.optimizer.state_dict() if stage.optimizer is not None else None,
+                }
+                for stage in self.stages
+            ],
+            "random": checkpoint.random_state(),
+            "metrics": metrics,
+            "best": best,
+            "warnings": self.warnings,
+            "train_seconds": self.train_seconds,
+            "test_seconds": test_seconds,
+        }
+        checkpoint.save(self.folder / "checkpoints" / "last.pt", state)
+
+    def _state_to_resume(self) -> dict[str, Any] | None:
+        path = self.folder / "checkpoints" / "last.pt"
+        return checkpoint.load(path, self.device, trusted=True) if path.exists() else None
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.epoch, self.warnings, self.train_seconds = state["epoch"], state["warnings"], state["train_seconds"]
+        self.trunk.load_state_dict(state["networks"]["trunk"])
+        self.embedder.load_state_dict(state["networks"]["embedder"])
+        for key, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][key])
+        for key, scheduler in self._schedulers.items():
+            scheduler.load_state_dict(state["schedulers"][key])
+        for stage, saved in zip(self.stages, state["stages"], strict=True):
+            stage.loss.load_state_dict(saved["loss"])
+            if stage.miner is not None:
+                stage.miner.load_state_dict(saved["miner"])
+            checkpoint.set_sampler_state(stage.sampler, saved["sampler"])
+            if stage.optimizer is not None:
+                stage.optimizer.load_state_dict(saved["optimizer"])
+        checkpoint.set_random_state(state["random"])
+
+
+def mean_similarity(embeddings: Tensor) -> float:
+    """The mean cosine similarity of different rows of ``[N, D]``: 1 when all lie on one point.
+
+    It is ``(|sum of unit rows|^2 - N) / (N (N - 1))``, linear in N.
+    """
+    count = len(embeddings)
+    if count < 2:
+        return 0.0
+    total = nn.functional.normalize(embeddings.double()).sum(dim=0)
+    return float((total.square().sum() - count) / (count * (count - 1)))
+
+
+def versions() -> dict[str, str]:
+    """The versions of what a run depends on."""
+    found = {"python": platform.python_version(), "pml-ext": __version__}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as indented JSON, in one step."""
+    text = json.dumps(value, indent=2) + "\n"
+    checkpoint.write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def write_toml(path: Path, value: dict[str, Any]) -> None:
+    """Writes tables as TOML, in one step."""
+    text = tomli_w.dumps(value)
+    checkpoint.write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, name: str, epochs: int, milestones: list[int], gamma: float) -> Any:
+    if name == "multi-step":
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma)
+    if name == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    return None
+
+
+@contextlib.contextmanager
+def _quiet_tqdm() -> Iterator[None]:
+    """PML's trainer and tester draw progress bars of their own; the listener draws ours."""
+    drawing = tqdm.tqdm
+    tqdm.tqdm = functools.partial(drawing, disable=True)
+    try:
+        yield
+    finally:
+        tqdm.tqdm = drawing

@@ -1,0 +1,138 @@
+"""What a run's report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..evaluation import default_neighbours
+from ..evaluation.figures import gallery, loss_curves, projection, recall_curve, similarity_distributions
+from .records import loss_series
+from .report import Cell, ReportFigure, ReportTable, write_report
+
+if TYPE_CHECKING:
+    from .run import Run
+
+PHASES = {
+    "raw": "raw pixels",
+    "before": "before training",
+    "after": "after training",
+    "learned_metric": "after training, by the learned metric",
+}
+GALLERY_QUERIES, GALLERY_WIDTH = 8, 8
+
+
+def write_run_report(run: Run, metrics: Mapping[str, Any]) -> None:
+    """Writes ``report.html`` of a finished run.
+
+    Args:
+        run: the run, with the tested weights in its networks.
+        metrics: what stands in ``metrics.json``.
+    """
+    figures = [*_figures(run, metrics), *_figures_of_components(run)]
+    seconds = metrics["seconds"]
+    write_report(
+        run.folder / "report.html",
+        title=metrics["recipe"],
+        subtitle=f"{run.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
+        f"{seconds['train']:.0f} s of training and {seconds['test']:.0f} s of testing, epoch {metrics['best_epoch']} "
+        f"of {run.recipe.schedule.epochs}.",
+        tables=[_metrics_table(metrics), *_paper_table(run), _versions_table(metrics)],
+        figures=figures,
+        warnings=metrics["warnings"],
+        recipe=tomli_w.dumps(run.recipe.as_dict()),
+    )
+
+
+def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
+    phases = [phase for phase in PHASES if phase in metrics]
+    names = list(metrics["after"])
+    best = {name: max(metrics[phase].get(name, 0) for phase in phases) for name in names}
+    rows = [
+        [Cell(PHASES[phase]), *(_percent(metrics[phase].get(name), best[name]) for name in names)] for phase in phases
+    ]
+    return ReportTable(
+        "Retrieval and clustering on the test images", ["%", *names], rows,
+        "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes.",
+    )  # fmt: skip
+
+
+def _percent(value: float | None, best: float) -> Cell:
+    return Cell("") if value is None else Cell(f"{100 * value:.1f}", best=value == best)
+
+
+def _paper_table(run: Run) -> Iterator[ReportTable]:
+    if run.recipe.paper is not None:
+        entries = run.recipe.paper.model_dump()
+        rows = [[Cell(key), Cell(str(value))] for key, value in entries.items() if value != ""]
+        yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+
+
+def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
+    rows = [[Cell(name), Cell(version)] for name, version in metrics["versions"].items()]
+    return ReportTable("Versions", ["package", "version"], rows)
+
+
+def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    if series := loss_series(run.folder, _recorded_terms(run)):
+        yield ReportFigure("The loss and its terms", loss_curves(series), "As recorded in every iteration, and smoothed.")
+    curves = {PHASES[phase]: _recalls(metrics[phase]) for phase in ("raw", "before", "after")}
+    yield ReportFigure("Recall@K before and after training", recall_curve(curves),
+                       "The share of test images with one of their class among the K nearest.")  # fmt: skip
+    train, test = run.embeddings("train"), run.embeddings("test")
+    yield ReportFigure(
+        "Similarities of positive and negative pairs",
+        similarity_distributions(
+            {"training images": (train, run.labels("train")), "test images": (test, run.labels("test"))}
+        ),
+        "The further apart the two, the easier the retrieval; the legends give mean and standard deviation.",
+    )
+    names = run.splits["test"].class_names
+    yield ReportFigure("The test embeddings in two dimensions", projection(test, run.labels("test"), names, seed=run.seed),
+                       "Coloured by class.")  # fmt: skip
+    yield ReportFigure("Queries and their nearest test images", _gallery(run, test),
+                       "Half of these queries were answered wrongly, as far as there are such; framed green (✓): the "
+                       "query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip
+
+
+def _recorded_terms(run: Run) -> list[str]:
+    """Names of the loss terms that any loss or regularizer of the run records."""
+    terms: list[str] = []
+    for stage in run.stages:
+        for module in stage.loss.modules():
+            terms += [name for name in getattr(module, "_record_these_stats", []) if name.endswith(("_loss", "_value"))]
+    return terms
+
+
+def _recalls(metrics: Mapping[str, float]) -> dict[int, float]:
+    return {int(name[10:]): value for name, value in metrics.items() if name.startswith("recall_at_")}
+
+
+def _gallery(run: Run, embeddings: Tensor) -> Figure:
+    points = torch.nn.functional.normalize(embeddings)
+    labels = run.labels("test")
+    distances, nearest = default_neighbours()(points, GALLERY_WIDTH, points, ref_includes_query=True)
+    wrong = labels[nearest[:, 0]] != labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(run.seed)).to(labels.device)
+    failures, successes = order[wrong[order]], order[~wrong[order]]
+    half = GALLERY_QUERIES // 2
+    queries = torch.cat([failures[:half], successes])[:GALLERY_QUERIES].tolist()
+    split = run.splits["test"]
+    return gallery(
+        [(query, nearest[query].tolist()) for query in queries],
+        labels.tolist(),
+        split.image,
+        split.class_names,
+        [distances[query].clamp(min=0).sqrt().tolist() for query in queries],
+    )
+
+
+def _figures_of_components(run: Run) -> Iterable[ReportFigure]:
+    for part in run.parts():
+        for title, figure in (run.call(part, "figures") or {}).items():
+            yield ReportFigure(title, figure)

@@ -1,0 +1,205 @@
+"""Runs of a recipe: its variants, several seeds, where they are written, and a table of mean and spread."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from .recipe import Recipe, load_recipes
+from .run import Listener, Run, write_json, write_toml
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to do.
+
+    Args:
+        name: the recipe's name, with its variant.
+        recipe: what to train.
+        seed: of all generators.
+        folder: where it is written.
+    """
+
+    name: str
+    recipe: Recipe
+    seed: int
+    folder: Path
+
+
+def plan(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1,
+         overrides: Iterable[str] = (), resume: bool = False) -> list[Plan]:  # fmt: skip
+    """The runs of a recipe, checked before any begins.
+
+    Args:
+        name: a recipe's name or file; see :func:`load_recipes`.
+        out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
+        seed: the first seed.
+        seeds: how many seeds, counted up from the first.
+        overrides: ``KEY=VALUE`` pairs.
+        resume: whether the folder may exist.
+
+    Raises:
+        ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: wanted 1 or more")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed}: wanted 0 or more")
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    recipes = load_recipes(name, overrides)
+    if out is None:
+        time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
+        out = Path("runs") / f"{shown}-{seed}-{time}"
+    if out.exists() and not resume:
+        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; --out wants a folder")
+    several = len(recipes) * seeds > 1
+    plans = []
+    for full_name, recipe in recipes.items():
+        variant = full_name.partition("@")[2].replace("/", "-")
+        for number in range(seed, seed + seeds):
+            parts = [variant] * (len(recipes) > 1) + [f"seed-{number}"] * (seeds > 1)
+            plans.append(Plan(full_name, recipe, number, out.joinpath("-".join(parts)) if several else out))
+    for each in plans:
+        _check_same(each)
+    return plans
+
+
+def _check_same(plan: Plan) -> None:
+    """A folder that is resumed must hold the same recipe and seed."""
+    if not plan.folder.exists() or not any(plan.folder.iterdir()):
+        return
+    saved = plan.folder / "recipe.toml"
+    if not saved.is_file():
+        raise ConfigError(f"{plan.folder} holds no run (no recipe.toml in it); choose another --out")
+    tables = tomllib.loads(saved.read_text("utf-8"))
+    run = tables.pop("run")
+    wanted = plan.recipe.as_dict()
+    if run["seed"] != plan.seed:
+        raise ConfigError(f"{plan.folder} holds a run with seed {run['seed']}, not {plan.seed}; type --seed {run['seed']}")
+    if (difference := _first_difference(tables, wanted)) is not None:
+        key, found, now = difference
+        raise ConfigError(f"{saved}: {key} is {found!r} in the run to resume, but {now!r} now; resume it with the same")
+
+
+def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for part in [*old, *(part for part in new if part not in old)]:
+            inner = f"{key}.{part}" if key else part
+            if (found := _first_difference(old.get(part), new.get(part), inner)) is not None:
+                return found
+        return None
+    return None if old == new else (key or "recipe", old, new)
+
+
+def execute(plan: Plan, device: str = "auto", data: Path | None = None,
+            listener: Listener | None = None, resume: bool = False) -> Metrics:  # fmt: skip
+    """Does one run.
+
+    Args:
+        plan: what to do.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        data: the folder of the data.
+        listener: hears how it goes on.
+        resume: go on with what the folder holds; a finished run is only read.
+
+    Returns:
+        What stands in ``metrics.json``.
+    """
+    finished = plan.folder / "metrics.json"
+    if resume and finished.exists():
+        return read_metrics(finished)
+    run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener)
+    plan.folder.mkdir(parents=True, exist_ok=resume)
+    write_toml(plan.folder / "recipe.toml", plan.recipe.as_dict() | {"run": {"recipe": plan.name, "seed": plan.seed}})
+    return run.train(resume)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """The contents of a ``metrics.json``."""
+    return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def choose_device(name: str) -> str:
+    """``"cpu"`` or ``"cuda"``.
+
+    Args:
+        name: one of them, or ``"auto"`` for CUDA where there is some.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device {name}: wanted auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this torch sees no CUDA device; type --device cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Mean and spread of several runs.
+
+    Args:
+        results: what stands in their ``metrics.json``.
+
+    Returns:
+        ``{recipe: {"raw" | "before" | "after" | ...: {metric: {"mean": ..., "std": ...}}}}``; the spread is the
+        sample standard deviation, 0 for one run.
+    """
+    summary: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for name in dict.fromkeys(result["recipe"] for result in results):
+        mine = [result for result in results if result["recipe"] == name]
+        phases = [phase for phase, value in mine[0].items() if isinstance(value, dict) and "recall_at_1" in value]
+        summary[name] = {
+            phase: {metric: _spread([result[phase][metric] for result in mine]) for metric in mine[0][phase]}
+            for phase in phases
+        }
+    return summary
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, device: str = "auto",
+          data: Path | None = None, overrides: Iterable[str] = (), resume: bool = False,
+          listener: Listener | None = None,
+          announce: Callable[[Plan, int, int], None] = lambda plan, index, count: None) -> list[Metrics]:  # fmt: skip
+    """Trains a recipe: all its variants, with every seed.
+
+    Args:
+        name: a recipe's name or file.
+        out: the folder to write; by default ``runs/NAME-SEED-TIME``.
+        seed: the first seed.
+        seeds: how many seeds.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        data: the folder of the data.
+        overrides: ``KEY=VALUE`` pairs.
+        resume: go on with the runs in the folder.
+        listener: hears how a run goes on.
+        announce: called with each plan, its index and their number before it begins.
+
+    Returns:
+        What stands in each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
+        the common folder has mean and spread.
+    """
+    choose_device(device)
+    plans = plan(name, out, seed, seeds, overrides, resume)
+    results = []
+    for index, each in enumerate(plans):
+        announce(each, index, len(plans))
+        results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
+    if len(plans) > 1:
+        write_json(plans[0].folder.parent / "summary.json", summarize(results))
+    return results

@@ -1,0 +1,76 @@
+"""The hooks that a plugin may implement. A plugin is a module named by an entry point of group ``pml_ext``.
+
+.. code-block:: toml
+
+    [project.entry-points.pml_ext]
+    mine = "my_package"
+
+In ``my_package``, functions with these names, marked with :data:`pml_ext.hookimpl`, are found and called. A function
+with another ``pml_ext_...`` name is an error, so that a misspelt hook is noticed. All hooks are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from .registry import Component
+
+hookspec = pluggy.HookspecMarker("pml_ext")
+hookimpl = pluggy.HookimplMarker("pml_ext")
+
+
+@hookspec
+def pml_ext_components() -> Sequence[Component]:  # type: ignore[empty-body]
+    """Classes to register: losses, miners, regularizers, distances, samplers, reducers.
+
+    Returns:
+        Components; names are kebab-case and unique per kind.
+    """
+
+
+@hookspec
+def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
+    """Folders of recipe files inside the package, for example ``[importlib.resources.files(__name__) / "recipes"]``.
+
+    Returns:
+        Folders; a file ``sub/name.toml`` in one becomes the recipe ``ENTRY-POINT/sub/name``.
+    """
+
+
+@hookspec
+def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Data sets by name.
+
+    Returns:
+        ``{name: factory}``. A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder given
+        by ``--data`` (a :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's signature
+        names. It returns a :class:`pml_ext.data.DataSplits`. Missing or unreadable files raise
+        :class:`pml_ext.errors.DataError`. The hook is asked when a data set is first looked up, so it may import
+        torchvision.
+    """
+
+
+@hookspec
+def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Networks from images to features, by name.
+
+    Returns:
+        ``{name: factory}``. A recipe's ``[model.trunk]`` table calls ``factory(in_channels, image_size, **options)``
+        and gets a :class:`torch.nn.Module` that maps images ``[B, C, H, W]`` to features ``[B, F]``; ``options`` are
+        the table's keys that the factory's signature names.
+    """
+
+
+@hookspec
+def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[[], Any]]]:  # type: ignore[empty-body]
+    """What ``pml-ext bench`` measures a loss of this plugin against.
+
+    Returns:
+        ``{loss name: {label: factory}}``; ``factory()`` returns a callable ``(embeddings, labels) -> loss``, what a
+        user would pick instead, or a straightforward form of the same equation.
+    """

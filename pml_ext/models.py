@@ -1,0 +1,199 @@
+"""Networks: trunks from images to features, by name, and embedders from features to embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.error import URLError
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError, needs_extra
+
+with needs_extra("train", "a trunk"):
+    import torchvision.models as zoo
+
+PREFIX = "torchvision/"
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
+    """A small convolutional network: blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pool.
+
+    Args:
+        in_channels: 1 or 3.
+        image_size: height and width of the images, in pixels; every block halves it.
+        blocks: how many, at least 1.
+        width: channels of every block, at least 1.
+    """
+    if blocks < 1 or width < 1:
+        raise ConfigError(f"convnet wants blocks and width of at least 1, not {blocks} and {width}")
+    if image_size < 2**blocks:
+        most = image_size.bit_length() - 1
+        raise ConfigError(
+            f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; blocks can be up to {most}"
+        )
+    layers: list[nn.Module] = []
+    for block in range(blocks):
+        layers += [
+            nn.Conv2d(width if block else in_channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]  # fmt: skip
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,)) -> nn.Module:
+    """A multilayer perceptron over the pixels, with ReLU after every layer.
+
+    Args:
+        in_channels: 1 or 3.
+        image_size: height and width of the images, in pixels.
+        hidden_sizes: the width of every layer, at least one.
+    """
+    if not hidden_sizes or min(hidden_sizes) < 1:
+        raise ConfigError(f"mlp wants hidden_sizes of at least 1, one or more, not {list(hidden_sizes)}")
+    sizes = [in_channels * image_size**2, *hidden_sizes]
+    layers = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def torchvision_trunk(name: str, in_channels: int, image_size: int, weights: str | None = None) -> nn.Module:
+    """A classification model of torchvision without its last linear layer, auxiliary heads off.
+
+    Args:
+        name: torchvision's name, such as ``"resnet50"``.
+        in_channels: 1 (the grey channel is repeated) or 3.
+        image_size: height and width of the images, in pixels; some models want their own.
+        weights: ``"DEFAULT"`` or the name of torchvision's weights, downloaded on first use; None starts from random.
+
+    Raises:
+        ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
+    """
+    try:
+        model = zoo.get_model(name, weights=weights, **_without_auxiliary_heads(name, weights))
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{PREFIX}{name}: {_weights_or_model(name, weights)} ({error})") from None
+    except (URLError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
+            f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
+        ) from None
+    for head in ("aux1", "aux2", "AuxLogits"):
+        if getattr(model, head, None) is not None:
+            setattr(model, head, None)
+    if hasattr(model, "aux_logits"):
+        model.aux_logits = False
+    parent, last = _last_linear(name, model)
+    setattr(parent, last, nn.Identity())
+    return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
+
+
+def _without_auxiliary_heads(name: str, weights: str | None) -> dict[str, Any]:
+    # With weights, torchvision builds the heads that the file has; they are cut off afterwards.
+    return {"aux_logits": False} if name in ("googlenet", "inception_v3") and weights is None else {}
+
+
+def _weights_or_model(name: str, weights: str | None) -> str:
+    if name not in zoo.list_models(module=zoo):
+        return "torchvision has no such classification model; pml-ext list trunks has them"
+    known = ", ".join(["DEFAULT", *(each.name for each in zoo.get_model_weights(name))])
+    return f"no weights {weights!r}; known: {known}"
+
+
+def _last_linear(name: str, model: nn.Module) -> tuple[nn.Module, str]:
+    """The module that holds the model's last linear layer, and the layer's name in it."""
+    parent, last, layer = model, "", model
+    while children := [(child_name, child) for child_name, child in layer.named_children() if child is not None]:
+        parent, (last, layer) = layer, children[-1]
+    if not isinstance(layer, nn.Linear):
+        raise ConfigError(
+            f"{PREFIX}{name}: its last module is {type(layer).__name__}, no linear layer to take off; "
+            "pml-ext list trunks has the models that fit"
+        )
+    return parent, last
+
+
+class _Repeated(nn.Module):
+    """Grey images as colour ones."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.expand(-1, 3, -1, -1)
+
+
+def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
+    """The core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
+    found: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
+    for name in zoo.list_models(module=zoo):
+        found[PREFIX + name] = _factory(name)
+    return found
+
+
+def _factory(name: str) -> Callable[..., nn.Module]:
+    def build(in_channels: int, image_size: int, weights: str | None = None) -> nn.Module:
+        return torchvision_trunk(name, in_channels, image_size, weights)
+
+    build.__doc__ = (torchvision_trunk.__doc__ or "").replace(
+        "A classification model of torchvision", f"Torchvision's {name}"
+    )
+    return build
+
+
+def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
+    """From features to embeddings: linear, with hidden layers and ReLU before it if wanted. Not normalised.
+
+    Args:
+        in_features: length of a feature vector.
+        embedding_size: length of an embedding.
+        hidden_sizes: the width of every hidden layer.
+    """
+    sizes = [in_features, *hidden_sizes]
+    hidden = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], embedding_size)) if hidden else nn.Linear(sizes[0], embedding_size)
+
+
+def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
+    """The length of a trunk's feature vectors, found by one image of zeros.
+
+    Args:
+        trunk: maps ``[B, C, H, W]`` to ``[B, F]``; its training mode is put back.
+        in_channels: C.
+        image_size: H and W, in pixels.
+
+    Raises:
+        ConfigError: the trunk refuses images of that size, or gives something else than vectors.
+    """
+    training = trunk.training
+    trunk.eval()
+    try:
+        with torch.no_grad():
+            output = trunk(torch.zeros(2, in_channels, image_size, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(f"model.trunk refuses images of {in_channels} x {image_size} x {image_size}: {error}") from None
+    finally:
+        trunk.train(training)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {shape}")
+    return int(output.shape[1])
+
+
+def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalization | None:
+    """The means and standard deviations that a trunk's pretrained weights want.
+
+    Args:
+        name: the trunk's name.
+        options: its options, ``weights`` among them.
+
+    Returns:
+        Both a channel, or None for a trunk without pretrained weights.
+    """
+    weights = options.get("weights")
+    if weights is None or not name.startswith(PREFIX):
+        return None
+    known = zoo.get_model_weights(name.removeprefix(PREFIX))
+    try:
+        transforms = known[weights].transforms()
+    except KeyError:
+        return None  # building the trunk says which weights there are
+    return tuple(transforms.mean), tuple(transforms.std)

@@ -1,0 +1,38 @@
+"""Pure tensor functions that every pair loss shares: precision, similarity, pair masks, masked reductions.
+
+All work on dense matrices of shape ``[B, R]`` (batch by references) with boolean masks, so that nothing loops over
+anchors, copies to the CPU or waits for the device. They take float32 or float64 with autocast off, as
+:class:`FullPrecisionForward` sets it up.
+"""
+
+from .batch import (
+    FullPrecisionForward,
+    autocast_off,
+    check_batch,
+    check_references,
+    pair_to_full_precision,
+    to_full_precision,
+)
+from .masks import hard_pair_masks, pair_masks
+from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
+from .similarity import cosine_similarity, gram, normalize
+
+__all__ = [
+    "FullPrecisionForward",
+    "autocast_off",
+    "check_batch",
+    "check_references",
+    "cosine_similarity",
+    "exp_bounded",
+    "gram",
+    "hard_pair_masks",
+    "log_one_plus_sum_exp",
+    "masked_max",
+    "masked_mean",
+    "masked_min",
+    "masked_sum",
+    "normalize",
+    "pair_masks",
+    "pair_to_full_precision",
+    "to_full_precision",
+]

@@ -1,0 +1,136 @@
+"""What enters a loss: checks with helpful texts, and full precision whatever the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
+    """Refuses embeddings and labels that do not fit together.
+
+    Args:
+        embeddings: floating point tensor of shape ``[B, D]``.
+        labels: integer (or boolean) tensor of shape ``[B]``, or None.
+        names: what the two are called in the texts.
+
+    Raises:
+        TypeError: not a tensor, embeddings that are not floating point, labels that are not integers.
+        ValueError: wrong number of dimensions or wrong length.
+    """
+    what, labels_what = names
+    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+        raise TypeError(f"{what} must be a floating point tensor of shape (batch size, embedding size); "
+                        f"got {_describe(embeddings)}")  # fmt: skip
+    if embeddings.ndim != 2:
+        raise ValueError(f"{what} must have two dimensions, (batch size, embedding size); got {_describe(embeddings)}")
+    if labels is None:
+        return
+    length = embeddings.shape[0]
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"{labels_what} must be a tensor of integers of shape ({length},), one for each row of {what}; "
+                        f"got {_describe(labels)}")  # fmt: skip
+    if labels.shape != (length,):
+        raise ValueError(f"{labels_what} must have shape ({length},), one for each row of {what}, whose shape is "
+                         f"{tuple(embeddings.shape)}; got {_describe(labels)}")  # fmt: skip
+
+
+def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
+    """Refuses references that fit neither together nor to the embeddings; see :func:`check_batch`.
+
+    Args:
+        embeddings: the batch, ``[B, D]``.
+        ref_emb: references, ``[R, D]``, or None.
+        ref_labels: their labels, ``[R]``, or None.
+    """
+    if ref_emb is None:
+        if ref_labels is not None:
+            raise ValueError("ref_labels are given without ref_emb, the references they belong to")
+        return
+    check_batch(ref_emb, ref_labels, names=("ref_emb", "ref_labels"))
+    if ref_emb.shape[1] != embeddings.shape[1]:
+        raise ValueError(f"ref_emb must have the embedding size of embeddings, {embeddings.shape[1]}; "
+                         f"got {_describe(ref_emb)}")  # fmt: skip
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def to_full_precision(x: Tensor) -> Tensor:
+    """``x`` itself if it is float32 or float64, else ``x`` in float32.
+
+    Args:
+        x: floating point, any shape.
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def pair_to_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Embeddings and references in one dtype, float32 or float64.
+
+    Args:
+        embeddings: ``[B, D]``.
+        ref_emb: ``[R, D]``, or None. If it is the same object as ``embeddings``, so are the two returned.
+    """
+    if ref_emb is None or ref_emb is embeddings:
+        embeddings = to_full_precision(embeddings)
+        return embeddings, None if ref_emb is None else embeddings
+    dtype = torch.promote_types(torch.promote_types(embeddings.dtype, torch.float32), ref_emb.dtype)
+    return embeddings.to(dtype), ref_emb.to(dtype)
+
+
+def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
+    """A context without autocast on a device, if the device has it at all.
+
+    Args:
+        device: where the tensors are.
+    """
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+class FullPrecisionForward:
+    """Mixin that goes before PML's loss base: checks the batch, then runs the whole loss in float32 or float64.
+
+    Regularizers and reducers of the loss see the widened embeddings too, so nothing is summed in half precision.
+    """
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Any:
+        """The reduced loss.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+            labels: ``[B]``, integers; may be None with an ``indices_tuple``.
+            indices_tuple: triplets (three index tensors) or pairs (four) from a miner, or None.
+            ref_emb: references ``[R, D]`` to compare with, or None for the batch itself.
+            ref_labels: ``[R]``, integers.
+
+        Returns:
+            What the reducer makes of it; a scalar, float32 or float64, by default.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: an argument has a wrong shape.
+        """
+        check_batch(embeddings, labels)
+        check_references(embeddings, ref_emb, ref_labels)
+        with autocast_off(embeddings.device):
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]

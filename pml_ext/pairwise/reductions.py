@@ -1,0 +1,132 @@
+"""Masked reductions over the rows of a matrix; defined, with finite gradients, where a row's mask is empty."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Masks enter as factors 0 and 1: on a CPU, torch.where and masked_fill take ten times as long as a product. There, too,
+# fresh memory costs more than arithmetic, so what can be done in place is.
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum of each row's masked values, 0 where there are none.
+
+    Args:
+        values: finite, ``[B, R]``.
+        mask: boolean, ``[B, R]``.
+
+    Returns:
+        ``[B]``.
+    """
+    return (values * mask.to(values.dtype)).sum(1)
+
+
+def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+    """Mean of each row's masked values, 0 where there are none.
+
+    Args:
+        values: finite, ``[B, R]``.
+        mask: boolean, ``[B, R]``.
+        count: ``mask.sum(1)``, if the caller has it already.
+
+    Returns:
+        ``[B]``.
+    """
+    count = mask.sum(1) if count is None else count
+    return masked_sum(values, mask) / count.clamp(min=1)
+
+
+def masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """Greatest masked value of each row, minus infinity where there is none.
+
+    Args:
+        values: finite, ``[B, R]``, R at least 1, far below the largest number of the dtype.
+        mask: boolean, ``[B, R]``.
+
+    Returns:
+        ``[B]``.
+    """
+    far = torch.finfo(values.dtype).max / 4
+    greatest = mask.to(values.dtype).sub_(1).mul_(far).add_(values).amax(1)
+    return greatest.masked_fill(greatest < -far / 2, -torch.inf)
+
+
+def masked_min(values: Tensor, mask: Tensor) -> Tensor:
+    """Least masked value of each row, infinity where there is none.
+
+    Args:
+        values: finite, ``[B, R]``, R at least 1, far below the largest number of the dtype.
+        mask: boolean, ``[B, R]``.
+
+    Returns:
+        ``[B]``.
+    """
+    far = torch.finfo(values.dtype).max / 4
+    least = mask.to(values.dtype).sub_(1).mul_(-far).add_(values).amin(1)
+    return least.masked_fill(least > far / 2, torch.inf)
+
+
+def log_one_plus_sum_exp(
+    matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0, log_scale: Tensor | float = 0.0
+) -> Tensor:
+    r"""Stable :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, 0 where there are none.
+
+    The gradient is written in the same pass, so it can be differentiated once.
+
+    Args:
+        matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
+        mask: boolean, ``[B, R]``.
+        slope: :math:`k`.
+        center: :math:`c`.
+        log_scale: :math:`\log \delta`, a number or ``[B]``, without gradient; minus infinity is allowed.
+
+    Returns:
+        ``[B]``.
+    """
+    value: Tensor = _LogOnePlusSumExp.apply(matrix, mask, slope, center, log_scale)  # type: ignore[no-untyped-call]
+    return value
+
+
+class _LogOnePlusSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, matrix: Tensor, mask: Tensor, slope: float, center: float, log_scale: Tensor | float
+    ) -> Tensor:
+        exponents = (matrix - center).mul_(slope)
+        greatest = masked_max(exponents, mask)
+        shift = greatest.masked_fill(greatest == -torch.inf, 0)
+        # The first factor keeps exp from overflowing outside the mask, the second drops its 1; exp is slow on what would
+        # become denormal.
+        factor = mask.to(matrix.dtype)
+        lowest = 0.9 * math.log(torch.finfo(matrix.dtype).tiny)
+        terms = exponents.sub_(shift[:, None]).mul_(factor).clamp_(min=lowest).exp_().mul_(factor)
+        scaled = greatest + log_scale
+        top = scaled.clamp(min=0)
+        scale = (scaled - top).exp()
+        total = torch.expm1(-top) + scale * terms.sum(1)
+        ctx.save_for_backward(terms, slope * scale / (1 + total))
+        return top + torch.log1p(total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        terms, weight = ctx.saved_tensors
+        return terms * (grad * weight)[:, None], None, None, None, None
+
+
+def exp_bounded(x: Tensor) -> Tensor:
+    """``exp(x)``, continued as a straight line, with equal slope, where it nears the largest number of the dtype.
+
+    Args:
+        x: any shape; the line begins at 66 in float32 and at 532 in float64.
+
+    Returns:
+        A tensor like ``x``, finite, with finite gradients.
+    """
+    limit = 0.75 * math.log(torch.finfo(x.dtype).max)
+    return x.clamp(max=limit).exp() * (1 + (x - limit).clamp(min=0))

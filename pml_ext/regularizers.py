@@ -1,0 +1,150 @@
+"""Regularizers that need labels, and the loss that passes them: PML's own slot passes embeddings only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor
+
+from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision
+from .settings import check_number
+
+
+class LabelledRegularizer(BaseRegularizer):  # type: ignore[misc]
+    """Base of regularizers that need labels. Subclasses write ``compute_loss(embeddings, labels)``.
+
+    It is called ``regularizer(embeddings, labels)``, which gives the reduced value, in float32 or float64 whatever the
+    inputs. PML's ``embedding_regularizer=`` slot passes no labels; use :class:`RegularizedLoss`.
+
+    Args:
+        kwargs: those of PML's regularizers: ``reducer``, ``distance``, ``collect_stats``.
+    """
+
+    capabilities = frozenset({"labels"})
+
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
+        """PML's loss dictionary: losses, their indices, their reduction type.
+
+        Args:
+            embeddings: ``[B, D]``, float32 or float64.
+            labels: ``[B]``, on the device of the embeddings.
+        """
+        raise NotImplementedError
+
+    def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
+        """The reduced value.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+            labels: ``[B]``, integers.
+
+        Raises:
+            TypeError: labels are missing, as they are in PML's own slot, or of a wrong type.
+            ValueError: a wrong shape.
+        """
+        if labels is None:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} needs labels, and PML's embedding_regularizer= slot passes none. "
+                f"Type: RegularizedLoss(your_loss, {name}(...), weight=1.0), with RegularizedLoss from pml_ext"
+            )
+        check_batch(embeddings, labels)
+        self.reset_stats()
+        with autocast_off(embeddings.device):
+            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device)
+            return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
+
+
+class _Capabilities:
+    """Those of the wrapped loss; of the class itself, what every wrapped loss can have."""
+
+    def __get__(self, instance: RegularizedLoss | None, owner: type) -> frozenset[str]:
+        if instance is None:
+            return frozenset({"labels", "indices_tuple", "references"})
+        from .registry import capabilities
+
+        parts = [capabilities(instance.loss)]
+        if "labels" in getattr(instance.regularizer, "capabilities", ()):
+            parts.append(frozenset({"labels"}))
+        return frozenset().union(*parts)
+
+
+class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+    r"""A loss plus a weighted regularizer that may see the labels.
+
+    .. math:: \mathcal{L} = \mathcal{L}_{loss} + w \, \mathcal{L}_{regularizer}
+
+    Both parts are reduced by their own reducers and summed in float32 or float64. The regularizer sees the embeddings
+    of the batch, never the references. ``indices_tuple`` and references reach the loss only when given, and labels only
+    if it takes them, so PML's wrappers fit too. With ``collect_stats`` the values are recorded as ``loss_value`` and
+    ``regularizer_value`` (without the weight).
+
+    Args:
+        loss: any PML loss or loss wrapper.
+        regularizer: a :class:`LabelledRegularizer`, or a regularizer of PML.
+        weight: on the regularizer; may be 0.
+        kwargs: those of PML's losses: ``collect_stats``, ``embedding_regularizer``, ...
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> from pytorch_metric_learning.regularizers import LpRegularizer
+        >>> RegularizedLoss(ContrastiveLoss(), LpRegularizer(), weight=0.01).sub_loss_names()
+        ['loss', 'regularizer']
+    """
+
+    capabilities = _Capabilities()
+
+    def __init__(self, loss: torch.nn.Module, regularizer: torch.nn.Module, weight: float = 1.0, **kwargs: Any) -> None:
+        for name, module in (("loss", loss), ("regularizer", regularizer)):
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(
+                    f"{name} of RegularizedLoss must be an object such as {_EXAMPLES[name]}; got {module!r}"
+                )
+        check_number(self, "weight", weight)
+        super().__init__(**kwargs)
+        self.loss = loss
+        self.regularizer = regularizer
+        self.weight = weight
+        self.add_to_recordable_attributes(name="weight", is_stat=False)
+        self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> dict[str, dict[str, Any]]:
+        """The two parts, both already reduced."""
+        from .registry import capabilities
+
+        arguments = [embeddings, labels] if "labels" in capabilities(self.loss) else [embeddings]
+        optional: dict[str, Any] = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
+        if ref_emb is not embeddings:
+            optional["ref_emb"] = ref_emb
+            if ref_labels is not None:
+                optional["ref_labels"] = ref_labels
+        loss = self.loss(*arguments, **optional)
+        labelled = "labels" in getattr(self.regularizer, "capabilities", ())
+        regularizer = self.regularizer(embeddings, labels) if labelled else self.regularizer(embeddings)
+        if self.collect_stats:
+            self.loss_value, self.regularizer_value = loss.detach(), regularizer.detach()
+        return {"loss": _reduced(loss), "regularizer": _reduced(regularizer * self.weight)}
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["loss", "regularizer"]
+
+    def extra_repr(self) -> str:
+        """The weight."""
+        return f"weight={self.weight}"
+
+
+_EXAMPLES = {"loss": "MultiSimilarityLoss()", "regularizer": "LpRegularizer()"}
+
+
+def _reduced(value: Tensor) -> dict[str, Any]:
+    return {"losses": value, "indices": None, "reduction_type": "already_reduced"}

@@ -1,0 +1,104 @@
+"""The command line: what it prints where, exit codes, and one line for what is wrong."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    import os
+
+    return subprocess.run([sys.executable, "-m", "pml_ext", *arguments], capture_output=True, text=True,
+                          env={**os.environ, "COLUMNS": "100", **environment})  # fmt: skip
+
+
+QUICK = ["--set", "schedule.epochs=2", "--set", "schedule.milestones=[1]", "--set", "sampler.iterations=2",
+         "--set", "model.trunk.width=8"]  # fmt: skip
+
+
+def test_help_imports_no_torch():
+    code = (
+        "import sys; sys.argv = ['pml-ext', '--help']\n"
+        "from pml_ext.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    for command in ("train", "list", "show", "plugins", "bench"):
+        assert command in done.stdout
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path):
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
+    done = run("list", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr == (
+        "pml-ext: the command line needs the package 'typer', which is not installed. "
+        'Type: pip install "pml-ext[train,cpu]"\n'
+    )
+
+
+def test_list_and_show_and_plugins():
+    listed = json.loads(run("list", "--json").stdout)
+    assert {"cbml", "regularized", "pml/contrastive"} <= {entry["name"] for entry in listed["losses"]}
+    assert {"cbml/digits", "pml/multi-similarity/omniglot-small"} <= {entry["name"] for entry in listed["recipes"]}
+    assert {"digits", "digits-unseen", "omniglot-small", "folder:PATH"} == {e["name"] for e in listed["datasets"]}
+    assert {"convnet", "mlp", "torchvision/resnet50"} <= {entry["name"] for entry in listed["trunks"]}
+    table = run("list", "miners").stdout
+    assert any(line.startswith("hard-pair") and "HardPairMiner" in line for line in table.splitlines())
+    shown = run("show", "cbml").stdout
+    for wanted in ("(27)", "alpha_pos", "0.01", "Kan", "cbml/digits", "metric variance"):
+        assert wanted.lower() in shown.lower(), wanted
+    assert json.loads(run("show", "pml/angular", "--json").stdout)[1]["kind"] == "miner"
+    assert "schedule.epochs" in run("show", "cbml/digits").stdout
+    found = run("plugins")
+    assert found.returncode == 0
+    assert any(line.split()[:2] == ["cbml", "pml-ext"] and "ok" in line.split() for line in found.stdout.splitlines())
+
+
+def test_train_writes_a_table_or_json_on_stdout_alone(tmp_path):
+    done = run("train", "cbml/digits", "--out", str(tmp_path / "a"), "--device", "cpu", *QUICK)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("raw pixels")]
+    assert [line for line in lines if line.startswith("before training")]
+    assert [line for line in lines if line.startswith("after training")]
+    assert lines[-1] == f"report: {tmp_path}/a/report.html"
+    done = run("train", "cbml/digits", "--out", str(tmp_path / "b"), "--json", "--seeds", "2", *QUICK)
+    value = json.loads(done.stdout)
+    assert value["summary"]["cbml/digits"]["after"]["nmi"]["mean"] > 0
+    assert len(value["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "cbml/digit"], 2, "no recipe 'cbml/digit'; nearest: cbml/digits"),
+        (["train", "cbml/digits", "--set", "loss.x=1"], 2, "loss.x: no setting of cbml 'x'"),
+        (["train", "cbml/digits", "--resume"], 2, "--resume needs --out"),
+        (["train", "cbml/digits", "--out", "{tmp}"], 2, "exists; add --resume"),
+        (["train", "cbml/omniglot-small", "--data", "{tmp}/absent", "--out", "{tmp}/x"], 2, "absent"),
+        (["train", "cbml/digits", "--set", "data.name=folder:{tmp}/none", "--out", "{tmp}/x"], 2, "none"),
+        (["show", "cbmll"], 2, "nearest: cbml"),
+        (["train", "cbml/digits", "--seeds", "0"], 2, "--seeds 0: wanted 1 or more"),
+        (["bench", "cbmll"], 2, "no loss 'cbmll'; nearest: cbml"),
+    ],
+)
+def test_wrong_use_is_one_line(tmp_path, arguments, code, message):
+    done = run(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_debug_shows_where():
+    done = run("show", "cbmll", "--debug")
+    assert "Traceback" in done.stderr
+    assert done.returncode == 1

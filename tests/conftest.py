@@ -1,0 +1,38 @@
+"""Fixtures that several parts share."""
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+InstallPlugin = Callable[..., Path]
+
+
+@pytest.fixture
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
+    """Puts a distribution with one module and one entry point on the path, as an installer would."""
+
+    def install(module: str, source: str, *, entry_point: str = "", distribution: str = "", version: str = "1.0") -> Path:
+        distribution = distribution or module.replace("_", "-")
+        folder = tmp_path / f"site-{distribution}"
+        package = folder / module
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(textwrap.dedent(source))
+        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[pml_ext]\n{entry_point or module} = {module}\n")
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        installed.append(module)
+        return package
+
+    installed: list[str] = []
+    yield install
+    for module in installed:
+        sys.modules.pop(module, None)

@@ -1,0 +1,148 @@
+"""Recipes: merging, sweeps, overrides, and one line for everything that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError, UnknownNameError
+from pml_ext.experiment.recipe import load_recipes, merged, read_tables
+
+
+def one(name: str, *overrides: str):
+    recipes = load_recipes(name, overrides)
+    assert len(recipes) == 1
+    return next(iter(recipes.values()))
+
+
+def write(folder: Path, text: str, name: str = "mine.toml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("name", registry.recipes())
+def test_every_packaged_recipe_is_valid(name):
+    recipes = load_recipes(name)
+    for recipe in recipes.values():
+        assert recipe.description
+        again = load_recipes(name.partition("@")[0])  # a second reading gives the same
+        assert recipe in again.values()
+
+
+def test_extends_merges_and_another_name_replaces():
+    recipe = one("cbml/digits")
+    assert recipe.loss.name == "cbml"
+    assert recipe.loss.miner is None  # the parent's miner belongs to the parent's loss
+    assert recipe.sampler == one("pml/multi-similarity/digits").sampler
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"q": 2}}) == {"a": {"name": "x", "p": 1, "q": 2}}
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}}) == {"a": {"name": "y"}}
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 3}}) == {"a": {"name": "x", "p": 3}}
+
+
+def test_the_parents_paper_is_not_inherited(tmp_path):
+    file = write(tmp_path, 'extends = "cbml/omniglot-small"\n')
+    assert one("cbml/omniglot-small").paper is not None
+    assert one(file).paper is None
+
+
+def test_overrides():
+    assert one("cbml/digits", "loss.mvc_weight=0.25").loss.settings["mvc_weight"] == 0.25
+    assert one("cbml/digits", "loss.averaging=sqrt").loss.settings["averaging"] == "sqrt"
+    assert one("cbml/digits", "evaluation.recall_at=[1, 2, 4, 8, 16]").evaluation.recall_at == [1, 2, 4, 8, 16]
+    assert one("cbml/digits", "loss.name=pml/contrastive").loss.settings == {}
+    assert one("cbml/digits", "data.name=digits-unseen", "model.trunk=mlp").model.trunk.name == "mlp"
+
+
+def test_sweeps():
+    recipes = load_recipes("cbml/omniglot-small-mvc-weight")
+    assert [r.loss.settings["mvc_weight"] for r in recipes.values()] == [0.0, 0.1, 1.0, 2.0]
+    assert list(recipes)[1] == "cbml/omniglot-small-mvc-weight@0.1"
+    assert one("cbml/omniglot-small-mvc-weight@2.0").loss.settings["mvc_weight"] == 2.0
+    assert one("cbml/omniglot-small-mvc-weight", "loss.mvc_weight=0.5").loss.settings["mvc_weight"] == 0.5
+    with pytest.raises(UnknownNameError, match="variants: .*@0.0"):
+        load_recipes("cbml/omniglot-small-mvc-weight@7")
+
+
+def test_a_sweep_over_two_keys_and_over_tables(tmp_path):
+    file = write(tmp_path, 'extends = "cbml/digits"\n[sweep]\n"loss" = [{name = "cbml"}, {name = "pml/ntxent"}]\n'
+                           '"schedule.epochs" = [13, 15]\n')  # fmt: skip
+    recipes = load_recipes(file)
+    assert [name.partition("@")[2] for name in recipes] == ["cbml,13", "cbml,15", "pml/ntxent,13", "pml/ntxent,15"]
+
+
+def test_stages():
+    recipe = one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margin = 0.2}}]")
+    stages = recipe.all_stages()
+    assert [(stage.epochs, stage.loss.name) for stage in stages] == [(2, "pml/triplet-margin"), (13, "cbml")]
+    assert stages[0].sampler == recipe.sampler
+    with pytest.raises(ConfigError, match="stages take 20 epochs"):
+        one("cbml/digits", "stages=[{epochs = 20, loss = {name = 'pml/triplet-margin'}}]")
+    with pytest.raises(ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: marg"):
+        one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margn = 1}}]")
+
+
+def test_a_recipe_survives_being_written(tmp_path):
+    import tomli_w
+
+    recipe = one("pml/proxy-anchor/digits", "evaluation.validation=0.3", "evaluation.select=map_at_r")
+    file = write(tmp_path, tomli_w.dumps(recipe.as_dict()))
+    assert one(file).as_dict() == recipe.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.alpha_poss=1", r"loss.alpha_poss: no setting of cbml 'alpha_poss'; nearest: alpha_pos"),
+        ("loss.alpha_pos=high", r"loss.alpha_pos: found 'high'"),
+        ("loss.mvc_weight='0.1'", r"loss.mvc_weight: found '0.1'"),
+        ("loss.averaging=mean", r"loss.*mean.*(log|sqrt|const)"),
+        ("loss.beta_neg=-1", r"loss: cbml refuses .*beta_neg"),
+        ("loss.name=cbmll", r"loss.name: no loss 'cbmll'; nearest: cbml"),
+        ("loss.miner=pml/batch-hardd", r"loss.miner.name: no miner 'pml/batch-hardd'; nearest: pml/batch-hard"),
+        ("schedule.epochs=0", r"schedule.epochs: found 0; input should be greater than or equal to 1"),
+        ("schedule.epochs=many", r"schedule.epochs: found 'many'; input should be a valid integer"),
+        ("schedul.epochs=3", r"schedul: no key 'schedul'; nearest: schedule"),
+        ("model.embeding_size=3", r"model.embeding_size: no key 'embeding_size'; nearest: embedding_size"),
+        ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
+        ("model.trunk.widht=3", r"model.trunk.widht: no setting of convnet 'widht'; nearest: width"),
+        ("data.name=digit", r"data.name: no data set 'digit'; nearest: digits"),
+        ("data.colour=true", r"data.colour: no setting of digits 'colour'"),
+        ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
+        ("optimizer.name=adm", r"optimizer.name: no optimizer 'adm'; nearest: adam"),
+        ("optimizer.momentum=0.9", r"optimizer.momentum: no setting of adam 'momentum'"),
+        ("loss.optimizer.lr=-1", r"loss.optimizer.*lr"),
+        ("sampler.batch_size=1", r"sampler.batch_size: found 1"),
+        ("sampler.name=pml/m-per-clas", r"sampler.name: no sampler 'pml/m-per-clas'; nearest: pml/m-per-class"),
+        ("evaluation.select=map", r"evaluation: select .* goes with validation"),
+        ("evaluation.recall_at=[1, 2]", r"recall_at includes 1, 2, 4 and 8"),
+        ("epochs", r"--set epochs: wanted KEY=VALUE"),
+        ("loss=3", r"loss: found 3"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_key(override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipes("cbml/digits", [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="no such recipe file"):
+        load_recipes(str(tmp_path / "absent.toml"))
+    with pytest.raises(ConfigError, match="mine.toml: not valid TOML: Invalid value"):
+        load_recipes(write(tmp_path, "loss = "))
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_recipes(write(tmp_path, 'extends = "mine.toml"'))
+    with pytest.raises(ConfigError, match="extends: no recipe 'cbml/digit'; nearest: cbml/digits"):
+        load_recipes(write(tmp_path, 'extends = "cbml/digit"'))
+    with pytest.raises(ConfigError, match=r"mine.toml: data: missing"):
+        load_recipes(write(tmp_path, "[loss]\nname = 'cbml'"))
+    with pytest.raises(UnknownNameError, match="no recipe 'cbml/digit'; nearest: cbml/digits"):
+        load_recipes("cbml/digit")
+
+
+def test_a_file_extends_a_file_beside_it(tmp_path):
+    write(tmp_path, 'extends = "cbml/digits"\n[loss]\nmvc_weight = 0.5\n', "parent.toml")
+    child = write(tmp_path, 'extends = "parent.toml"\n[schedule]\nepochs = 13\n')
+    recipe = one(child)
+    assert (recipe.loss.settings["mvc_weight"], recipe.schedule.epochs) == (0.5, 13)
+    assert read_tables(child)["sampler"]["m"] == 8

@@ -1,0 +1,241 @@
+"""The shared pair functions, against slow forms written from their definitions."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from pml_ext import pairwise
+
+
+def batch(rows=7, size=5, classes=3, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, size, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(0, classes, (rows,), generator=generator)
+
+
+class TestSimilarity:
+    def test_normalize_divides_by_the_length(self):
+        x, _ = batch()
+        expected = torch.stack([row / math.sqrt(sum(v**2 for v in row.tolist())) for row in x])
+        torch.testing.assert_close(pairwise.normalize(x), expected, rtol=0, atol=1e-12)
+
+    def test_a_tiny_row_is_divided_by_eps_and_a_row_of_zeros_gets_no_gradient(self):
+        x = torch.tensor([[1e-13, 0.0], [0.0, 0.0], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
+        y = pairwise.normalize(x)
+        torch.testing.assert_close(y, torch.tensor([[0.1, 0.0], [0.0, 0.0], [0.6, 0.8]], dtype=torch.float64))
+        y.sum().backward()
+        assert x.grad[1].tolist() == [0.0, 0.0]
+        assert x.grad[2].abs().sum() > 0
+
+    def test_gram_is_the_product_and_differentiates_twice(self):
+        x = batch()[0].requires_grad_()
+        assert torch.equal(pairwise.gram(x), x @ x.T)
+        assert gradcheck(pairwise.gram, x)
+        assert gradgradcheck(pairwise.gram, x)
+
+    def test_cosine_similarity_of_references(self):
+        x, _ = batch()
+        references, _ = batch(4, seed=1)
+        expected = torch.nn.functional.cosine_similarity(x[:, None], references[None], dim=2)
+        torch.testing.assert_close(pairwise.cosine_similarity(x, references), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(pairwise.cosine_similarity(x, x.clone()), pairwise.cosine_similarity(x))
+        assert gradcheck(pairwise.cosine_similarity, (x.requires_grad_(), references.requires_grad_()))
+
+
+class TestPairMasks:
+    def test_from_labels_without_the_diagonal(self):
+        _, labels = batch()
+        positives, negatives = pairwise.pair_masks(torch.empty(7, 7), labels)
+        for i in range(7):
+            for j in range(7):
+                assert positives[i, j].item() == (i != j and labels[i].item() == labels[j].item())
+                assert negatives[i, j].item() == (labels[i] != labels[j]).item()
+        assert not positives.diagonal().any()
+
+    def test_references_keep_the_diagonal(self):
+        _, labels = batch()
+        positives, _ = pairwise.pair_masks(torch.empty(7, 7), labels, None, labels.clone(), references=True)
+        assert positives.diagonal().all()
+
+    def test_pairs_of_a_tuple_count_once_and_are_all_there_is(self):
+        a, p, n = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 2, 0]), torch.tensor([3, 4, 3, 3])
+        positives, negatives = pairwise.pair_masks(torch.empty(5, 5), None, (a, p, n))
+        assert positives.nonzero().tolist() == [[0, 1], [0, 2], [1, 0]]
+        assert negatives.nonzero().tolist() == [[0, 3], [0, 4], [1, 3]]
+        four = pairwise.pair_masks(torch.empty(5, 5), None, (a, p, torch.tensor([4]), torch.tensor([0])))
+        assert torch.equal(four[0], positives)
+        assert four[1].nonzero().tolist() == [[4, 0]]
+
+    def test_empty_tuples_of_any_dtype(self):
+        positives, negatives = pairwise.pair_masks(torch.empty(3, 3), None, (torch.tensor([]),) * 4)
+        assert not positives.any()
+        assert not negatives.any()
+
+    def test_self_pairs_of_a_tuple_are_left_out_only_without_references(self):
+        same = torch.tensor([0, 1])
+        indices = (same, torch.tensor([0, 0]), same, torch.tensor([2, 1]))
+        positives, negatives = pairwise.pair_masks(torch.empty(3, 3), None, indices)
+        assert positives.nonzero().tolist() == [[1, 0]]
+        assert negatives.nonzero().tolist() == [[0, 2]]
+        positives, _ = pairwise.pair_masks(torch.empty(3, 3), None, indices, references=True)
+        assert positives.nonzero().tolist() == [[0, 0], [1, 0]]
+
+    def test_what_is_missing_is_named(self):
+        with pytest.raises(ValueError, match=r"^labels must be given where no indices_tuple is"):
+            pairwise.pair_masks(torch.empty(3, 3), None)
+        with pytest.raises(ValueError, match=r"^ref_labels must be given"):
+            pairwise.pair_masks(torch.empty(3, 3), torch.arange(3), references=True)
+        with pytest.raises(ValueError, match=r"three index tensors .* or four .* got a tuple of length 2"):
+            pairwise.pair_masks(torch.empty(3, 3), None, (torch.arange(1),) * 2)
+        with pytest.raises(ValueError, match="got a Tensor"):
+            pairwise.pair_masks(torch.empty(3, 3), None, torch.arange(3))
+
+
+class TestHardPairs:
+    @pytest.mark.parametrize("epsilon", [0.1, 0.0, -0.2, 5.0])
+    def test_eq_25(self, epsilon):
+        x, labels = batch(12)
+        similarity = pairwise.cosine_similarity(x)
+        positives, negatives = pairwise.pair_masks(similarity, labels)
+        hard_positives, hard_negatives = pairwise.hard_pair_masks(similarity, positives, negatives, epsilon)
+        for i in range(12):
+            p = [j for j in range(12) if j != i and labels[j] == labels[i]]
+            n = [j for j in range(12) if labels[j] != labels[i]]
+            greatest = max((similarity[i, j] for j in n), default=-math.inf)
+            least = min((similarity[i, j] for j in p), default=math.inf)
+            assert hard_positives[i].nonzero().flatten().tolist() == [
+                j for j in p if similarity[i, j] < greatest + epsilon
+            ]
+            assert hard_negatives[i].nonzero().flatten().tolist() == [
+                j for j in n if similarity[i, j] > least - epsilon
+            ]
+
+    def test_the_inequalities_are_strict(self):
+        similarity = torch.tensor([[1.0, 0.75, 0.5]])
+        positives, negatives = torch.tensor([[False, True, False]]), torch.tensor([[False, False, True]])
+        assert not any(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.25))
+        assert all(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.26))
+
+
+class TestReductions:
+    mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
+    values = torch.tensor([[1.0, -2.0, 9.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 3.0, 9.0, 9.0]], dtype=torch.float64)
+
+    def test_sums_means_and_extremes(self):
+        assert pairwise.masked_sum(self.values, self.mask).tolist() == [3.0, 0.0, 3.0]
+        assert pairwise.masked_mean(self.values, self.mask).tolist() == [1.0, 0.0, 3.0]
+        assert pairwise.masked_max(self.values, self.mask).tolist() == [4.0, -math.inf, 3.0]
+        assert pairwise.masked_min(self.values, self.mask).tolist() == [-2.0, math.inf, 3.0]
+
+    @pytest.mark.parametrize("log_scale", [0.0, math.log(0.25), -math.inf, torch.tensor([1.5, 2.0, -1.0])])
+    @pytest.mark.parametrize(("slope", "center"), [(1.0, 0.0), (-2.0, 0.5)])
+    def test_log_one_plus_sum_exp(self, log_scale, slope, center):
+        values = self.values.clone().requires_grad_()
+        scale = torch.as_tensor(log_scale, dtype=torch.float64).expand(3)
+        sums = [
+            sum(torch.exp(slope * (v - center)) for v, kept in zip(row, kept_row, strict=True) if kept)
+            for row, kept_row in zip(values, self.mask.tolist(), strict=True)
+        ]
+        expected = torch.stack([torch.log(1 + scale[i].exp() * total) for i, total in enumerate(sums)])
+
+        def compute(matrix):
+            return pairwise.log_one_plus_sum_exp(matrix, self.mask, slope=slope, center=center, log_scale=scale)
+
+        found = compute(values)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+        assert found[1] == 0
+        gradients = [torch.autograd.grad(each[::2].sum(), values)[0] for each in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+        assert gradcheck(compute, values)
+
+    def test_log_one_plus_sum_exp_refuses_a_second_derivative(self):
+        values = self.values.clone().requires_grad_()
+        value = pairwise.log_one_plus_sum_exp(values * values, self.mask).sum()
+        (first,) = torch.autograd.grad(value, values, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.sum().backward()
+
+    @pytest.mark.filterwarnings("ignore:Anomaly Detection")
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_log_one_plus_sum_exp_far_out(self, dtype):
+        values = torch.tensor([[1e4, -1e4], [-1e4, -2e4], [1e5, 1e5]], dtype=dtype, requires_grad=True)
+        mask = torch.tensor([[True, True], [True, True], [False, True]])
+        found = pairwise.log_one_plus_sum_exp(values, mask)
+        assert found.tolist() == [1e4, 0.0, 1e5]
+        with torch.autograd.detect_anomaly(check_nan=True):
+            found.sum().backward()
+        expected = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=dtype)
+        torch.testing.assert_close(values.grad, expected, rtol=0, atol=1e-30)
+
+    def test_small_sums_keep_their_digits(self):
+        value = pairwise.log_one_plus_sum_exp(torch.tensor([[-30.0]]), torch.tensor([[True]]))
+        torch.testing.assert_close(value, torch.tensor([math.exp(-30)]), rtol=1e-5, atol=0)
+
+    def test_exp_bounded(self):
+        x = torch.tensor([-3.0, 0.0, 60.0, 1e5], requires_grad=True)
+        y = pairwise.exp_bounded(x)
+        torch.testing.assert_close(y[:3], x[:3].exp())
+        assert y.isfinite().all()
+        assert y[3] > y[2]
+        y.sum().backward()
+        torch.testing.assert_close(x.grad[:3], x[:3].detach().exp())
+        assert x.grad.isfinite().all()
+        limit = 0.75 * math.log(torch.finfo(torch.float32).max)
+        assert x.grad[3].item() == pytest.approx(math.exp(limit), rel=1e-4)
+
+
+class TestBatch:
+    @pytest.mark.parametrize(
+        ("embeddings", "labels", "error", "text"),
+        [
+            ([[1.0]], None, TypeError, "embeddings must be a floating point tensor .* got a list of length 1"),
+            (torch.ones(2, 2, dtype=torch.long), None, TypeError, r"floating point .* \(2, 2\) and dtype torch.int64"),
+            (torch.ones(4), None, ValueError, r"two dimensions, \(batch size, embedding size\); got .* \(4,\)"),
+            (torch.ones(4, 2, 2), None, ValueError, r"two dimensions.* got a tensor of shape \(4, 2, 2\)"),
+            (torch.ones(4, 2), [0, 1, 0, 1], TypeError, r"labels .* integers of shape \(4,\).* got a list of length 4"),
+            (torch.ones(4, 2), "abcd", TypeError, "labels must be a tensor of integers.* got 'abcd'"),
+            (torch.ones(4, 2), torch.ones(4), TypeError, "tensor of integers .* dtype torch.float32"),
+            (torch.ones(4, 2), torch.arange(3), ValueError, r"shape \(4,\).* got a tensor of shape \(3,\)"),
+            (torch.ones(4, 2), torch.ones(4, 2).long(), ValueError, r"shape \(4,\).* got a tensor of shape \(4, 2\)"),
+        ],
+    )
+    def test_check_batch(self, embeddings, labels, error, text):
+        with pytest.raises(error, match=text):
+            pairwise.check_batch(embeddings, labels)
+
+    def test_check_references(self):
+        x = torch.ones(4, 2)
+        pairwise.check_references(x, None, None)
+        pairwise.check_references(x, torch.ones(3, 2), torch.arange(3))
+        with pytest.raises(ValueError, match="ref_labels are given without ref_emb"):
+            pairwise.check_references(x, None, torch.arange(3))
+        with pytest.raises(ValueError, match=r"ref_emb must have the embedding size of embeddings, 2; got .* \(3, 5\)"):
+            pairwise.check_references(x, torch.ones(3, 5), torch.arange(3))
+        with pytest.raises(ValueError, match=r"ref_labels must have shape \(3,\)"):
+            pairwise.check_references(x, torch.ones(3, 2), torch.arange(4))
+
+    def test_full_precision(self):
+        for given, expected in (
+            ("float16", "float32"),
+            ("bfloat16", "float32"),
+            ("float32", "float32"),
+            ("float64",) * 2,
+        ):
+            assert pairwise.to_full_precision(torch.ones(2, dtype=getattr(torch, given))).dtype == getattr(
+                torch, expected
+            )
+        half = torch.ones(2, 2).half()
+        first, second = pairwise.pair_to_full_precision(half, half)
+        assert first is second
+        assert pairwise.pair_to_full_precision(half, None)[1] is None
+        first, second = pairwise.pair_to_full_precision(half, torch.ones(2, 2).double())
+        assert first.dtype == second.dtype == torch.float64
+
+    def test_autocast_off(self):
+        x = torch.ones(2, 2)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert (x @ x).dtype == torch.bfloat16
+            with pairwise.autocast_off(x.device):
+                assert (x @ x).dtype == torch.float32

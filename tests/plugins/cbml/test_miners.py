@@ -1,0 +1,68 @@
+"""HardPairMiner against Eq. (25) and PML's own miner."""
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, miners
+from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
+
+from pml_ext_cbml import HardPairMiner
+
+
+def pairs(indices):
+    a1, p, a2, n = (index.tolist() for index in indices)
+    return sorted(zip(a1, p, strict=True)), sorted(zip(a2, n, strict=True))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.0, 0.5, -0.1])
+@pytest.mark.parametrize("distance", [None, distances.LpDistance(), distances.DotProductSimilarity()])
+def test_finds_the_pairs_of_pml(slow, epsilon, distance):
+    for seed in range(3):
+        x, labels = slow.batch(rows=40, size=6, classes=7, seed=seed)
+        found = HardPairMiner(epsilon, distance=distance)(x, labels)
+        cosine = distances.CosineSimilarity()
+        assert pairs(found) == pairs(miners.MultiSimilarityMiner(epsilon, distance=distance or cosine)(x, labels))
+        assert pairs(found) == tuple(
+            list(zip(*(i.tolist() for i in side), strict=True)) for side in (found[:2], found[2:])
+        )
+
+
+def test_references_and_memory(slow):
+    x, labels = slow.batch(rows=12)
+    references, ref_labels = slow.batch(rows=30, seed=5)
+    found = HardPairMiner()(x, labels, references, ref_labels)
+    assert pairs(found) == pairs(miners.MultiSimilarityMiner()(x, labels, references, ref_labels))
+    memories = [
+        CrossBatchMemory(ContrastiveLoss(), 4, 32, miner=m) for m in (HardPairMiner(), miners.MultiSimilarityMiner())
+    ]
+    for _ in range(4):
+        first, second = (memory(x.float(), labels) for memory in memories)
+        torch.testing.assert_close(first, second)
+
+
+def test_half_precision_and_counts(slow):
+    x, labels = slow.batch(rows=20, size=8)
+    half = x.detach().half()
+    miner = HardPairMiner(collect_stats=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = miner(half, labels)
+    assert pairs(found) == pairs(HardPairMiner()(half.float(), labels))
+    assert miner.num_pos_pairs == len(found[0]) > 0
+    assert miner.num_neg_pairs == len(found[2]) > 0
+
+
+@pytest.mark.parametrize("labels", [[], [0], [0, 0, 0], [0, 1, 2]])
+def test_nothing_to_mine(labels):
+    found = HardPairMiner()(torch.randn(len(labels), 3), torch.tensor(labels, dtype=torch.long))
+    assert [len(index) for index in found] == [0, 0, 0, 0]
+    assert all(index.dtype == torch.long for index in found)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"epsilon of HardPairMiner must be a finite number, not inf"):
+        HardPairMiner(float("inf"))
+    with pytest.raises(ValueError, match=r"labels must have shape \(4,\)"):
+        HardPairMiner()(torch.randn(4, 3), torch.arange(3))
+    with pytest.raises(ValueError, match="two dimensions"):
+        HardPairMiner()(torch.randn(4), torch.arange(4))
+    with pytest.raises(TypeError, match="tensor of integers"):
+        HardPairMiner()(torch.randn(4, 3), [0, 0, 1, 1])

@@ -1,0 +1,209 @@
+"""What bench measures, and what its command writes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pml_ext import benchmark, registry
+from pml_ext.benchmark import Shape, bench
+from pml_ext.errors import ConfigError, UnknownNameError
+
+SMALL = [Shape(32, 8, 4)]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return bench(["cbml"], SMALL, repeats=3, device="cpu")
+
+
+def test_floor_loss_and_peers(rows):
+    assert [(row.loss, row.what) for row in rows] == [
+        ("floor", "floor"), ("cbml", "cbml"), ("cbml", "PML MultiSimilarity + miner"), ("cbml", "loop over anchors"),
+    ]  # fmt: skip
+    floor, loss, *peers = rows
+    assert floor.to_floor == 1
+    assert floor.to_loss is None
+    assert loss.to_loss == 1
+    for row in rows:
+        assert row.rounds == 3
+        assert row.milliseconds > 0
+        assert row.to_floor == pytest.approx(row.milliseconds / floor.milliseconds)
+    for row in peers:
+        assert row.to_loss == pytest.approx(row.milliseconds / loss.milliseconds)
+
+
+def test_the_loop_is_slower_than_the_loss():
+    rows = bench(["cbml"], [Shape(120, 32, 8)], repeats=5, device="cpu")
+    assert next(row for row in rows if row.what == "loop over anchors").to_loss > 3
+
+
+def test_the_floor_is_the_floor():
+    x = torch.randn(6, 3, dtype=torch.float64)
+    unit = x / x.norm(dim=1, keepdim=True)
+    expected = sum(torch.exp(unit[i] @ unit[j]) for i in range(6) for j in range(6)) / 36
+    torch.testing.assert_close(benchmark.floor(x, torch.arange(6)), expected)
+
+
+def test_peak_memory_counts_what_lives_at_one_time():
+    def keeps_two(embeddings, labels):
+        first = embeddings * 2
+        second = first * 3
+        return (first * second).sum()
+
+    def drops_each(embeddings, labels):
+        with torch.no_grad():
+            for _ in range(10):
+                embeddings * 2
+        return embeddings.sum()
+
+    x = torch.randn(1000, 10, requires_grad=True)
+    kept = benchmark._peak_bytes(keeps_two, x, torch.arange(1000))
+    dropped = benchmark._peak_bytes(drops_each, x, torch.arange(1000))
+    assert 3 * 40_000 <= kept <= 8 * 40_000
+    assert 40_000 <= dropped <= 3 * 40_000
+
+
+def test_slow_functions_leave_after_three_rounds():
+    class Slow(torch.nn.Module):
+        def forward(self, embeddings, labels):
+            for _ in range(300):
+                embeddings = embeddings * 1.0
+            return embeddings.sum()
+
+    rows = bench([Slow()], SMALL, repeats=6, device="cpu", seconds=0.0)
+    assert [(row.what, row.rounds) for row in rows] == [("floor", 3), ("Slow", 3)]
+    rows = bench([Slow()], SMALL, repeats=6, device="cpu")
+    assert [(row.what, row.rounds) for row in rows] == [("floor", 6), ("Slow", 6)]
+
+
+def test_sizes_follow_from_the_batch():
+    row = bench(["pml/proxy-anchor", "pml/contrastive"], SMALL, repeats=1, device="cpu")[1]
+    assert row.what == "pml/proxy-anchor"
+
+
+def test_default_losses():
+    names = benchmark.default_losses()
+    assert "cbml" in names
+    assert "regularized" not in names
+    assert not any(str(name).startswith("pml/") for name in names)
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    seen = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, embeddings, labels):
+            seen.append(torch.get_num_threads())
+            return embeddings.sum()
+
+    bench([Spy()], SMALL, repeats=1, device="cpu", threads=1)
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_shapes():
+    assert Shape.parse(" 1024x512x4") == Shape(1024, 512, 4)
+    assert str(Shape(120, 512, 8)) == "120x512x8"
+    for wrong in ("1024", "1024x512", "axbxc", "0x4x4", ""):
+        with pytest.raises(ConfigError, match="BATCHxSIZExPER_CLASS, for example 1024x512x4, not "):
+            Shape.parse(wrong)
+
+
+def test_bad_input():
+    with pytest.raises(UnknownNameError, match="no loss 'cbmll'; nearest: cbml"):
+        bench(["cbmll"], SMALL)
+    with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
+        bench(["regularized"], SMALL)
+    with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, not 'tpu'"):
+        bench(["cbml"], SMALL, device="tpu")
+    with pytest.raises(ConfigError, match="repeats must be at least 1, not 0"):
+        bench(["cbml"], SMALL, repeats=0)
+    with pytest.raises(ConfigError, match="threads must be at least 1, not -1"):
+        bench(["cbml"], SMALL, threads=-1)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="finds no CUDA device; type --device cpu"):
+            bench(["cbml"], SMALL, device="cuda")
+
+
+def test_peers_of_a_plugin(install_plugin, monkeypatch):
+    install_plugin("my_peers", """
+        import torch
+        from pytorch_metric_learning.losses import BaseMetricLossFunction
+        from pml_ext import Component, hookimpl
+
+        class PlainLoss(BaseMetricLossFunction):
+            def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+                return {"loss": {"losses": embeddings.sum(), "indices": None, "reduction_type": "already_reduced"}}
+
+        @hookimpl
+        def pml_ext_components():
+            return [Component(PlainLoss, name="plain")]
+
+        @hookimpl
+        def pml_ext_benchmark_peers():
+            return {"plain": {"twice": lambda: lambda embeddings, labels: 2 * embeddings.sum()}}
+    """)  # fmt: skip
+    fresh = registry.Registry()
+    for name in ("get", "build", "benchmark_peers"):
+        monkeypatch.setattr(registry, name, getattr(fresh, name))
+    rows = bench(["plain"], SMALL, repeats=1, device="cpu")
+    assert [row.what for row in rows] == ["floor", "plain", "twice"]
+
+
+def command(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    return subprocess.run(
+        [sys.executable, "-m", "pml_ext", "bench", *arguments], capture_output=True, text=True, env=environment
+    )
+
+
+def test_command_writes_a_table_or_json():
+    quick = ["cbml", "--shapes", "16x8x4,12x4x3", "--repeats", "2", "--device", "cpu", "--threads", "1"]
+    done = command(*quick)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == [
+        "shape",
+        "loss",
+        "and",
+        "its",
+        "peers",
+        "ms",
+        "x",
+        "floor",
+        "x",
+        "loss",
+        "peak",
+        "MiB",
+        "rounds",
+    ]
+    assert len(lines) == 2 + 2 * 4
+    assert len({len(line.rstrip()) for line in lines}) == 1
+    assert "16x8x4: 1 losses, 2 rounds" in done.stderr
+    found = json.loads(command(*quick, "--json").stdout)
+    assert [entry["shape"] for entry in found] == ["16x8x4"] * 4 + ["12x4x3"] * 4
+    assert found[1]["what"] == "cbml"
+
+
+def test_command_refuses_a_wrong_shape():
+    done = command("cbml", "--shapes", "16x8")
+    assert done.returncode == 2
+    assert "a shape is BATCHxSIZExPER_CLASS" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_no_torch():
+    code = "import sys; from pml_ext.cli.bench import bench; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda():
+    rows = bench(["cbml"], SMALL, repeats=2, device="cuda")
+    assert all(row.peak_bytes > 0 for row in rows)

@@ -1,0 +1,212 @@
+"""LabelledRegularizer and RegularizedLoss, with losses, wrappers and regularizers of PML inside."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning.regularizers import BaseRegularizer, LpRegularizer, ZeroMeanRegularizer
+
+from pml_ext import LabelledRegularizer, RegularizedLoss, registry
+
+
+class ClassSpread(LabelledRegularizer):
+    """Sum over classes of the mean squared distance to the class mean, with a learned scale."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def compute_loss(self, embeddings, labels):
+        values = torch.stack(
+            [(embeddings[labels == c] - embeddings[labels == c].mean(0)).square().sum() for c in labels.unique()]
+        )
+        info = {"losses": self.scale * values.sum(), "indices": None, "reduction_type": "already_reduced"}
+        return {"loss": info}
+
+
+class Spy(LabelledRegularizer):
+    def compute_loss(self, embeddings, labels):
+        self.seen = (embeddings, labels)
+        return {"loss": {"losses": embeddings.sum() * 0 + 1, "indices": None, "reduction_type": "already_reduced"}}
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(12, 4, generator=generator, dtype=torch.float64).requires_grad_(), torch.arange(12) % 4
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.MultiSimilarityLoss(), losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.CircleLoss(),
+        losses.ProxyAnchorLoss(4, 4), losses.NTXentLoss(reducer=reducers.SumReducer()), losses.ArcFaceLoss(4, 4),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "regularizer", [ClassSpread(), LpRegularizer(), ZeroMeanRegularizer()], ids=lambda r: type(r).__name__
+)
+@pytest.mark.parametrize("weight", [0.5, 0])
+def test_is_the_weighted_sum(batch, loss, regularizer, weight):
+    x, labels = batch
+    expected = regularizer(x, labels) if isinstance(regularizer, ClassSpread) else regularizer(x)
+    expected = loss(x, labels) + weight * expected
+    found = RegularizedLoss(loss, regularizer, weight=weight)(x, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert found.dtype == torch.float64
+
+
+def test_sub_losses_are_already_reduced(batch):
+    wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=2.0, reducer=reducers.DoNothingReducer())
+    parts = wrapped(*batch)
+    assert list(parts) == wrapped.sub_loss_names() == ["loss", "regularizer"]
+    assert {part["reduction_type"] for part in parts.values()} == {"already_reduced"}
+    torch.testing.assert_close(parts["regularizer"]["losses"], 2 * ClassSpread()(*batch))
+
+
+def test_learned_parameters_of_both_parts_get_gradients(batch):
+    wrapped = RegularizedLoss(losses.ProxyAnchorLoss(4, 4), ClassSpread(), weight=0.0)
+    assert {name for name, _ in wrapped.named_parameters()} == {"loss.proxies", "regularizer.scale"}
+    wrapped(*batch).backward()
+    assert wrapped.loss.proxies.grad.abs().sum() > 0
+    assert wrapped.regularizer.scale.grad == 0
+
+
+def test_tuples_and_references_are_passed_on(batch):
+    x, labels = batch
+    wrapped = RegularizedLoss(losses.ContrastiveLoss(), Spy(), weight=1)
+    indices = miners.MultiSimilarityMiner()(x, labels)
+    torch.testing.assert_close(wrapped(x, labels, indices), losses.ContrastiveLoss()(x, labels, indices) + 1)
+    references, ref_labels = torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 4
+    found = wrapped(x, labels, ref_emb=references, ref_labels=ref_labels)
+    torch.testing.assert_close(found, losses.ContrastiveLoss()(x, labels, None, references, ref_labels) + 1)
+    assert wrapped.regularizer.seen[0] is x
+    assert torch.equal(wrapped.regularizer.seen[1], labels)
+
+
+def test_cross_batch_memory_inside(batch):
+    x, labels = batch
+    wrapped = RegularizedLoss(losses.CrossBatchMemory(losses.ContrastiveLoss(), 4, 24), LpRegularizer(), weight=0.1)
+    alone = losses.CrossBatchMemory(losses.ContrastiveLoss(), 4, 24)
+    for _ in range(3):
+        expected = alone(x, labels) + 0.1 * LpRegularizer()(x)
+        torch.testing.assert_close(wrapped(x, labels), expected)
+    assert "state" in wrapped.capabilities
+    with pytest.raises(TypeError, match="ref_emb"):
+        wrapped(x, labels, ref_emb=x.detach().clone(), ref_labels=labels)
+
+
+def test_losses_without_labels_get_none(batch):
+    x, labels = batch
+    other = torch.randn(12, 4, dtype=torch.float64)
+    wrapped = RegularizedLoss(losses.SelfSupervisedLoss(losses.NTXentLoss()), LpRegularizer(), weight=1)
+    expected = losses.SelfSupervisedLoss(losses.NTXentLoss())(x, other) + LpRegularizer()(x)
+    torch.testing.assert_close(wrapped(x, labels, ref_emb=other), expected)
+    wrapped = RegularizedLoss(losses.VICRegLoss(), ClassSpread(), weight=1)
+    torch.testing.assert_close(
+        wrapped(x, labels, ref_emb=other), losses.VICRegLoss()(x, ref_emb=other) + ClassSpread()(x, labels)
+    )
+
+
+def test_multiple_losses_and_nesting(batch):
+    x, labels = batch
+    multiple = losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()])
+    inner = RegularizedLoss(multiple, LpRegularizer(), weight=0.3)
+    found = RegularizedLoss(inner, ClassSpread(), weight=0.2)(x, labels)
+    expected = multiple(x, labels) + 0.3 * LpRegularizer()(x) + 0.2 * ClassSpread()(x, labels)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(losses.MultipleLosses([inner])(x, labels), inner(x, labels))
+
+
+def test_capabilities_follow_the_loss():
+    def of(loss, regularizer):
+        return RegularizedLoss(loss, regularizer).capabilities
+
+    assert of(losses.ContrastiveLoss(), LpRegularizer()) == {"labels", "indices_tuple", "references"}
+    assert of(losses.VICRegLoss(), LpRegularizer()) == {"references"}
+    assert of(losses.VICRegLoss(), ClassSpread()) == {"references", "labels"}
+    assert registry.capabilities(RegularizedLoss) == {"labels", "indices_tuple", "references"}
+    assert ClassSpread.capabilities == {"labels"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nothing_is_summed_in_half_precision(batch, dtype):
+    x, labels = batch
+    low = x.detach().to(dtype)
+    wrapped = RegularizedLoss(losses.MultiSimilarityLoss(), LpRegularizer(), weight=5000)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = wrapped(low, labels)
+    assert value.dtype == torch.float32
+    expected = losses.MultiSimilarityLoss()(low.float(), labels) + 5000 * LpRegularizer()(low.float())
+    torch.testing.assert_close(value, expected)
+
+
+def test_values_are_recorded(batch):
+    x, labels = batch
+    wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=0.5, collect_stats=True)
+    value = wrapped(x, labels)
+    assert wrapped._record_these_stats[-2:] == ["loss_value", "regularizer_value"]
+    torch.testing.assert_close(wrapped.loss_value, losses.ContrastiveLoss()(x, labels).detach())
+    torch.testing.assert_close(wrapped.loss_value + 0.5 * wrapped.regularizer_value, value.detach())
+    assert not wrapped.regularizer_value.requires_grad
+
+
+def test_state_pickle_and_deepcopy(batch):
+    wrapped = RegularizedLoss(losses.ProxyAnchorLoss(4, 4), ClassSpread(), weight=0.5)
+    value = wrapped(*batch)
+    other = RegularizedLoss(losses.ProxyAnchorLoss(4, 4), ClassSpread(), weight=0.5)
+    assert not torch.equal(other(*batch), value)
+    other.load_state_dict(wrapped.state_dict())
+    for twin in (other, copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert torch.equal(twin(*batch), value)
+    assert "weight=0.5" in repr(wrapped)
+
+
+def test_embedding_regularizer_besides(batch):
+    x, labels = batch
+    wrapped = RegularizedLoss(
+        losses.ContrastiveLoss(), ClassSpread(), weight=0.5, embedding_regularizer=LpRegularizer()
+    )
+    expected = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=0.5)(x, labels) + LpRegularizer()(x)
+    torch.testing.assert_close(wrapped(x, labels), expected)
+    with pytest.raises(TypeError, match=r"Type: RegularizedLoss\(your_loss, ClassSpread\(\.\.\.\), weight=1\.0\)"):
+        losses.ContrastiveLoss(embedding_regularizer=ClassSpread())(x, labels)
+
+
+def test_reducers_of_the_regularizer(batch):
+    class PerSample(LabelledRegularizer):
+        def compute_loss(self, embeddings, labels):
+            indices = torch.arange(len(labels))
+            return {
+                "loss": {
+                    "losses": labels.to(embeddings) + 0 * embeddings.sum(1),
+                    "indices": indices,
+                    "reduction_type": "element",
+                }
+            }
+
+    assert isinstance(PerSample(), BaseRegularizer)
+    assert PerSample()(*batch).item() == 1.5
+    assert PerSample(reducer=reducers.SumReducer())(*batch).item() == 18
+
+
+def test_bad_input(batch):
+    x, labels = batch
+    with pytest.raises(
+        TypeError, match=r"loss of RegularizedLoss must be an object such as MultiSimilarityLoss\(\); got <class"
+    ):
+        RegularizedLoss(losses.ContrastiveLoss, LpRegularizer())
+    with pytest.raises(TypeError, match=r"regularizer of RegularizedLoss must be an object .* got 'lp'"):
+        RegularizedLoss(losses.ContrastiveLoss(), "lp")
+    with pytest.raises(TypeError, match=r"weight of RegularizedLoss must be a finite number, not '1'"):
+        RegularizedLoss(losses.ContrastiveLoss(), LpRegularizer(), weight="1")
+    with pytest.raises(ValueError, match="not nan"):
+        RegularizedLoss(losses.ContrastiveLoss(), LpRegularizer(), weight=float("nan"))
+    wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread())
+    with pytest.raises(ValueError, match=r"labels must have shape \(12,\)"):
+        wrapped(x, labels[:5])
+    with pytest.raises(ValueError, match="two dimensions"):
+        ClassSpread()(x[0], labels)
