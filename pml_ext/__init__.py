@@ -1,7 +1,8 @@
 """A plugin layer on pytorch-metric-learning (PML).
 
 ``from pml_ext import CBMLLoss`` works for every registered class, of this distribution and of third parties; what else
-is public is listed in ``_PUBLIC``. Importing this package imports neither torch nor PML; the first name that needs them does.
+is public is listed in ``_PUBLIC``. Importing this package imports neither torch nor PML; the first name that needs them
+does.
 """
 
 from __future__ import annotations
@@ -11,19 +12,29 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pml_ext_cbml import CBMLLoss, HardPairMiner, MetricVarianceRegularizer
+    from pml_ext_cbml import CBMLLoss as CBMLLoss
+    from pml_ext_cbml import HardPairMiner as HardPairMiner
+    from pml_ext_cbml import MetricVarianceRegularizer as MetricVarianceRegularizer
 
-    from . import registry
-    from .errors import ConfigError, DataError, MissingExtraError, PluginError, PmlExtError, TrainingError
-    from .errors import UnknownNameError
-    from .evaluation import RetrievalAccuracyCalculator
-    from .hookspecs import hookimpl
-    from .registry import Component, Paper, register
-    from .regularizers import LabelledRegularizer, RegularizedLoss
+    from . import registry as registry
+    from .errors import ConfigError as ConfigError
+    from .errors import DataError as DataError
+    from .errors import MissingExtraError as MissingExtraError
+    from .errors import PluginError as PluginError
+    from .errors import PmlExtError as PmlExtError
+    from .errors import TrainingError as TrainingError
+    from .errors import UnknownNameError as UnknownNameError
+    from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
+    from .hookspecs import hookimpl as hookimpl
+    from .registry import Component as Component
+    from .registry import Paper as Paper
+    from .registry import register as register
+    from .regularizers import LabelledRegularizer as LabelledRegularizer
+    from .regularizers import RegularizedLoss as RegularizedLoss
 
 __version__ = _version("pml-ext")
 
-# Public names that belong to the core, by the module that defines them; registered classes resolve through the registry.
+# Public names of the core, by the module that defines them; registered classes resolve through the registry.
 _PUBLIC = {
     "Component": "pml_ext.registry",
     "Paper": "pml_ext.registry",
@@ -40,8 +51,8 @@ _PUBLIC = {
     "MissingExtraError": "pml_ext.errors",
     "TrainingError": "pml_ext.errors",
 }
-_SUBMODULES = ("registry", "errors", "hookspecs", "pairwise", "regularizers", "data", "models", "evaluation", "experiment",
-               "benchmark", "cli")  # fmt: skip
+_SUBMODULES = ("benchmark", "cli", "data", "distances", "errors", "evaluation", "experiment", "hookspecs", "models",
+               "pairwise", "registry", "regularizers", "settings")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

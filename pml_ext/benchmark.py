@@ -136,7 +136,7 @@ def bench(
         rows: list[Row] = []
         for shape in shapes:
             if progress:
-                progress(f"{shape}: {len(chosen)} losses, {repeats} rounds")
+                progress(f"measuring at {shape}, {repeats} rounds")
             rows += _bench_shape(chosen, shape, repeats, found_device, seconds, seed)
         return rows
     finally:
@@ -250,8 +250,9 @@ def _peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
         torch.cuda.reset_peak_memory_stats(embeddings.device)
         before = torch.cuda.memory_allocated(embeddings.device)
         _seconds(function, embeddings, labels)
-        return int(torch.cuda.max_memory_allocated(embeddings.device)) - before
-    with _LiveStorages(embeddings, labels) as live:
+        return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
+    live = _LiveStorages(embeddings, labels)
+    with live:
         function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
     return live.peak
 

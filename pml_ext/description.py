@@ -71,8 +71,9 @@ def _recipe(name: str) -> dict[str, Any]:
     description = tables.pop("description")
     rows = [{"name": key, "default": value, "text": ""} for key, value in _flat(tables)]
     variants = f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else ""
+    reported = "; ".join(f"{key}: {value}" for key, value in paper.items() if value)
     return {"name": name, "kind": "recipe", "class": "", "text": description + variants, "settings": rows,
-            "capabilities": [], "paper": "; ".join(f"{k}: {v}" for k, v in paper.items() if v), "recipes": []}  # fmt: skip
+            "capabilities": [], "paper": reported, "recipes": []}  # fmt: skip
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

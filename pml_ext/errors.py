@@ -66,6 +66,5 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f"{what} needs the package {error.name!r}, which is not installed. "
-            f'Type: pip install "pml-ext[{extra}]"'
+            f'{what} needs the package {error.name!r}, which is not installed. Type: pip install "pml-ext[{extra}]"'
         ) from error

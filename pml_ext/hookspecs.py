@@ -47,9 +47,9 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
     """Data sets by name.
 
     Returns:
-        ``{name: factory}``. A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder given
-        by ``--data`` (a :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's signature
-        names. It returns a :class:`pml_ext.data.DataSplits`. Missing or unreadable files raise
+        ``{name: factory}``. A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder
+        given by ``--data`` (a :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's
+        signature names. It returns a :class:`pml_ext.data.DataSplits`. Missing or unreadable files raise
         :class:`pml_ext.errors.DataError`. The hook is asked when a data set is first looked up, so it may import
         torchvision.
     """

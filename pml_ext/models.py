@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.error import URLError
@@ -54,7 +55,7 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
     if not hidden_sizes or min(hidden_sizes) < 1:
         raise ConfigError(f"mlp wants hidden_sizes of at least 1, one or more, not {list(hidden_sizes)}")
     sizes = [in_channels * image_size**2, *hidden_sizes]
-    layers = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -71,7 +72,7 @@ def torchvision_trunk(name: str, in_channels: int, image_size: int, weights: str
         ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
     """
     try:
-        model = zoo.get_model(name, weights=weights, **_without_auxiliary_heads(name, weights))
+        model = zoo.get_model(name, weights=weights, **_extra_settings(name, weights))
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{PREFIX}{name}: {_weights_or_model(name, weights)} ({error})") from None
     except (URLError, OSError, RuntimeError) as error:
@@ -89,9 +90,10 @@ def torchvision_trunk(name: str, in_channels: int, image_size: int, weights: str
     return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
 
 
-def _without_auxiliary_heads(name: str, weights: str | None) -> dict[str, Any]:
-    # With weights, torchvision builds the heads that the file has; they are cut off afterwards.
-    return {"aux_logits": False} if name in ("googlenet", "inception_v3") and weights is None else {}
+def _extra_settings(name: str, weights: str | None) -> dict[str, Any]:
+    # With weights, torchvision builds the auxiliary heads that the file has; they are cut off afterwards.
+    untrained = name in ("googlenet", "inception_v3") and weights is None
+    return {"aux_logits": False, "init_weights": False} if untrained else {}
 
 
 def _weights_or_model(name: str, weights: str | None) -> str:
@@ -148,8 +150,10 @@ def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] 
         hidden_sizes: the width of every hidden layer.
     """
     sizes = [in_features, *hidden_sizes]
-    hidden = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*hidden, nn.Linear(sizes[-1], embedding_size)) if hidden else nn.Linear(sizes[0], embedding_size)
+    hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return (
+        nn.Sequential(*hidden, nn.Linear(sizes[-1], embedding_size)) if hidden else nn.Linear(sizes[0], embedding_size)
+    )
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
@@ -169,7 +173,9 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
         with torch.no_grad():
             output = trunk(torch.zeros(2, in_channels, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ConfigError(f"model.trunk refuses images of {in_channels} x {image_size} x {image_size}: {error}") from None
+        raise ConfigError(
+            f"model.trunk refuses images of {in_channels} x {image_size} x {image_size}: {error}"
+        ) from None
     finally:
         trunk.train(training)
     if not isinstance(output, Tensor) or output.ndim != 2:

@@ -127,8 +127,8 @@ class PluginRecord:
 class Registry:
     """Components, recipes, data sets and trunks of all plugins.
 
-    Entry points are read once, at the first look-up. Each is imported, checked and asked in a guard of its own: one that
-    fails is reported in a :class:`PluginWarning`, listed as broken by :meth:`plugins`, and otherwise ignored.
+    Entry points are read once, at the first look-up. Each is imported, checked and asked in a guard of its own: one
+    that fails is reported in a :class:`PluginWarning`, listed as broken by :meth:`plugins`, and otherwise ignored.
     The environment variable ``PML_EXT_PLUGINS`` is an allow-list of entry-point names, comma-separated (empty: none),
     ``PML_EXT_BLOCK`` a deny-list.
     """
@@ -183,7 +183,9 @@ class Registry:
 
     def _load_one(self, point: metadata.EntryPoint) -> None:
         if not _NAME.fullmatch(point.name) or point.name in (LOCAL, BUILTIN):
-            raise PluginError(f"an entry point's name is kebab-case and not {LOCAL!r} or {BUILTIN!r}, not {point.name!r}")
+            raise PluginError(
+                f"an entry point's name is kebab-case and not {LOCAL!r} or {BUILTIN!r}, not {point.name!r}"
+            )
         if self._manager.has_plugin(point.name):
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; "
                               "rename one of them")  # fmt: skip
@@ -418,16 +420,16 @@ class Registry:
                 names |= {f"{plugin}:{name}": factory for plugin, factory in owners.items()}
         return dict(sorted(names.items()))
 
-    def _one(self, what: str, hook: str, name: str) -> Any:
+    def _one(self, what: str, hook: str, name: str) -> Callable[..., Any]:
         claims = self._claims(hook)
         plugin, _, short = name.partition(":")
         if short in claims and plugin in claims[short]:
-            return claims[short][plugin]
+            return claims[short][plugin]  # type: ignore[no-any-return]
         if name not in claims:
             raise UnknownNameError(unknown(what, name, claims))
         if len(claims[name]) > 1:
             raise PluginError(_clash(name, {f"{p}:{name}": self._owner(p) for p in claims[name]}))
-        return next(iter(claims[name].values()))
+        return next(iter(claims[name].values()))  # type: ignore[no-any-return]
 
 
 # Classes
@@ -462,11 +464,23 @@ def _bases() -> dict[str, tuple[type, ...]]:
 
 _DEFAULT_CAPABILITIES = frozenset({"labels", "indices_tuple"})
 # PML's losses that take references, as their sources say; those that refuse or ignore them are left out.
-_PML_WITH_REFERENCES = (
-    "AngularLoss CircleLoss ContrastiveLoss DynamicSoftMarginLoss GeneralizedLiftedStructureLoss IntraPairVarianceLoss "
-    "LiftedStructureLoss MarginLoss MultiSimilarityLoss NCALoss NTXentLoss SignalToNoiseRatioContrastiveLoss SupConLoss "
-    "TripletMarginLoss TupletMarginLoss"
-).split()
+_PML_WITH_REFERENCES = [
+    "AngularLoss",
+    "CircleLoss",
+    "ContrastiveLoss",
+    "DynamicSoftMarginLoss",
+    "GeneralizedLiftedStructureLoss",
+    "IntraPairVarianceLoss",
+    "LiftedStructureLoss",
+    "MarginLoss",
+    "MultiSimilarityLoss",
+    "NCALoss",
+    "NTXentLoss",
+    "SignalToNoiseRatioContrastiveLoss",
+    "SupConLoss",
+    "TripletMarginLoss",
+    "TupletMarginLoss",
+]
 _PML_CAPABILITIES: dict[str, frozenset[str]] = {
     **{name: _DEFAULT_CAPABILITIES | {"references"} for name in _PML_WITH_REFERENCES},
     **{name: frozenset({"labels"}) for name in ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")},
@@ -561,7 +575,8 @@ def _pml_name(class_name: str) -> str:
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
     for split, joined in (("arc-face", "arcface"), ("cos-face", "cosface"), ("sphere-face", "sphereface"),
-                          ("nt-xent", "ntxent"), ("vic-reg", "vicreg"), ("sup-con", "supcon"), ("p2-s-grad", "p2s-grad")):  # fmt: skip
+                          ("nt-xent", "ntxent"), ("vic-reg", "vicreg"), ("sup-con", "supcon"),
+                          ("p2-s-grad", "p2s-grad")):  # fmt: skip
         words = words.replace(split, joined)
     return f"pml/{words}"
 
@@ -587,7 +602,9 @@ def _checked(component: Any, plugin: str) -> Component:
     if not isinstance(component.cls, type):
         raise PluginError(f"a component is a class, not {component.cls!r}")
     if not _NAME.fullmatch(component.name):
-        raise PluginError(f"a component's name is kebab-case (letters a-z, digits, single hyphens), not {component.name!r}")
+        raise PluginError(
+            f"a component's name is kebab-case (letters a-z, digits, single hyphens), not {component.name!r}"
+        )
     if component.paper is not None and not isinstance(component.paper, Paper):
         raise PluginError(f"{component.name}: paper must be a Paper(...), not {component.paper!r}")
     kind_of(component.cls)
@@ -618,11 +635,19 @@ def _recipe_files(prefix: str, folder: Traversable) -> Iterator[tuple[str, Trave
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """A sentence about a name that is not there, with the nearest ones.
+
+    Args:
+        what: what was looked for, for example ``"loss"``.
+        name: what was typed.
+        known: the names that there are.
+    """
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}"
-    return f"no {what} {name!r}; {hint}"
+    if near:
+        return f"no {what} {name!r}; nearest: {', '.join(near)}"
+    return f"no {what} {name!r}; known: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}"
 
 
 def _clash(name: str, owners: Mapping[str, str], form: str = "{!r}") -> str:

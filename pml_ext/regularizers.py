@@ -9,6 +9,7 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
+from . import registry
 from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision
 from .settings import check_number
 
@@ -64,12 +65,8 @@ class _Capabilities:
     def __get__(self, instance: RegularizedLoss | None, owner: type) -> frozenset[str]:
         if instance is None:
             return frozenset({"labels", "indices_tuple", "references"})
-        from .registry import capabilities
-
-        parts = [capabilities(instance.loss)]
-        if "labels" in getattr(instance.regularizer, "capabilities", ()):
-            parts.append(frozenset({"labels"}))
-        return frozenset().union(*parts)
+        labels = {"labels"} if instance._labelled_regularizer else set()
+        return registry.capabilities(instance.loss) | labels
 
 
 class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -108,6 +105,8 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         self.loss = loss
         self.regularizer = regularizer
         self.weight = weight
+        self._labelled_loss = "labels" in registry.capabilities(loss)
+        self._labelled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
 
@@ -120,17 +119,16 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         """The two parts, both already reduced."""
-        from .registry import capabilities
-
-        arguments = [embeddings, labels] if "labels" in capabilities(self.loss) else [embeddings]
+        arguments = [embeddings, labels] if self._labelled_loss else [embeddings]
         optional: dict[str, Any] = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
         if ref_emb is not embeddings:
             optional["ref_emb"] = ref_emb
             if ref_labels is not None:
                 optional["ref_labels"] = ref_labels
         loss = self.loss(*arguments, **optional)
-        labelled = "labels" in getattr(self.regularizer, "capabilities", ())
-        regularizer = self.regularizer(embeddings, labels) if labelled else self.regularizer(embeddings)
+        regularizer = (
+            self.regularizer(embeddings, labels) if self._labelled_regularizer else self.regularizer(embeddings)
+        )
         if self.collect_stats:
             self.loss_value, self.regularizer_value = loss.detach(), regularizer.detach()
         return {"loss": _reduced(loss), "regularizer": _reduced(regularizer * self.weight)}

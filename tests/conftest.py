@@ -17,7 +17,9 @@ InstallPlugin = Callable[..., Path]
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
     """Puts a distribution with one module and one entry point on the path, as an installer would."""
 
-    def install(module: str, source: str, *, entry_point: str = "", distribution: str = "", version: str = "1.0") -> Path:
+    def install(
+        module: str, source: str, *, entry_point: str = "", distribution: str = "", version: str = "1.0"
+    ) -> Path:
         distribution = distribution or module.replace("_", "-")
         folder = tmp_path / f"site-{distribution}"
         package = folder / module

@@ -147,7 +147,7 @@ def test_peers_of_a_plugin(install_plugin, monkeypatch):
         @hookimpl
         def pml_ext_benchmark_peers():
             return {"plain": {"twice": lambda: lambda embeddings, labels: 2 * embeddings.sum()}}
-    """)  # fmt: skip
+    """, entry_point="my-peers")  # fmt: skip
     fresh = registry.Registry()
     for name in ("get", "build", "benchmark_peers"):
         monkeypatch.setattr(registry, name, getattr(fresh, name))
@@ -155,7 +155,7 @@ def test_peers_of_a_plugin(install_plugin, monkeypatch):
     assert [row.what for row in rows] == ["floor", "plain", "twice"]
 
 
-def command(*arguments):
+def run_command(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     return subprocess.run(
         [sys.executable, "-m", "pml_ext", "bench", *arguments], capture_output=True, text=True, env=environment
@@ -164,9 +164,12 @@ def command(*arguments):
 
 def test_command_writes_a_table_or_json():
     quick = ["cbml", "--shapes", "16x8x4,12x4x3", "--repeats", "2", "--device", "cpu", "--threads", "1"]
-    done = command(*quick)
+    done = run_command(*quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
+    CliRunner = pytest.importorskip("typer.testing").CliRunner
+    from pml_ext.cli.app import app
+
     assert lines[0].split() == [
         "shape",
         "loss",
@@ -184,14 +187,14 @@ def test_command_writes_a_table_or_json():
     ]
     assert len(lines) == 2 + 2 * 4
     assert len({len(line.rstrip()) for line in lines}) == 1
-    assert "16x8x4: 1 losses, 2 rounds" in done.stderr
-    found = json.loads(command(*quick, "--json").stdout)
+    assert "measuring at 16x8x4, 2 rounds" in done.stderr
+    found = json.loads(CliRunner().invoke(app, ["bench", *quick, "--json"]).stdout)
     assert [entry["shape"] for entry in found] == ["16x8x4"] * 4 + ["12x4x3"] * 4
     assert found[1]["what"] == "cbml"
 
 
 def test_command_refuses_a_wrong_shape():
-    done = command("cbml", "--shapes", "16x8")
+    done = run_command("cbml", "--shapes", "16x8")
     assert done.returncode == 2
     assert "a shape is BATCHxSIZExPER_CLASS" in done.stderr
     assert "Traceback" not in done.stderr

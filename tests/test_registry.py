@@ -75,7 +75,8 @@ def test_two_classes_of_one_name_are_refused_by_that_name(install_plugin):
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("import a_package_that_is_not_there", "ModuleNotFoundError"),
         ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_component(): return []", "unknown hook"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_components(): return [int]", r"Component\(...\) entries"),
+        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_components(): return [int]",
+         r"Component\(...\) entries"),
         ("from pml_ext import hookimpl, Component\n@hookimpl\ndef pml_ext_components(): return [Component(int, 'x')]",
          "extends none of the base classes"),
         ("from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import NCALoss\n"
@@ -181,7 +182,9 @@ def test_pmls_classes_and_their_names():
 def test_unknown_settings_are_refused_before_the_class_sees_them():
     with pytest.raises(ConfigError, match="no setting of pml/triplet-margin 'margn'; nearest: margin"):
         registry.build("pml/triplet-margin", "loss", margn=0.1)
-    assert {"margin", "reducer", "distance", "collect_stats"} <= set(registry.get("pml/triplet-margin", "loss").settings)
+    assert {"margin", "reducer", "distance", "collect_stats"} <= set(
+        registry.get("pml/triplet-margin", "loss").settings
+    )
 
 
 def test_settings_that_are_components_are_built():
@@ -235,7 +238,8 @@ def test_the_table_of_pmls_references_is_right(component):
     """A loss that the table credits with references takes them; one that refuses them is not in it."""
     if not component.name.startswith("pml/") or component.cls.__name__ in ("CrossBatchMemory", "MultipleLosses"):
         pytest.skip("a wrapper, or ours")
-    wanted = {"num_classes": 3, "embedding_size": 4, "loss": losses.NTXentLoss(), "l": 4, "K": 1, "margin": 0.4, "Tn": 10,
+    wanted = {"num_classes": 3, "embedding_size": 4, "loss": losses.NTXentLoss(), "l": 4, "K": 1, "margin": 0.4,
+              "Tn": 10,
               "descriptors_dim": 4}  # fmt: skip
     required = {n: wanted[n] for n, p in component.settings.items() if p.default is p.empty and n in wanted}
     loss = component.cls(**required)

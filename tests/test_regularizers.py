@@ -144,6 +144,13 @@ def test_nothing_is_summed_in_half_precision(batch, dtype):
     torch.testing.assert_close(value, expected)
 
 
+def test_compiles(batch):
+    x, labels = batch
+    wrapped = RegularizedLoss(losses.ContrastiveLoss(), LpRegularizer(), weight=0.5)
+    compiled = torch.compile(wrapped, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, labels), wrapped(x, labels))
+
+
 def test_values_are_recorded(batch):
     x, labels = batch
     wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=0.5, collect_stats=True)

@@ -1,7 +1,7 @@
 r"""The equations of Wang et al. (2017), Sec. 3.2 and 3.3, on similarity matrices and pairs.
 
-:math:`t = \tan^2 \alpha` throughout. A dot product with :math:`x_a + x_p` is a sum of two entries of the similarity matrix,
-so no triplet is ever formed from coordinates.
+:math:`t = \tan^2 \alpha` throughout. A dot product with :math:`x_a + x_p` is a sum of two entries of the similarity
+matrix, so no triplet is ever formed from coordinates.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def angular_terms(
         \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) x_a^T x_p
 
-    Gathers two rows of the matrices a pair; pairs beyond ``max_entries / R`` go in tiles that the backward pass computes
-    again, so memory stays bounded.
+    Gathers two rows of the matrices a pair; pairs beyond ``max_entries / R`` go in tiles that the backward pass
+    computes again, so memory stays bounded.
 
     Args:
         similarity: :math:`x_a^T x_n`, ``[B, R]``.
@@ -131,9 +131,7 @@ def angular_terms_by_class(
     return log_one_plus(exponents.where(paired, torch.finfo(sums.dtype).min))
 
 
-def angular_hinge(
-    squared_ap: Tensor, squared_nc: Tensor, *, alpha: float
-) -> Tensor:
+def angular_hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
     r"""The angular hinge of triplets, Eq. (6).
 
     .. math:: \big[\,\|x_a - x_p\|^2 - 4 t \|x_n - x_c\|^2\,\big]_+, \qquad x_c = (x_a + x_p) / 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 
-class What(str, Enum):
+class What(StrEnum):
     """What can be listed."""
 
     losses = "losses"
@@ -56,7 +56,12 @@ def _entries(what: What) -> list[dict[str, Any]]:
         from ..experiment.recipe import read_tables
 
         return [
-            {"name": name, "class": "", "from": name.partition("/")[0], "summary": read_tables(name).get("description", "")}
+            {
+                "name": name,
+                "class": "",
+                "from": name.partition("/")[0],
+                "summary": read_tables(name).get("description", ""),
+            }
             for name in registry.recipes()
         ]
     factories = registry.datasets() if what is What.datasets else registry.trunks()

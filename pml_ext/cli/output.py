@@ -24,7 +24,9 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, markup=False)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), title: str = "") -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), title: str = ""
+) -> None:
     """Writes an aligned table on stdout.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..experiment import Plan
 
 
-class Device(str, Enum):
+class Device(StrEnum):
     """Where to train."""
 
     auto = "auto"
@@ -23,7 +23,9 @@ class Device(str, Enum):
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe such as cbml/digits (pml-ext list recipes), or a .toml file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe such as cbml/digits (pml-ext list recipes), or a .toml file.")
+    ],
     data: Annotated[Path | None, typer.Option(help="The folder of the data, where the data set wants one.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write (default runs/NAME-SEED-TIME).")] = None,
     seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
@@ -61,8 +63,11 @@ def train(
 def _progress(console: Any) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-                    TimeRemainingColumn(), console=console, transient=True)  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class _Drawn:
@@ -90,7 +95,12 @@ def _announce(console: Any, plan: Plan, index: int, count: int) -> None:
     console.print(f"{plan.name}, seed {plan.seed}, in {plan.folder}{number}")
 
 
-PHASES = {"raw": "raw pixels", "before": "before training", "after": "after training", "learned_metric": "learned metric"}
+PHASES = {
+    "raw": "raw pixels",
+    "before": "before training",
+    "after": "after training",
+    "learned_metric": "learned metric",
+}
 
 
 def _metric_names(metrics: dict[str, Any]) -> list[str]:

@@ -69,9 +69,7 @@ def image_files(place: Path) -> list[Path]:
     Args:
         place: the folder.
     """
-    from torchvision.datasets.folder import has_file_allowed_extension
-
-    from torchvision.datasets.folder import IMG_EXTENSIONS
+    from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
 
     return sorted(
         file
@@ -87,7 +85,12 @@ def _classes(place: Path) -> list[str]:
 
 
 def _images(place: Path, names: list[str], channels: int) -> LabelledImages:
-    found = [(file, label) for label, name in enumerate(names) if (place / name).is_dir() for file in image_files(place / name)]
+    found = [
+        (file, label)
+        for label, name in enumerate(names)
+        if (place / name).is_dir()
+        for file in image_files(place / name)
+    ]
     if not found:
         raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files a class")
     files, labels = zip(*found, strict=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from .splits import DataSplits, LabelledImages
@@ -40,7 +41,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28) -> DataSplits
     if missing:
         state = f"{folder} has no {' and no '.join(missing)}" if folder.is_dir() else f"{folder}: no such folder"
         raise DataError(
-            f"{state}; --data wants a folder with {TRAIN} and {TEST} (from {URL}), and without --data they are downloaded"
+            f"{state}; --data wants a folder with {TRAIN} and {TEST} (from {URL}); without --data they are downloaded"
         )
     train, train_names = _read(folder / TRAIN, image_size, lambda alphabet: True)
     seen = {name.partition("/")[0] for name in train_names}
@@ -54,7 +55,9 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
     """The drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``."""
     from PIL import Image
 
-    drawings, labels, names = [], [], {}
+    drawings: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    names: dict[str, int] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in sorted(archive.namelist()):

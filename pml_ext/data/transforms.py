@@ -45,7 +45,9 @@ def build_transforms(
         ConfigError: a setting outside its range.
     """
     if not 0 <= shift < image_size:
-        raise ConfigError(f"shift must be from 0 to {image_size - 1} pixels for images of size {image_size}, not {shift}")
+        raise ConfigError(
+            f"shift must be from 0 to {image_size - 1} pixels for images of size {image_size}, not {shift}"
+        )
     if not 0 <= rotate <= 180:
         raise ConfigError(f"rotate must be from 0 to 180 degrees, not {rotate}")
     if not 0 < scale[0] <= scale[1]:
@@ -94,4 +96,3 @@ def raw_pixels(images: LabelledImages) -> NDArray[np.float32]:
         ``[N, C * S * S]``, float32.
     """
     return np.stack([np.asarray(images[index][0]).reshape(-1) for index in range(len(images))]).astype(np.float32)
-

@@ -32,12 +32,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     .. math:: \frac{1}{N} \sum_i \mathbf 1[\,\exists j \in kNN_K(i) : y_j = y_i\,].
 
-    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of k-means
-    clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). PML's metrics keep their names and
-    meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as many as their K asks for. A gallery that
-    is smaller than K counts what is missing as wrong. Labels are compared as integers (PML's float32 merges 16777216 and
-    16777217), and a query is left out of its own neighbours by index (PML leaves out the first neighbour, which is
-    another image where exact duplicates are).
+    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of
+    k-means clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). PML's metrics keep their names
+    and meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as many as their K asks for. A
+    gallery that is smaller than K counts what is missing as wrong. Labels are compared as integers (PML's float32 merges
+    16777216 and 16777217), and a query is left out of its own neighbours by index (PML leaves out the first neighbour,
+    which is another image where exact duplicates are).
 
     Args:
         include: names of metrics to compute; all, if empty.
@@ -75,7 +75,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         self.lone_queries = lone_queries
         self._largest: dict[str, int] = {}  # the K of every metric that this class adds
-        for names, ks, function in (("recall_at", recall_at, self._recall), ("precision_at", precision_at, self._precision)):
+        for names, ks, function in (
+            ("recall_at", recall_at, self._recall),
+            ("precision_at", precision_at, self._precision),
+        ):
             for k in ks:
                 if isinstance(k, bool) or not isinstance(k, int) or k < 1:
                     raise ValueError(f"{names} wants integers of at least 1, not {k!r}")
@@ -162,8 +165,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             return nan_accuracy(label_counts[0], self.return_per_class)
         return maybe_get_avg_of_avgs(hit.double(), query_labels[:, None], self.avg_of_avgs, self.return_per_class)
 
-    def _precision(self, knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor, label_counts: Any, k: int,
-                   **_: Any) -> Any:  # fmt: skip
+    def _precision(self, knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor, label_counts: Any,
+                   k: int, **_: Any) -> Any:  # fmt: skip
         knn_labels, query_labels = knn_labels[not_lone_query_mask], query_labels[not_lone_query_mask]
         if len(query_labels) == 0:
             return nan_accuracy(label_counts[0], self.return_per_class)

@@ -42,8 +42,8 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
 
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 
-    A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false negative
-    if it shares the class alone.
+    A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false
+    negative if it shares the class alone.
 
     Args:
         labels: the class of every point, ``[N]``.
@@ -52,6 +52,8 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
     Returns:
         From 0 to 1; 0 where no pair shares anything.
     """
-    (_, false_positive), (false_negative, true_positive) = pair_confusion_matrix(np.asarray(labels), np.asarray(clusters))
+    (_, false_positive), (false_negative, true_positive) = pair_confusion_matrix(
+        np.asarray(labels), np.asarray(clusters)
+    )
     total = 2 * true_positive + false_positive + false_negative
     return float(2 * true_positive / total) if total else 0.0

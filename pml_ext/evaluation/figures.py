@@ -73,7 +73,9 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     return figure
 
 
-def similarity_distributions(parts: Mapping[str, tuple[Tensor, Tensor]], max_items: int = 2000, seed: int = 0) -> Figure:
+def similarity_distributions(
+    parts: Mapping[str, tuple[Tensor, Tensor]], max_items: int = 2000, seed: int = 0
+) -> Figure:
     """Distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
     Args:
@@ -131,10 +133,10 @@ def projection(
     figure = _figure(6.4, 5.2)
     axes = figure.subplots()
     few = len(classes) <= 20
-    drawn = axes.scatter(*flat.T, c=colors, cmap="tab10" if len(classes) <= 10 else "tab20" if few else "turbo", s=9,
-                         alpha=0.85, linewidths=0)  # fmt: skip
+    palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
+    drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
     if few and len(class_names):
-        handles = drawn.legend_elements(num=None)[0]
+        handles = drawn.legend_elements(num=list(range(len(classes))))[0]
         names = [str(class_names[label]) for label in classes]
         axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes.set(xticks=[], yticks=[], title=f"{len(flat)} embeddings of {len(classes)} classes, {_METHODS[method]}")

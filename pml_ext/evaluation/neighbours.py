@@ -62,7 +62,7 @@ def default_neighbours() -> NearestNeighbours:
     """By Euclidean distance: with faiss where it is installed, else with torch in tiles."""
     if not has_faiss():
         return neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
-    return NearestNeighbours(lambda query, k, reference: FaissKNN()(query, k, reference))
+    return NearestNeighbours(lambda query, k, reference: FaissKNN()(query.contiguous(), k, reference.contiguous()))
 
 
 def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbours:

@@ -1,7 +1,7 @@
 """Recipes: one TOML file says what to train, on what, how, and how it is tested.
 
-A recipe is read, merged with what it ``extends``, overridden by ``--set``, split by its ``[sweep]``, and validated whole
-before any data are loaded. Every error names the file, the key, what was found and what is wanted.
+A recipe is read, merged with what it ``extends``, overridden by ``--set``, split by its ``[sweep]``, and validated
+whole before any data are loaded. Every error names the file, the key, what was found and what is wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from ..data import build_transforms, folder
 from ..errors import ConfigError, PmlExtError, UnknownNameError
 
 SHUFFLE = "shuffle"  # the sampler name that means plain shuffling
-OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop, "sgd": torch.optim.SGD}
+OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
 
 
 class _Table(BaseModel):
@@ -82,7 +87,7 @@ class RegularizerTable(_NamedTable):
 
 
 class LossTable(_NamedTable):
-    """``[loss]``: the loss and its settings, what mines for it and regularizes it, and how its parameters are trained."""
+    """``[loss]``: the loss and its settings, its miner and regularizer, and how its own parameters are trained."""
 
     miner: Annotated[_NamedTable, BeforeValidator(_named)] | None = None
     regularizer: Annotated[RegularizerTable, BeforeValidator(_named)] | None = None

@@ -73,6 +73,7 @@ def write_report(
     tables: Sequence[ReportTable],
     figures: Sequence[ReportFigure],
     warnings: Sequence[str] = (),
+    appendix: Sequence[ReportTable] = (),
     recipe: str = "",
 ) -> None:
     """Writes the report, in one step.
@@ -84,10 +85,17 @@ def write_report(
         tables: shown first.
         figures: shown after them, inside the file.
         warnings: shown on top.
+        appendix: tables shown after the figures.
         recipe: the text of the recipe, folded away.
     """
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment", "."), autoescape=True)
     text = environment.get_template("report.html.jinja").render(
-        title=title, subtitle=subtitle, tables=tables, figures=figures, warnings=warnings, recipe=recipe
+        title=title,
+        subtitle=subtitle,
+        tables=tables,
+        figures=figures,
+        warnings=warnings,
+        appendix=appendix,
+        recipe=recipe,
     )
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))

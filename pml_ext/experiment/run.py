@@ -29,8 +29,17 @@ from ..errors import ConfigError, TrainingError
 from ..evaluation import RetrievalAccuracyCalculator, neighbours_under, retrieval_metrics
 from ..regularizers import RegularizedLoss
 from . import checkpoint, records
-from .recipe import SHUFFLE, LossTable, Recipe, SamplerTable, build, build_optimizer, dataset_factory, loss_context
-from .recipe import own_optimizer
+from .recipe import (
+    SHUFFLE,
+    LossTable,
+    Recipe,
+    SamplerTable,
+    build,
+    build_optimizer,
+    dataset_factory,
+    loss_context,
+    own_optimizer,
+)
 from .run_report import write_run_report
 
 COLLAPSED = 0.99  # mean cosine similarity of different images above which the embeddings count as one point
@@ -167,9 +176,7 @@ class Run:
         train, test = splits.train, splits.test
         self.image_size, self.channels = splits.image_size, splits.channels
         normalize = models.pretrained_normalization(self.recipe.model.trunk.name, self.recipe.model.trunk.settings)
-        augmented, plain = build_transforms(
-            self.image_size, self.channels, splits.crop, normalize, **table.augment
-        )
+        augmented, plain = build_transforms(self.image_size, self.channels, splits.crop, normalize, **table.augment)
         self.splits: dict[str, Any] = {"test": test.with_transform(plain)}
         if self.recipe.evaluation.validation:
             train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
@@ -299,9 +306,7 @@ class Run:
 
     def _iterations_before(self, epoch: int) -> int:
         """How many iterations all epochs before one have together."""
-        return sum(
-            stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self.stages
-        )
+        return sum(stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self.stages)
 
     def _train_epoch(self, hooks: HookContainer) -> None:
         stage = self._stage()
@@ -375,6 +380,7 @@ class Run:
         return found
 
     def call(self, part: Any, method: str) -> Any:
+        """What a part's method returns when called with the run; None if it has no such method."""
         function = getattr(part, method, None)
         return function(self) if callable(function) else None
 
@@ -412,7 +418,9 @@ class Run:
             data_device=self.device, accuracy_calculator=calculator, **settings,
         )  # fmt: skip
 
-    def _test(self, split: str, hooks: HookContainer | None = None, metric: nn.Module | None = None) -> dict[str, float]:
+    def _test(
+        self, split: str, hooks: HookContainer | None = None, metric: nn.Module | None = None
+    ) -> dict[str, float]:
         """The metrics of a split, each image searched among all others of it."""
         tester = self._tester(
             self._calculator(metric),

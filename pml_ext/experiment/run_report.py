@@ -40,13 +40,20 @@ def write_run_report(run: Run, metrics: Mapping[str, Any]) -> None:
         run.folder / "report.html",
         title=metrics["recipe"],
         subtitle=f"{run.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
-        f"{seconds['train']:.0f} s of training and {seconds['test']:.0f} s of testing, epoch {metrics['best_epoch']} "
+        f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
         f"of {run.recipe.schedule.epochs}.",
-        tables=[_metrics_table(metrics), *_paper_table(run), _versions_table(metrics)],
+        tables=[_metrics_table(metrics)],
         figures=figures,
+        appendix=[*_paper_table(run), _versions_table(metrics)],
         warnings=metrics["warnings"],
         recipe=tomli_w.dumps(run.recipe.as_dict()),
     )
+
+
+_HEADINGS = {
+    **{f"recall_at_{k}": f"Recall@{k}" for k in (1, 2, 4, 8)},
+    "precision_at_1": "P@1", "r_precision": "R-prec.", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1",
+}  # fmt: skip
 
 
 def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
@@ -57,7 +64,7 @@ def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
         [Cell(PHASES[phase]), *(_percent(metrics[phase].get(name), best[name]) for name in names)] for phase in phases
     ]
     return ReportTable(
-        "Retrieval and clustering on the test images", ["%", *names], rows,
+        "Retrieval and clustering on the test images", ["%", *(_HEADINGS.get(name, name) for name in names)], rows,
         "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes.",
     )  # fmt: skip
 
@@ -80,7 +87,9 @@ def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
 
 def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     if series := loss_series(run.folder, _recorded_terms(run)):
-        yield ReportFigure("The loss and its terms", loss_curves(series), "As recorded in every iteration, and smoothed.")
+        yield ReportFigure(
+            "The loss and its terms", loss_curves(series), "As recorded in every iteration, and smoothed."
+        )
     curves = {PHASES[phase]: _recalls(metrics[phase]) for phase in ("raw", "before", "after")}
     yield ReportFigure("Recall@K before and after training", recall_curve(curves),
                        "The share of test images with one of their class among the K nearest.")  # fmt: skip
@@ -93,8 +102,8 @@ def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
         "The further apart the two, the easier the retrieval; the legends give mean and standard deviation.",
     )
     names = run.splits["test"].class_names
-    yield ReportFigure("The test embeddings in two dimensions", projection(test, run.labels("test"), names, seed=run.seed),
-                       "Coloured by class.")  # fmt: skip
+    flat = projection(test, run.labels("test"), names, seed=run.seed)
+    yield ReportFigure("The test embeddings in two dimensions", flat, "Coloured by class.")
     yield ReportFigure("Queries and their nearest test images", _gallery(run, test),
                        "Half of these queries were answered wrongly, as far as there are such; framed green (✓): the "
                        "query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip

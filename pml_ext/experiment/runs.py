@@ -90,7 +90,9 @@ def _check_same(plan: Plan) -> None:
     run = tables.pop("run")
     wanted = plan.recipe.as_dict()
     if run["seed"] != plan.seed:
-        raise ConfigError(f"{plan.folder} holds a run with seed {run['seed']}, not {plan.seed}; type --seed {run['seed']}")
+        raise ConfigError(
+            f"{plan.folder} holds a run with seed {run['seed']}, not {plan.seed}; type --seed {run['seed']}"
+        )
     if (difference := _first_difference(tables, wanted)) is not None:
         key, found, now = difference
         raise ConfigError(f"{saved}: {key} is {found!r} in the run to resume, but {now!r} now; resume it with the same")

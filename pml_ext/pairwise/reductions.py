@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # Masks enter as factors 0 and 1: on a CPU, torch.where and masked_fill take ten times as long as a product. There, too,
 # fresh memory costs more than arithmetic, so what can be done in place is.
@@ -74,9 +73,9 @@ def masked_min(values: Tensor, mask: Tensor) -> Tensor:
 def log_one_plus_sum_exp(
     matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0, log_scale: Tensor | float = 0.0
 ) -> Tensor:
-    r"""Stable :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, 0 where there are none.
+    r"""Stable :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, 0 if there are none.
 
-    The gradient is written in the same pass, so it can be differentiated once.
+    The gradient is written in the same pass. It can be differentiated again.
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
@@ -100,8 +99,8 @@ class _LogOnePlusSumExp(torch.autograd.Function):
         exponents = (matrix - center).mul_(slope)
         greatest = masked_max(exponents, mask)
         shift = greatest.masked_fill(greatest == -torch.inf, 0)
-        # The first factor keeps exp from overflowing outside the mask, the second drops its 1; exp is slow on what would
-        # become denormal.
+        # The first factor keeps exp from overflowing outside the mask, the second drops its 1; exp is slow where its
+        # result is denormal.
         factor = mask.to(matrix.dtype)
         lowest = 0.9 * math.log(torch.finfo(matrix.dtype).tiny)
         terms = exponents.sub_(shift[:, None]).mul_(factor).clamp_(min=lowest).exp_().mul_(factor)
@@ -109,13 +108,19 @@ class _LogOnePlusSumExp(torch.autograd.Function):
         top = scaled.clamp(min=0)
         scale = (scaled - top).exp()
         total = torch.expm1(-top) + scale * terms.sum(1)
-        ctx.save_for_backward(terms, slope * scale / (1 + total))
+        ctx.save_for_backward(matrix, mask, terms, slope * scale / (1 + total))
+        ctx.settings = {"slope": slope, "center": center, "log_scale": log_scale}
         return top + torch.log1p(total)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        terms, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        matrix, mask, terms, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated: written out from the inputs
+            value = log_one_plus_sum_exp(matrix, mask, **ctx.settings)
+            factor, slope = mask.to(matrix.dtype), ctx.settings["slope"]
+            exponents = (slope * (matrix - ctx.settings["center"])) * factor
+            terms = (exponents + (ctx.settings["log_scale"] - value)[:, None]).exp() * factor
+            weight = slope
         return terms * (grad * weight)[:, None], None, None, None, None
 
 

@@ -77,7 +77,9 @@ def test_stages():
     assert stages[0].sampler == recipe.sampler
     with pytest.raises(ConfigError, match="stages take 20 epochs"):
         one("cbml/digits", "stages=[{epochs = 20, loss = {name = 'pml/triplet-margin'}}]")
-    with pytest.raises(ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: marg"):
+    with pytest.raises(
+        ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: marg"
+    ):
         one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margn = 1}}]")
 
 

@@ -9,7 +9,7 @@ import torch
 from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning.losses import MultipleLosses, MultiSimilarityLoss
 from pytorch_metric_learning.regularizers import LpRegularizer
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from pml_ext_cbml import CBMLLoss, HardPairMiner
 from pml_ext_cbml.peers import loop_over_anchors
@@ -69,6 +69,7 @@ class TestEquations:
     def test_gradcheck(self, slow, settings):
         x, labels = slow.batch(rows=7)
         assert gradcheck(lambda e: CBMLLoss(**settings)(e, labels), x)
+        assert gradgradcheck(lambda e: CBMLLoss(**{"beta_neg": 0.1, **settings})(e, labels), x)
 
     def test_both_mined_sets_empty(self):
         x = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1]].requires_grad_()

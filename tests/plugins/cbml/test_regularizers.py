@@ -85,6 +85,9 @@ def test_module(slow):
     assert "gamma=0.4" in repr(regularizer)
     compiled = torch.compile(regularizer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, labels), value)
+    both = RegularizedLoss(CBMLLoss(mvc_weight=0), regularizer, weight=0.5)
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, labels), both(x, labels))
 
 
 def test_bad_input(slow):

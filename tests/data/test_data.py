@@ -1,0 +1,280 @@
+"""Data sets: what is in the splits, what is refused, and how images are read and transformed."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext.data import (
+    DataSplits,
+    LabelledImages,
+    build_transforms,
+    digits,
+    digits_unseen,
+    folder,
+    hold_out_classes,
+    omniglot_small,
+    raw_pixels,
+    read_image,
+)
+from pml_ext.data import omniglot as omniglot_module
+from pml_ext.data.splits import split_by_image
+from pml_ext.errors import ConfigError, DataError
+
+
+def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)
+    return path
+
+
+def photos(place: Path, classes=4, images=6) -> Path:
+    for label in range(classes):
+        for number in range(images):
+            save(place / f"class{label}" / f"{number}.png", (50 * label, 10 * number, 0))
+    return place
+
+
+def test_digits_are_halved_within_every_class():
+    splits = digits()
+    assert isinstance(splits, DataSplits)
+    assert len(splits.train) + len(splits.test) == 1797
+    for label in range(10):
+        counts = [int((part.labels == label).sum()) for part in (splits.train, splits.test)]
+        assert abs(counts[0] - counts[1]) <= 1
+    image, label = splits.train[0]
+    assert (image.dtype, tuple(image.shape)) == (torch.uint8, (1, 8, 8))
+    assert splits.train.images.max() == 255
+    assert isinstance(label, int)
+    assert np.array_equal(digits().test.labels, splits.test.labels)
+    assert torch.equal(digits().test.images, splits.test.images)
+    everything = torch.cat([splits.train.images, splits.test.images]).flatten(1)
+    assert len(everything) == 1797
+    with pytest.raises(ConfigError, match="leave --data out"):
+        digits(Path("somewhere"))
+
+
+def test_digits_unseen_share_no_class():
+    splits = digits_unseen()
+    assert set(splits.train.labels) == {0, 1, 2, 3, 4}
+    assert set(splits.test.labels) == {5, 6, 7, 8, 9}
+
+
+def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{path.stem}/", "")
+        for alphabet, characters in alphabets.items():
+            for character in range(characters):
+                for number in range(drawings):
+                    pixels = np.full((105, 105), 255, dtype=np.uint8)
+                    pixels[10 * character : 10 * character + 20] = 0
+                    buffer = io.BytesIO()
+                    Image.fromarray(pixels).convert("1").save(buffer, "png")
+                    name = f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png"
+                    archive.writestr(name, buffer.getvalue())
+
+
+@pytest.fixture
+def omniglot_folder(tmp_path):
+    omniglot_zip(tmp_path / omniglot_module.TRAIN, {"Greek": 3, "Latin": 2})
+    omniglot_zip(tmp_path / omniglot_module.TEST, {"Greek": 3, "Sanskrit": 4})
+    return tmp_path
+
+
+def test_omniglot_tests_on_unseen_alphabets(omniglot_folder):
+    splits = omniglot_small(omniglot_folder, image_size=21)
+    assert (len(splits.train), len(splits.test)) == (15, 12)
+    assert {name.partition("/")[0] for name in splits.train.class_names} == {"Greek", "Latin"}
+    assert splits.test.class_names[0] == "Sanskrit/character01"
+    image, _ = splits.test[0]
+    assert tuple(image.shape) == (1, 21, 21)
+    assert image[0, :3].min() == 255  # ink, drawn in the uppermost rows, is bright
+    assert image[0, 5:].max() == 0
+    assert (splits.image_size, splits.channels) == (21, 1)
+
+
+def test_omniglot_that_is_missing_or_broken(omniglot_folder, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match="no such folder; --data wants a folder with images_background_small1.zip"):
+        omniglot_small(tmp_path / "absent")
+    (omniglot_folder / omniglot_module.TEST).write_bytes(b"no zip")
+    with pytest.raises(DataError, match=r"small2.zip: not a readable zip"):
+        omniglot_small(omniglot_folder)
+    (omniglot_folder / omniglot_module.TEST).unlink()
+    with pytest.raises(DataError, match=r"has no images_background_small2.zip"):
+        omniglot_small(omniglot_folder)
+    with pytest.raises(ConfigError, match="from 8 to 105 pixels, not 500"):
+        omniglot_small(omniglot_folder, image_size=500)
+
+
+def test_omniglot_is_downloaded_once_and_checked(omniglot_folder, tmp_path, monkeypatch):
+    import torchvision.datasets.utils as utils
+
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    asked = []
+
+    def download(url, root, filename):
+        asked.append(url)
+        (Path(root) / filename).write_bytes((omniglot_folder / url.rsplit("/", 1)[-1]).read_bytes())
+
+    monkeypatch.setattr(utils, "download_url", download)
+    with pytest.raises(DataError, match="not the expected file"):
+        omniglot_small()
+    assert not list(cache.rglob("*.zip"))
+    for name in (omniglot_module.TRAIN, omniglot_module.TEST):
+        monkeypatch.setitem(omniglot_module.SHA256, name, omniglot_module._sha256(omniglot_folder / name))
+    assert len(omniglot_small().train) == 15
+    count = len(asked)
+    assert len(omniglot_small().test) == 12
+    assert len(asked) == count
+
+    def fail(url, root, filename):
+        raise OSError("no network")
+
+    monkeypatch.setattr(utils, "download_url", fail)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*type --data FOLDER"):
+        omniglot_small()
+
+
+def test_a_folder_is_split_by_class_or_by_image(tmp_path):
+    place = photos(tmp_path / "photos")
+    by_class = folder(path=str(place))
+    assert len(set(by_class.train.labels)) == len(set(by_class.test.labels)) == 2
+    assert not set(by_class.train.labels) & set(by_class.test.labels)
+    by_image = folder(path=str(place), split="image", train_fraction=1 / 3)
+    assert [int((by_image.train.labels == label).sum()) for label in range(4)] == [2] * 4
+    assert not set(by_image.train.paths) & set(by_image.test.paths)
+    assert by_image.train.class_names == [f"class{label}" for label in range(4)]
+    image, label = by_class.train[0]
+    assert tuple(image.shape) == (3, 16, 20)
+    assert by_class.train.paths[0].parent.name == f"class{label}"
+    assert folder(tmp_path, path="photos").train.paths == by_class.train.paths
+
+
+def test_train_and_test_folders_are_used_as_they_are(tmp_path):
+    photos(tmp_path / "train", classes=3)
+    photos(tmp_path / "test", classes=5, images=2)
+    splits = folder(path=str(tmp_path))
+    assert (len(splits.train), len(splits.test)) == (18, 10)
+    assert splits.train.class_names == splits.test.class_names == [f"class{label}" for label in range(5)]
+
+
+def test_folders_that_do_not_serve(tmp_path):
+    with pytest.raises(DataError, match="absent: no such folder"):
+        folder(path=str(tmp_path / "absent"))
+    (tmp_path / "empty" / "cats").mkdir(parents=True)
+    with pytest.raises(DataError, match="no images in sub-folders"):
+        folder(path=str(tmp_path / "empty"))
+    photos(tmp_path / "one", classes=1)
+    with pytest.raises(DataError, match="found 1 class"):
+        folder(path=str(tmp_path / "one"))
+    with pytest.raises(ConfigError, match="above 0 and below 1, not 1"):
+        folder(path=str(tmp_path / "one"), train_fraction=1)
+
+
+def test_an_unreadable_image_is_named(tmp_path):
+    place = photos(tmp_path / "photos")
+    broken = place / "class1" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    images = folder(path=str(place), split="image").train.paths + folder(path=str(place), split="image").test.paths
+    assert broken in images
+    with pytest.raises(DataError, match="3.png: not a readable image"):
+        read_image(broken)
+    (place / "class1" / "3.png").write_text("hello")
+    with pytest.raises(DataError, match="3.png: not a readable image"):
+        read_image(broken)
+
+
+@pytest.mark.parametrize(
+    ("mode", "color", "wanted"),
+    [("RGB", (10, 20, 30), (10, 20, 30)), ("L", 77, (77, 77, 77)), ("RGBA", (10, 20, 30, 0), (255, 255, 255)),
+     ("LA", (40, 255), (40, 40, 40)), ("I;16", 256 * 99, (99, 99, 99)), ("1", 1, (255, 255, 255))],
+)  # fmt: skip
+def test_images_of_every_mode(tmp_path, mode, color, wanted):
+    path = tmp_path / "image.png"
+    if mode == "I;16":
+        Image.fromarray(np.full((4, 4), color, dtype=np.uint16)).save(path)
+    else:
+        save(path, color, (4, 4), mode)
+    assert tuple(read_image(path)[:, 0, 0].tolist()) == wanted
+    assert tuple(read_image(path, channels=1).shape) == (1, 4, 4)
+
+
+def test_exif_orientation_is_followed(tmp_path):
+    image = Image.new("RGB", (30, 10))
+    exif = image.getexif()
+    exif[0x0112] = 6  # turn right
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert tuple(read_image(tmp_path / "turned.jpg").shape) == (3, 30, 10)
+
+
+def test_held_out_classes():
+    train = digits().train
+    rest, held_out = hold_out_classes(train, 0.3, seed=3)
+    assert len(set(held_out.labels)) == 3
+    assert len(set(rest.labels)) == 7
+    assert not set(rest.labels) & set(held_out.labels)
+    assert len(rest) + len(held_out) == len(train)
+    assert set(hold_out_classes(train, 0.3, seed=4)[1].labels) != set(held_out.labels)
+
+
+def test_splits_by_image_are_disjoint_and_complete():
+    images = LabelledImages(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), [0] * 10 + [1] * 10, ["a", "b"])
+    first, second = split_by_image(images, 0.3, 0)
+    assert (len(first), len(second)) == (14, 6)
+    assert sorted(first.images.flatten().tolist() + second.images.flatten().tolist()) == list(range(20))
+
+
+def test_plain_transform_and_raw_pixels():
+    images = digits().test
+    _, plain = build_transforms(8, 1)
+    pixels = raw_pixels(images.with_transform(plain))
+    assert pixels.shape == (len(images), 64)
+    assert pixels.dtype == np.float32
+    assert np.allclose(pixels[5], images.images[5].flatten() / 255)
+
+
+def test_augmentation_shifts_within_its_range():
+    image = torch.zeros(1, 9, 9, dtype=torch.uint8)
+    image[0, 4, 4] = 255
+    augmented, _ = build_transforms(9, 1, shift=2)
+    torch.manual_seed(0)
+    places = {tuple(augmented(image)[0].nonzero()[0].tolist()) for _ in range(400)}
+    assert places == {(row, column) for row in range(2, 7) for column in range(2, 7)}
+
+
+def test_photographs_are_resized_and_cropped():
+    image = torch.randint(0, 255, (3, 40, 60), dtype=torch.uint8)
+    augmented, plain = build_transforms(
+        32, 3, crop=True, normalize=((0.5,) * 3, (0.5,) * 3), random_crop=True, flip=True
+    )
+    assert tuple(plain(image).shape) == tuple(augmented(image).shape) == (3, 32, 32)
+    assert plain(image).min() < 0
+    assert torch.equal(plain(image), plain(image))
+    assert not torch.equal(augmented(image), augmented(image))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"shift": 9}, "shift must be from 0 to 8"), ({"rotate": 200}, "from 0 to 180"), ({"scale": (0, 1)}, "above 0")],
+)
+def test_wrong_augmentation(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        build_transforms(9, 1, **settings)
+
+
+def test_transforms_are_picklable():
+    import pickle
+
+    for transform in build_transforms(9, 1, shift=1, rotate=10.0, flip=True):
+        pickle.loads(pickle.dumps(transform))
+
+
+def test_wrong_lengths():
+    with pytest.raises(ValueError, match="2 images, but 3 labels"):
+        LabelledImages(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), [0, 1, 2], ["a", "b", "c"])

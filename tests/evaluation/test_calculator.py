@@ -1,0 +1,208 @@
+"""Metrics against slow loops, scikit-learn and PML, where definitions coincide."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from sklearn.metrics import normalized_mutual_info_score
+
+from pml_ext import RetrievalAccuracyCalculator
+from pml_ext.evaluation import default_neighbours, kmeans, neighbours, neighbours_under, pairwise_f1, retrieval_metrics
+
+
+def data(count=60, classes=7, size=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    return torch.randn(count, size, generator=generator) + 0.8 * labels[:, None], labels
+
+
+def ranked(query, reference, itself):
+    """Indices of the references from near to far, the query left out, by a loop."""
+    rows = []
+    for i, point in enumerate(query.double()):
+        distances = [(float((point - other).square().sum()), j) for j, other in enumerate(reference.double())]
+        rows.append([j for _, j in sorted(distances) if not (itself and j == i)])
+    return rows
+
+
+def slow_recall(query, query_labels, reference, reference_labels, k, itself, drop):
+    hits = []
+    for i, row in enumerate(ranked(query, reference, itself)):
+        same = [j for j in row if reference_labels[j] == query_labels[i]]
+        if drop and not same:
+            continue
+        hits.append(any(reference_labels[j] == query_labels[i] for j in row[:k]))
+    return sum(hits) / len(hits)
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 200])
+@pytest.mark.parametrize("lone_queries", ["miss", "drop"])
+@pytest.mark.parametrize("gallery", [False, True])
+def test_recall_equals_a_slow_loop(k, lone_queries, gallery):
+    points, labels = data()
+    labels = torch.cat([labels, torch.tensor([50, 51])])  # two lone queries
+    points = torch.cat([points, torch.randn(2, 5, generator=torch.Generator().manual_seed(5))])
+    reference, reference_labels = data(40, seed=1) if gallery else (points, labels)
+    calculator = RetrievalAccuracyCalculator(recall_at=(k,), lone_queries=lone_queries)
+    found = calculator.get_accuracy(points, labels, reference, reference_labels, not gallery)
+    wanted = slow_recall(points, labels, reference, reference_labels, k, not gallery, lone_queries == "drop")
+    assert found[f"recall_at_{k}"] == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_precision_equals_a_slow_loop(k):
+    points, labels = data()
+    found = RetrievalAccuracyCalculator(precision_at=(1, k)).get_accuracy(points, labels)
+    wanted = [sum(labels[j] == labels[i] for j in row[:k]) / k for i, row in enumerate(ranked(points, points, True))]
+    assert found[f"precision_at_{k}"] == pytest.approx(float(np.mean(wanted)), abs=1e-6)
+
+
+@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
+def test_pmls_metrics_keep_their_values(k):
+    points, labels = data()
+    mine = RetrievalAccuracyCalculator(k=k, recall_at=(1, 16)).get_accuracy(points, labels)
+    theirs = AccuracyCalculator(k=k, exclude=("AMI", "NMI")).get_accuracy(points, labels)
+    for name, value in theirs.items():
+        assert mine[name] == pytest.approx(value), name
+    assert {"recall_at_1", "recall_at_16", "f1", "NMI"} <= set(mine)
+
+
+def test_mean_reciprocal_rank_alone():
+    points, labels = data()
+    found = RetrievalAccuracyCalculator(include=("mean_reciprocal_rank",)).get_accuracy(points, labels)
+    wanted = [1 / (1 + next(i for i, j in enumerate(row) if labels[j] == labels[n]))
+              for n, row in enumerate(ranked(points, points, True))]  # fmt: skip
+    assert found["mean_reciprocal_rank"] == pytest.approx(float(np.mean(wanted)), abs=1e-6)
+
+
+def test_large_labels_stay_apart():
+    points = torch.tensor([[0.0], [1.0], [0.1], [1.1]])
+    labels = torch.tensor([16777216, 16777216, 16777217, 16777217])
+    assert RetrievalAccuracyCalculator().get_accuracy(points, labels)["recall_at_1"] == 0
+    assert AccuracyCalculator(include=("precision_at_1",)).get_accuracy(points, labels)["precision_at_1"] == 1  # PML's
+
+
+def test_exact_duplicates_leave_out_the_query_itself():
+    points = torch.zeros(6, 3)
+    labels = torch.tensor([0, 1, 2, 3, 4, 0])
+    found = RetrievalAccuracyCalculator(recall_at=(1, 5)).get_accuracy(points, labels)
+    assert found["recall_at_5"] == pytest.approx(2 / 6)  # only the two of class 0 have a partner
+    for search in (default_neighbours(), neighbours_under(LpDistance())):
+        _, indices = search(points, 4, points, True)
+        assert indices.shape == (6, 4)
+        assert not (indices == torch.arange(6)[:, None]).any()
+
+
+def test_per_class_and_average_of_averages():
+    points, labels = data(30, 3)
+    per_class = RetrievalAccuracyCalculator(include=("recall_at_1",), return_per_class=True).get_accuracy(
+        points, labels
+    )
+    rows = ranked(points, points, True)
+    wanted = [np.mean([labels[rows[i][0]] == c for i in range(30) if labels[i] == c]) for c in range(3)]
+    assert per_class["recall_at_1"] == pytest.approx(wanted)
+    averaged = RetrievalAccuracyCalculator(include=("recall_at_1",), avg_of_avgs=True).get_accuracy(points, labels)
+    assert averaged["recall_at_1"] == pytest.approx(float(np.mean(wanted)))
+
+
+def test_only_lone_queries():
+    points, labels = data(5)[0], torch.arange(5)
+    assert RetrievalAccuracyCalculator(include=("recall_at_1",)).get_accuracy(points, labels) == {"recall_at_1": 0.0}
+    dropped = RetrievalAccuracyCalculator(
+        include=("recall_at_1", "precision_at_2"), precision_at=(2,), lone_queries="drop"
+    )
+    assert all(math.isnan(value) for value in dropped.get_accuracy(points, labels).values())
+
+
+def test_pairwise_f1_equals_a_loop_over_pairs():
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        labels, clusters = generator.integers(4, size=25), generator.integers(5, size=25)
+        pairs = list(itertools.combinations(range(25), 2))
+        both = sum(labels[i] == labels[j] and clusters[i] == clusters[j] for i, j in pairs)
+        cluster, label = (sum(x[i] == x[j] for i, j in pairs) for x in (clusters, labels))
+        precision, recall = both / cluster, both / label
+        assert pairwise_f1(labels, clusters) == pytest.approx(2 * precision * recall / (precision + recall))
+    assert pairwise_f1([0, 1, 2], [2, 1, 0]) == 0
+    assert pairwise_f1([0, 0, 1], [5, 5, 6]) == 1
+
+
+def test_nmi_is_scikit_learns_of_the_same_clusters():
+    points, labels = data()
+    found = RetrievalAccuracyCalculator(include=("NMI", "f1")).get_accuracy(points, labels)
+    clusters = kmeans(points, len(labels.unique()))
+    assert found["NMI"] == pytest.approx(normalized_mutual_info_score(labels, clusters))
+    assert found["f1"] == pytest.approx(pairwise_f1(labels, clusters))
+
+
+def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
+    points, labels = data()
+    with_faiss = RetrievalAccuracyCalculator().get_accuracy(points, labels)
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    assert not neighbours.has_faiss()
+    without = RetrievalAccuracyCalculator().get_accuracy(points, labels)
+    for name in set(without) - {"NMI", "AMI", "f1"}:
+        assert without[name] == pytest.approx(with_faiss[name]), name
+    assert 0 < without["NMI"] <= 1
+    assert torch.equal(kmeans(points, 7), kmeans(points, 7))
+
+
+def test_under_a_learned_metric():
+    points, labels = data()
+    normalized = torch.nn.functional.normalize(points)
+    wanted = RetrievalAccuracyCalculator().get_accuracy(normalized, labels)
+    found = RetrievalAccuracyCalculator(knn_func=neighbours_under(CosineSimilarity(), tile=7)).get_accuracy(
+        points, labels
+    )
+    assert found["recall_at_4"] == wanted["recall_at_4"]
+
+    class Learned(LpDistance):
+        def __init__(self):
+            super().__init__(normalize_embeddings=False)
+            self.weight = torch.nn.Parameter(torch.tensor([0.0, 0, 0, 0, 1]))
+
+        def compute_mat(self, query, reference):
+            assert not self.training
+            return super().compute_mat(query * self.weight, reference * self.weight)
+
+    learned = Learned()
+    found = RetrievalAccuracyCalculator(knn_func=neighbours_under(learned)).get_accuracy(points, labels)
+    assert found["recall_at_1"] == RetrievalAccuracyCalculator().get_accuracy(points[:, 4:], labels)["recall_at_1"]
+    assert learned.training
+
+
+def test_in_pmls_tester():
+    points, labels = data()
+    dataset = torch.utils.data.TensorDataset(points, labels)
+    tester = GlobalEmbeddingSpaceTester(
+        accuracy_calculator=RetrievalAccuracyCalculator(), dataloader_num_workers=0, normalize_embeddings=False
+    )
+    found = tester.test({"test": dataset}, 1, torch.nn.Identity())["test"]
+    assert found["recall_at_2_level0"] == RetrievalAccuracyCalculator().get_accuracy(points, labels)["recall_at_2"]
+
+
+def test_names_for_json():
+    points, labels = data()
+    found = retrieval_metrics(RetrievalAccuracyCalculator(recall_at=(8, 1, 2)).get_accuracy(points, labels))
+    assert list(found) == ["recall_at_1", "recall_at_2", "recall_at_8", "precision_at_1", "r_precision", "map_at_r",
+                           "nmi", "f1"]  # fmt: skip
+    assert all(type(value) is float for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recall_at": (0,)}, "recall_at wants integers of at least 1, not 0"),
+        ({"precision_at": (1.5,)}, "precision_at wants integers of at least 1, not 1.5"),
+        ({"lone_queries": "keep"}, "'miss' or 'drop', not 'keep'"),
+        ({"include": ("recall_at_3",)}, "no metric 'recall_at_3'; nearest: recall_at_"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RetrievalAccuracyCalculator(**settings)

@@ -1,0 +1,83 @@
+"""Figures hold what they are given."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from pml_ext.evaluation import figures
+
+
+def pixels(figure):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    buffer.seek(0)
+    return imread(buffer)
+
+
+def clusters():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    return torch.eye(8)[labels] + 0.1 * torch.randn(60, 8, generator=generator), labels
+
+
+def test_loss_curves_have_a_panel_a_term():
+    figure = figures.loss_curves({"loss": ([1, 2, 3], [3.0, 2.0, 1.0]), "variance": ([1, 2, 3], [0.1, 0.1, 0.2])})
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "variance"]
+    assert list(figure.axes[0].lines[0].get_ydata()) == [3.0, 2.0, 1.0]
+    assert pixels(figure).size > 0
+
+
+def test_smoothing_keeps_a_constant():
+    assert figures._smoothed([2.0] * 100) == pytest.approx([2.0] * 100)
+
+
+def test_recall_curve():
+    axes = figures.recall_curve({"before": {1: 0.5, 2: 0.75}, "after": {1: 0.9, 2: 1.0}}).axes[0]
+    assert list(axes.lines[1].get_ydata()) == [90.0, 100.0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["before", "after"]
+
+
+def test_similarity_distributions_tell_positive_from_negative():
+    embeddings, labels = clusters()
+    figure = figures.similarity_distributions(
+        {"training": (embeddings, labels), "test": (embeddings[:10], labels[:10])}
+    )
+    assert [axes.get_title() for axes in figure.axes] == ["training", "test"]
+    positive, negative = (text.get_text() for text in figure.axes[0].get_legend().get_texts())
+    points = torch.nn.functional.normalize(embeddings)
+    same = (labels[:, None] == labels) & ~torch.eye(60, dtype=torch.bool)
+    assert positive.startswith(f"positive: {(points @ points.T)[same].mean():.2f}")
+    assert negative.startswith(f"negative: {(points @ points.T)[labels[:, None] != labels].mean():.2f}")
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_projection_separates_clusters_and_is_seeded(method):
+    embeddings, labels = clusters()
+    drawn = [figures.projection(embeddings, labels, ["a", "b", "c"], method).axes[0] for _ in range(2)]
+    flat = [np.asarray(axes.collections[0].get_offsets()) for axes in drawn]
+    assert np.array_equal(*flat)
+    centers = np.stack([flat[0][labels.numpy() == c].mean(0) for c in range(3)])
+    spread = max(flat[0][labels.numpy() == c].std() for c in range(3) if method == "pca") if method == "pca" else 0
+    nearest = np.linalg.norm(flat[0][:, None] - centers, axis=2).argmin(1)
+    assert (nearest == labels.numpy()).all(), spread
+    assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
+
+
+def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
+    figure = figures.gallery(
+        [(0, [1, 2]), (2, [1])], [0, 0, 1], lambda index: torch.full((1, 4, 4), 50 * index, dtype=torch.uint8),
+        ["cat", "dog"], [[0.25, 0.5], [0.75]],
+    )  # fmt: skip
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["query\ncat", "✓ 0.25\ncat", "✗ 0.50\ndog", "query\ndog", "✗ 0.75\ncat", ""]
+    frames = [axes.spines["left"].get_edgecolor() for axes in figure.axes]
+    from matplotlib.colors import to_rgba
+
+    assert frames[1] == to_rgba(figures.RIGHT)
+    assert frames[2] == to_rgba(figures.WRONG)
+    image = pixels(figure)
+    close = np.abs(image[..., :3] - np.array(to_rgba(figures.RIGHT))[:3]).max(axis=2) < 0.02
+    assert close.sum() > 50

@@ -1,0 +1,112 @@
+"""Trunks and embedders: shapes, refusals, torchvision's models without their heads, weights from a file."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from pml_ext import models, registry
+from pml_ext.errors import ConfigError
+
+
+def test_convnet_and_mlp():
+    trunk = models.convnet(1, 28)
+    assert models.output_size(trunk, 1, 28) == 64
+    assert [type(layer).__name__ for layer in trunk][:4] == ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    assert models.output_size(models.convnet(3, 8, blocks=2, width=5), 3, 8) == 5 * 2 * 2
+    assert models.output_size(models.mlp(1, 8, hidden_sizes=[12, 7]), 1, 8) == 7
+    with pytest.raises(ConfigError, match="4 blocks halve images of 8 pixels to nothing; blocks can be up to 3"):
+        models.convnet(1, 8)
+    with pytest.raises(ConfigError, match="at least 1, not 0 and 64"):
+        models.convnet(1, 8, blocks=0)
+    with pytest.raises(ConfigError, match="hidden_sizes"):
+        models.mlp(1, 8, hidden_sizes=[])
+
+
+def test_output_size_keeps_the_mode_and_says_what_does_not_fit():
+    trunk = models.convnet(1, 28)
+    trunk.train()
+    before = trunk[1].running_mean.clone()
+    models.output_size(trunk, 1, 28)
+    assert trunk.training
+    assert torch.equal(trunk[1].running_mean, before)
+    with pytest.raises(ConfigError, match="refuses images of 3 x 28 x 28"):
+        models.output_size(trunk, 3, 28)
+    with pytest.raises(ConfigError, match=r"must give vectors, \[B, F\]; two images gave \(2, 1, 28, 28\)"):
+        models.output_size(nn.Identity(), 1, 28)
+
+
+def test_embedders():
+    assert isinstance(models.embedder(10, 4), nn.Linear)
+    deep = models.embedder(10, 4, [8, 6])
+    assert [tuple(layer.weight.shape) for layer in deep if isinstance(layer, nn.Linear)] == [(8, 10), (6, 8), (4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "features"),
+    [("resnet18", 64, 512), ("mobilenet_v3_small", 64, 1024), ("googlenet", 96, 1024), ("inception_v3", 139, 2048),
+     ("densenet121", 64, 1024), ("shufflenet_v2_x0_5", 64, 1024), ("efficientnet_b0", 64, 1280),
+     ("mnasnet0_5", 64, 1280),
+     ("regnet_y_400mf", 64, 440), ("convnext_tiny", 64, 768), ("swin_t", 64, 768)],
+)  # fmt: skip
+def test_torchvision_models_lose_their_last_linear_layer(name, size, features):
+    trunk = registry.trunk(f"torchvision/{name}")(3, size)
+    assert models.output_size(trunk, 3, size) == features
+    trunk.train()
+    assert isinstance(trunk(torch.zeros(2, 3, size, size)), torch.Tensor)  # auxiliary heads are off
+
+
+def test_grey_images_are_repeated():
+    trunk = models.torchvision_trunk("resnet18", 1, 32)
+    assert models.output_size(trunk, 1, 32) == 512
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        ("squeezenet1_0", None, "squeezenet1_0: its last module is AdaptiveAvgPool2d, no linear layer to take off"),
+        ("resnet18", "BEST", "no weights 'BEST'; known: DEFAULT, IMAGENET1K_V1"),
+        ("resnet", None, "no such classification model"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(name, weights, message):
+    with pytest.raises(ConfigError, match=message):
+        models.torchvision_trunk(name, 3, 64, weights)
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def fail(*_args, **_kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(ConfigError, match=r"cannot be downloaded \(no network\); put the file into .*checkpoints"):
+        models.torchvision_trunk("shufflenet_v2_x0_5", 3, 64, "DEFAULT")
+
+
+def test_weights_from_a_file_in_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    weights = torchvision.models.get_model_weights("shufflenet_v2_x0_5")["DEFAULT"]
+    state = torchvision.models.shufflenet_v2_x0_5().state_dict()
+    state["conv1.0.weight"].fill_(0.125)
+    path = tmp_path / "hub" / "checkpoints" / weights.url.rsplit("/", 1)[-1]
+    path.parent.mkdir(parents=True)
+    torch.save(state, path)
+    trunk = models.torchvision_trunk("shufflenet_v2_x0_5", 3, 64, "DEFAULT")
+    assert (trunk.conv1[0].weight == 0.125).all()
+
+
+def test_normalization_of_pretrained_weights():
+    name = "torchvision/resnet18"
+    assert models.pretrained_normalization(name, {}) is None
+    assert models.pretrained_normalization("convnet", {"weights": "DEFAULT"}) is None
+    mean, std = models.pretrained_normalization(name, {"weights": "DEFAULT"})
+    assert mean == pytest.approx((0.485, 0.456, 0.406))
+    assert len(std) == 3
+
+
+def test_every_torchvision_model_is_listed():
+    names = set(registry.trunks())
+    assert {f"torchvision/{name}" for name in torchvision.models.list_models(module=torchvision.models)} <= names
+    assert {"convnet", "mlp"} <= names
