@@ -11,8 +11,6 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ..experiment import Plan
-
 
 class Device(StrEnum):
     """Where to train."""
@@ -46,7 +44,7 @@ def train(
     with _progress(console) as progress:
         results = run_recipe(
             recipe, out, seed, seeds, device.value, data, overrides or (), resume,
-            _Drawn(progress), lambda plan, index, count: _announce(console, plan, index, count),
+            _Drawn(progress),
         )  # fmt: skip
     if as_json:
         print_json(results[0] if len(results) == 1 else {"runs": results, "summary": summarize(results)})
@@ -78,7 +76,8 @@ class _Drawn:
         self._task = progress.add_task("starting", total=None, note="")
 
     def step(self, text: str) -> None:
-        self._progress.update(self._task, description=text, note="")
+        self._progress.console.print(text)
+        self._progress.update(self._task, description="", note="")
 
     def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
         self._progress.reset(self._task, total=iterations, description=f"epoch {epoch} of {epochs}", note="")
@@ -88,11 +87,6 @@ class _Drawn:
 
     def warn(self, text: str) -> None:
         self._progress.console.print(f"warning: {text}")
-
-
-def _announce(console: Any, plan: Plan, index: int, count: int) -> None:
-    number = f" (run {index + 1} of {count})" if count > 1 else ""
-    console.print(f"{plan.name}, seed {plan.seed}, in {plan.folder}{number}")
 
 
 PHASES = {

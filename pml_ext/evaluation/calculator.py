@@ -35,9 +35,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of
     k-means clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). PML's metrics keep their names
     and meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as many as their K asks for. A
-    gallery that is smaller than K counts what is missing as wrong. Labels are compared as integers (PML's float32 merges
-    16777216 and 16777217), and a query is left out of its own neighbours by index (PML leaves out the first neighbour,
-    which is another image where exact duplicates are).
+    gallery that is smaller than K counts what is missing as wrong. Labels are compared as integers (PML's float32
+    merges 16777216 and 16777217), and a query is left out of its own neighbours by index (PML leaves out the first
+    neighbour, which is another image where exact duplicates are).
 
     Args:
         include: names of metrics to compute; all, if empty.

@@ -6,7 +6,7 @@ import datetime
 import json
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
     if resume and finished.exists():
         return read_metrics(finished)
     run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener)
+    run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
     plan.folder.mkdir(parents=True, exist_ok=resume)
     write_toml(plan.folder / "recipe.toml", plan.recipe.as_dict() | {"run": {"recipe": plan.name, "seed": plan.seed}})
     return run.train(resume)
@@ -176,8 +177,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, device: str = "auto",
           data: Path | None = None, overrides: Iterable[str] = (), resume: bool = False,
-          listener: Listener | None = None,
-          announce: Callable[[Plan, int, int], None] = lambda plan, index, count: None) -> list[Metrics]:  # fmt: skip
+          listener: Listener | None = None) -> list[Metrics]:  # fmt: skip
     """Trains a recipe: all its variants, with every seed.
 
     Args:
@@ -190,7 +190,6 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
         overrides: ``KEY=VALUE`` pairs.
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
-        announce: called with each plan, its index and their number before it begins.
 
     Returns:
         What stands in each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
@@ -199,8 +198,7 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
     choose_device(device)
     plans = plan(name, out, seed, seeds, overrides, resume)
     results = []
-    for index, each in enumerate(plans):
-        announce(each, index, len(plans))
+    for each in plans:
         results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
     if len(plans) > 1:
         write_json(plans[0].folder.parent / "summary.json", summarize(results))
