@@ -12,6 +12,10 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pml_ext_angular import AngularLoss as AngularLoss
+    from pml_ext_angular import AngularTripletLoss as AngularTripletLoss
+    from pml_ext_angular import NPairAngularLoss as NPairAngularLoss
+    from pml_ext_angular import NPairLoss as NPairLoss
     from pml_ext_cbml import CBMLLoss as CBMLLoss
     from pml_ext_cbml import HardPairMiner as HardPairMiner
     from pml_ext_cbml import MetricVarianceRegularizer as MetricVarianceRegularizer
@@ -52,7 +56,7 @@ _PUBLIC = {
     "TrainingError": "pml_ext.errors",
 }
 _SUBMODULES = ("benchmark", "cli", "data", "distances", "errors", "evaluation", "experiment", "hookspecs", "models",
-               "pairwise", "registry", "regularizers", "settings")  # fmt: skip
+               "pairwise", "reducers", "registry", "regularizers", "settings")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity
 from torch import Tensor
 
 from .pairwise import gram, normalize
@@ -24,6 +24,17 @@ class GramCosineSimilarity(CosineSimilarity):  # type: ignore[misc]
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``[B, R]`` dot products of normalised rows."""
+        return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
+
+
+class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
+    """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(normalize_embeddings=False, **kwargs)
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``[B, R]`` dot products."""
         return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
 
 

@@ -15,6 +15,7 @@ def check_number(
     least: float = -math.inf,
     most: float = math.inf,
     above: float = -math.inf,
+    below: float = math.inf,
     or_else: str = "",
 ) -> None:
     """Refuses what is not a finite number in a range.
@@ -26,6 +27,7 @@ def check_number(
         least: the least value allowed.
         most: the greatest value allowed.
         above: the value must be greater than this.
+        below: the value must be less than this.
         or_else: what else is allowed, for the text.
 
     Raises:
@@ -33,14 +35,15 @@ def check_number(
         ValueError: outside the range, or not finite.
     """
     limits = {f"at least {least}": least, f"at most {most}": most, f"above {above}": above}
-    bounds = [text for text, limit in limits.items() if math.isfinite(limit)]
+    limits = (("at least", least), ("at most", most), ("above", above), ("below", below))
+    bounds = [f"{word} {limit}" for word, limit in limits if math.isfinite(limit)]
     wanted = " ".join(["a finite number", " and ".join(bounds)]).strip() + (f" or {or_else}" if or_else else "")
     text = f"{name} of {type(owner).__name__} must be {wanted}, not {value!r}"
     if isinstance(value, str) and or_else:
         raise ValueError(text)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(text)
-    if not (math.isfinite(value) and least <= value <= most and value > above):
+    if not (math.isfinite(value) and least <= value <= most and above < value < below):
         raise ValueError(text)
 
 

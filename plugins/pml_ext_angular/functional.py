@@ -1,21 +1,22 @@
-r"""The equations of Wang et al. (2017), Sec. 3.2 and 3.3, on similarity matrices and pairs.
+r"""The equations of Wang et al. (2017), Sec. 3.2 and 3.3, on matrices of dot products and lists of pairs.
 
 :math:`t = \tan^2 \alpha` throughout. A dot product with :math:`x_a + x_p` is a sum of two entries of the similarity
-matrix, so no triplet is ever formed from coordinates.
+matrix, so no triplet is ever formed from coordinates. A pair whose anchor has no negative gives 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Slopes 4 t up to which the product of two exponentials of normalised similarities, at least exp(-4 * slope), is a
-# normal float32 with room for its gradient: 4 * 16 = 64 of 87.
+# Slopes 4 t up to which exponentials of cosines can be multiplied: exp(-4 * slope) is the least product, and float32
+# ends at exp(-87).
 PRODUCT_SLOPE = 16.0
+MAX_ENTRIES = 1 << 23  # of gathered rows held at a time
 
 
 def squared_tangent(alpha: float) -> float:
@@ -23,28 +24,38 @@ def squared_tangent(alpha: float) -> float:
     return math.tan(math.radians(alpha)) ** 2
 
 
-def log_one_plus(log_sum: Tensor) -> Tensor:
-    r""":math:`\log(1 + e^{x})`, stable, 0 with gradient 0 at minus infinity's stand-in."""
-    return torch.logaddexp(log_sum, torch.zeros_like(log_sum))
+def log_one_plus_exp(x: Tensor) -> Tensor:
+    r""":math:`\log(1 + e^x)`, exact (torch's softplus drops the 1 above 20)."""
+    return torch.logaddexp(x, torch.zeros_like(x))
 
 
-def n_pair_terms(similarity: Tensor, negatives: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
+def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
     r"""The N-pair loss of every pair (a, p), Eq. (10).
 
     .. math:: \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big]
 
     Args:
-        similarity: dot products, ``[B, R]``.
-        negatives: mask of :math:`N_a`, ``[B, R]``.
+        log_sums: :math:`\log \sum_{n \in N_a} \exp x_a^T x_n`, minus infinity without negatives, ``[B]``.
         anchors: index a of each pair, ``[P]``.
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
 
     Returns:
-        ``[P]``; 0 where an anchor has no negative.
+        ``[P]``.
     """
-    lowest = torch.finfo(similarity.dtype).min
-    total = torch.where(negatives, similarity, lowest).logsumexp(1)
-    return log_one_plus((total[anchors] - positive_similarity).where(negatives.any(1)[anchors], lowest))
+    return log_one_plus_exp(log_sums[anchors] - positive_similarity)
+
+
+def log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
+    """Logarithm of the sum of each row's masked exponentials; a very low number, with zero gradient, where it is empty.
+
+    Args:
+        matrix: ``[B, R]``.
+        mask: boolean, ``[B, R]``.
+
+    Returns:
+        ``[B]``.
+    """
+    return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
 
 
 def angular_terms(
@@ -56,59 +67,42 @@ def angular_terms(
     positive_similarity: Tensor,
     *,
     alpha: float,
-    max_entries: int = 1 << 24,
 ) -> Tensor:
-    r"""The angular loss of every pair (a, p), Eq. (8).
+    r"""The angular loss of every pair (a, p), Eq. (8), from two gathered rows a pair.
 
     .. math::
         \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) x_a^T x_p
 
-    Gathers two rows of the matrices a pair; pairs beyond ``max_entries / R`` go in tiles that the backward pass
-    computes again, so memory stays bounded.
-
     Args:
         similarity: :math:`x_a^T x_n`, ``[B, R]``.
         partner_similarity: :math:`x_p^T x_n`, ``[Q, R]``; the same matrix where positives come from the batch.
         negatives: mask of :math:`N_a`, ``[B, R]``.
-        anchors: a, row of ``similarity``, ``[P]``.
-        partners: p, row of ``partner_similarity``, ``[P]``.
+        anchors: a, rows of ``similarity``, ``[P]``.
+        partners: p, rows of ``partner_similarity``, ``[P]``.
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90.
-        max_entries: how many entries of gathered rows are held at a time.
 
     Returns:
-        ``[P]``; 0 where an anchor has no negative.
+        ``[P]``.
     """
     t = squared_tangent(alpha)
-    lowest = torch.finfo(similarity.dtype).min
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
-        sums = similarity[anchors] + partner_similarity[partners]
-        return (4 * t * sums).masked_fill(~negatives[anchors], lowest).logsumexp(1)
+        return log_sum_exp(4 * t * (similarity[anchors] + partner_similarity[partners]), negatives[anchors])
 
-    tiles = list(_tiles(len(anchors), max_entries // max(1, similarity.shape[1])))
-    if len(tiles) == 1:
-        totals = log_sums(anchors, partners)
-    else:
-        totals = torch.cat([checkpoint(log_sums, anchors[tile], partners[tile], use_reentrant=False) for tile in tiles])
-    exponents = totals - 2 * (1 + t) * positive_similarity
-    return log_one_plus(exponents.where(negatives.any(1)[anchors], lowest))
+    totals = _in_tiles(log_sums, anchors, partners, similarity.shape[1])
+    return log_one_plus_exp(totals - 2 * (1 + t) * positive_similarity)
 
 
 def angular_terms_by_class(
-    similarity: Tensor,
-    negatives: Tensor,
-    members: Tensor,
-    present: Tensor,
-    *,
-    alpha: float,
+    similarity: Tensor, negatives: Tensor, members: Tensor, present: Tensor, *, alpha: float
 ) -> Tensor:
     r"""Eq. (8) for all pairs of a batch whose negatives follow from its labels, from one product a class.
 
-    With :math:`E_{an} = \exp(4 t x_a^T x_n)` on negatives and 0 elsewhere, the sum over n of Eq. (8) is
-    :math:`(E E^T)_{ap} e^{-2 (1 + t) x_a^T x_p}`, and only pairs inside a class are wanted: a batched product of
-    ``[C, M, B]`` with its transpose. For normalised embeddings and :math:`4 t` up to :data:`PRODUCT_SLOPE`.
+    With :math:`E_{an} = \exp 4 t (x_a^T x_n - 1)` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
+    :math:`(E E^T)_{ap} \exp(8 t - 2 (1 + t) x_a^T x_p)`, and only pairs within a class are wanted: a product of
+    ``[C, M, B]`` with its transpose. For cosines, and :math:`4 t` up to :data:`PRODUCT_SLOPE`.
 
     Args:
         similarity: cosines, ``[B, B]``.
@@ -118,33 +112,33 @@ def angular_terms_by_class(
         alpha: the upper bound of the angle at the negative, in degrees.
 
     Returns:
-        ``[C, M, M]``, of which entries of a member with itself or with a filled-up one mean nothing.
+        ``[C, M, M]``; entries of a member with itself, or with a filled-up one, mean nothing.
     """
     t = squared_tangent(alpha)
-    exponentials = torch.where(negatives, (4 * t * (similarity - 1)).exp(), 0)[members.flatten()]
-    exponentials = exponentials.view(*members.shape, -1)
-    sums = torch.bmm(exponentials, exponentials.mT)
-    tiny = torch.finfo(sums.dtype).tiny
+    exponentials = (4 * t * (similarity - 1)).exp() * negatives.to(similarity.dtype)
+    rows = exponentials[members.flatten()].view(*members.shape, similarity.shape[1])
+    sums = torch.bmm(rows, rows.mT)
+    counted = (sums > 0) & present[:, :, None] & present[:, None, :]
+    logarithms = torch.where(counted, sums, 1).log()
     within = similarity[members[:, :, None], members[:, None, :]]
-    exponents = sums.clamp(min=tiny).log() + 8 * t - 2 * (1 + t) * within
-    paired = present[:, :, None] & present[:, None, :] & (sums > 0)
-    return log_one_plus(exponents.where(paired, torch.finfo(sums.dtype).min))
+    terms = log_one_plus_exp(logarithms + 8 * t - 2 * (1 + t) * within)
+    return terms * counted
 
 
-def angular_hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
+def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
     r"""The angular hinge of triplets, Eq. (6).
 
     .. math:: \big[\,\|x_a - x_p\|^2 - 4 t \|x_n - x_c\|^2\,\big]_+, \qquad x_c = (x_a + x_p) / 2
 
     Args:
-        squared_ap: :math:`\|x_a - x_p\|^2`, any shape.
+        squared_ap: :math:`\|x_a - x_p\|^2`.
         squared_nc: :math:`\|x_n - x_c\|^2`, a shape that broadcasts with it.
         alpha: the upper bound of the angle, in degrees.
 
     Returns:
         The hinge of every entry.
     """
-    return (squared_ap - 4 * squared_tangent(alpha) * squared_nc).clamp(min=0)
+    return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)
 
 
 def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
@@ -161,7 +155,87 @@ def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
     return torch.rad2deg(torch.atan2(*torch.broadcast_tensors(opposite, adjacent)))
 
 
-def _tiles(length: int, size: int) -> Iterator[slice]:
-    size = max(1, size)
-    for start in range(0, max(1, length), size):
+def squared_sides(
+    squared_a: Tensor, squared_p: Tensor, squared_n: Tensor, ap: Tensor, an: Tensor, pn: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""The squared sides of Eq. (6), from squared lengths and dot products.
+
+    .. math::
+        \|x_a - x_p\|^2 = |x_a|^2 + |x_p|^2 - 2 x_a^T x_p, \qquad
+        \|x_n - x_c\|^2 = |x_n|^2 - (x_a + x_p)^T x_n + \tfrac14 |x_a + x_p|^2
+
+    Args:
+        squared_a: :math:`|x_a|^2`.
+        squared_p: :math:`|x_p|^2`.
+        squared_n: :math:`|x_n|^2`.
+        ap: :math:`x_a^T x_p`.
+        an: :math:`x_a^T x_n`.
+        pn: :math:`x_p^T x_n`.
+
+    Returns:
+        Both, in the shape that the arguments broadcast to.
+    """
+    return squared_a + squared_p - 2 * ap, squared_n - an - pn + (squared_a + squared_p + 2 * ap) / 4
+
+
+def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, partners: Tensor, width: int) -> Tensor:
+    """A function of pairs, in tiles that the backward pass computes again where their rows would take too much."""
+    tiles = list(tiles_of(len(anchors), width))
+    if len(tiles) == 1:
+        return function(anchors, partners)
+    return torch.cat([checkpoint(function, anchors[tile], partners[tile], use_reentrant=False) for tile in tiles])
+
+
+def tiles_of(pairs: int, width: int) -> Iterator[slice]:
+    """Slices of pairs whose rows have at most :data:`MAX_ENTRIES` entries together, at least one slice.
+
+    Args:
+        pairs: how many pairs.
+        width: entries of a row.
+    """
+    size = max(1, MAX_ENTRIES // max(1, width))
+    for start in range(0, max(1, pairs), size):
         yield slice(start, start + size)
+
+
+def hinge_sums(
+    pairs: tuple[Tensor, Tensor],
+    products: tuple[Tensor, Tensor],
+    squared: tuple[Tensor, Tensor],
+    negatives: Tensor,
+    *,
+    alpha: float,
+) -> Tensor:
+    r"""Eq. (6) summed over the negatives of every pair (a, p).
+
+    Args:
+        pairs: a and p, ``[P]`` each.
+        products: :math:`x_a^T x_n`, ``[B, R]``, and :math:`x_p^T x_n`, ``[R, R]``.
+        squared: squared lengths of the batch, ``[B]``, and of the references, ``[R]``.
+        negatives: mask of :math:`N_a`, ``[B, R]``.
+        alpha: the upper bound of the angle, in degrees.
+
+    Returns:
+        ``[P]``.
+    """
+
+    def sums(anchors: Tensor, partners: Tensor) -> Tensor:
+        sides = sides_of_pairs((anchors, partners), products, squared)
+        return (hinge(*sides, alpha=alpha) * negatives[anchors].to(sides[1].dtype)).sum(1)
+
+    return _in_tiles(sums, *pairs, negatives.shape[1])
+
+
+def sides_of_pairs(
+    pairs: tuple[Tensor, Tensor], products: tuple[Tensor, Tensor], squared: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The squared sides of all triplets (a, p, n) of some pairs; see :func:`squared_sides` and :func:`hinge_sums`.
+
+    Returns:
+        ``[P, 1]`` and ``[P, R]``.
+    """
+    (anchors, partners), (batch, references), (squared_batch, squared_references) = pairs, products, squared
+    return squared_sides(
+        squared_batch[anchors, None], squared_references[partners, None], squared_references,
+        batch[anchors, partners][:, None], batch[anchors], references[partners],
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import json
 import math
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,7 +345,9 @@ class Run:
         self._last_embeddings: Tensor | None = None
         handle = self.embedder.register_forward_hook(self._keep_embeddings)
         try:
-            with _quiet_tqdm():
+            with _quiet_tqdm(), warnings.catch_warnings():
+                # PML formats the loss, a tensor with a graph, for the progress bar that is not drawn.
+                warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
                 trainer.train(start_epoch=self.epoch, num_epochs=self.epoch)
         finally:
             handle.remove()

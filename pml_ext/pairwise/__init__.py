@@ -13,15 +13,18 @@ from .batch import (
     pair_to_full_precision,
     to_full_precision,
 )
+from .classes import ClassMembers, class_members
 from .masks import hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from .similarity import cosine_similarity, gram, normalize
 
 __all__ = [
+    "ClassMembers",
     "FullPrecisionForward",
     "autocast_off",
     "check_batch",
     "check_references",
+    "class_members",
     "cosine_similarity",
     "exp_bounded",
     "gram",

@@ -1,0 +1,50 @@
+"""Angular loss: Wang et al., 2017."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pml_ext import Component, Paper, hookimpl
+
+from .losses import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
+
+__all__ = ["AngularLoss", "AngularTripletLoss", "NPairAngularLoss", "NPairLoss"]
+
+WANG_2017 = Paper(
+    title="Deep Metric Learning with Angular Loss",
+    authors="Wang et al.",
+    year=2017,
+    url="https://arxiv.org/abs/1708.01682",
+)
+
+
+@hookimpl
+def pml_ext_components() -> list[Component]:
+    """The four losses."""
+    return [
+        Component(AngularLoss, name="angular", paper=WANG_2017),
+        Component(AngularTripletLoss, name="angular-triplet", paper=WANG_2017),
+        Component(NPairLoss, name="n-pair", paper=WANG_2017),
+        Component(NPairAngularLoss, name="n-pair-angular", paper=WANG_2017),
+    ]
+
+
+@hookimpl
+def pml_ext_recipes() -> list[Traversable]:
+    """Settings of the paper for small data."""
+    return [importlib.resources.files(__name__) / "recipes"]
+
+
+@hookimpl
+def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
+    """What the losses are measured against."""
+    from pytorch_metric_learning import losses
+
+    return {
+        "angular": {"PML AngularLoss": losses.AngularLoss},
+        "n-pair": {"PML NPairsLoss (Sohn's form)": losses.NPairsLoss},
+        "n-pair-angular": {"PML AngularLoss alone": losses.AngularLoss},
+    }

@@ -1,0 +1,35 @@
+"""Reducers that PML lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorch_metric_learning.reducers import BaseReducer
+from torch import Tensor
+
+
+class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
+    """The sum of a loss's values over its ``divisor``, 0 where that is 0; PML's, without waiting for the device.
+
+    A loss sets the divisor where its values stand for more, or fewer, elements than they are: sums over the triplets of
+    a pair, say.
+    """
+
+    def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
+        """The values, their indices, their kind, and the divisor."""
+        losses, indices, reduction_type, kwargs = super().unpack_loss_info(loss_info)
+        return losses, indices, reduction_type, {**kwargs, "divisor": loss_info.get("divisor", 1)}
+
+    def element_reduction(
+        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | int = 1
+    ) -> Tensor:
+        """The sum over the divisor."""
+        return losses.sum() / (divisor.clamp(min=1) if isinstance(divisor, Tensor) else max(1, divisor))
+
+    def already_reduced_reduction(
+        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | int = 1
+    ) -> Tensor:
+        """The value itself."""
+        return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]
+
+    pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction

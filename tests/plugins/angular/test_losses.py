@@ -1,0 +1,363 @@
+"""The angular losses against loops written from the equations, against PML's, and in PML's surroundings."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from pytorch_metric_learning.miners import BatchHardMiner, MultiSimilarityMiner, TripletMarginMiner
+from pytorch_metric_learning.reducers import DoNothingReducer, MeanReducer, SumReducer
+from pytorch_metric_learning.regularizers import LpRegularizer
+from torch.nn.functional import normalize
+
+from pml_ext import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
+from pml_ext.pairwise import class_members
+from pml_ext_angular import functional as F
+
+ALL = [AngularLoss, AngularTripletLoss, NPairLoss, NPairAngularLoss]
+LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 4])
+
+
+def points(count=12, size=5, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(count, size, generator=generator, dtype=torch.float64)).requires_grad_()
+
+
+def pair_sets(labels, reference_labels, itself, indices_tuple):
+    """{(a, p)} and {a: {n}}."""
+    if indices_tuple is not None:
+        parts = [index.tolist() for index in indices_tuple]
+        a, p, b, n = parts if len(parts) == 4 else (parts[0], parts[1], parts[0], parts[2])
+        positives, negatives = sorted(set(zip(a, p, strict=True))), set(zip(b, n, strict=True))
+    else:
+        pairs = [(i, j) for i in range(len(labels)) for j in range(len(reference_labels))]
+        positives = [(i, j) for i, j in pairs if labels[i] == reference_labels[j] and not (itself and i == j)]
+        negatives = {(i, j) for i, j in pairs if labels[i] != reference_labels[j]}
+    return positives, {i: sorted(j for k, j in negatives if k == i) for i in range(len(labels))}
+
+
+def slow(kind, x, labels, *, alpha=45.0, weight=2.0, normalized=True, indices_tuple=None, references=None,
+         reference_labels=None):  # fmt: skip
+    """Eq. (6), (8), (9), (10), one term after the other."""
+    itself = references is None
+    r, r_labels = (x, labels) if itself else (references, reference_labels)
+    if normalized:
+        x, r = x / x.norm(dim=1, keepdim=True), r / r.norm(dim=1, keepdim=True)
+    positives, negatives = pair_sets(labels, r_labels, itself, indices_tuple)
+    t = math.tan(math.radians(alpha)) ** 2
+
+    def angular(a, p):
+        total = sum((torch.exp(4 * t * (x[a] + r[p]) @ r[n] - 2 * (1 + t) * x[a] @ r[p]) for n in negatives[a]),
+                    torch.zeros((), dtype=x.dtype))  # fmt: skip
+        return torch.log1p(total)
+
+    def n_pair(a, p):
+        total = sum((torch.exp(x[a] @ r[n] - x[a] @ r[p]) for n in negatives[a]), torch.zeros((), dtype=x.dtype))
+        return torch.log1p(total)
+
+    def hinge(a, p, n):
+        center = (x[a] + r[p]) / 2
+        return ((x[a] - r[p]).square().sum() - 4 * t * (r[n] - center).square().sum()).clamp(min=0)
+
+    if kind is AngularTripletLoss:
+        if indices_tuple is not None and len(indices_tuple) == 3:
+            triplets = list(zip(*(index.tolist() for index in indices_tuple), strict=True))
+        else:
+            triplets = [(a, p, n) for a, p in positives for n in negatives[a]]
+        values = [hinge(*triplet) for triplet in triplets]
+    elif kind is AngularLoss:
+        values = [angular(a, p) for a, p in positives]
+    elif kind is NPairLoss:
+        values = [n_pair(a, p) for a, p in positives]
+    else:
+        values = [n_pair(a, p) + weight * angular(a, p) for a, p in positives]
+    return torch.stack(values).mean() if values else 0 * x.sum()
+
+
+def agree(value, wanted, x, tolerance=1e-9):
+    assert value.item() == pytest.approx(wanted.item(), rel=tolerance, abs=tolerance)
+    one, other = (torch.autograd.grad(each, x, retain_graph=True)[0] for each in (value, wanted))
+    assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def settings_of(kind, alpha):
+    return {} if kind is NPairLoss else {"alpha": alpha}
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("alpha", [20.0, 45.0, 70.0])
+def test_equals_a_slow_loop(kind, normalized, alpha):
+    x = points()
+    loss = kind(normalize_embeddings=normalized, **settings_of(kind, alpha))
+    agree(loss(x, LABELS), slow(kind, x, LABELS, alpha=alpha, normalized=normalized), x)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("miner", [BatchHardMiner(), TripletMarginMiner(margin=0.5), MultiSimilarityMiner(epsilon=0.3)])
+def test_with_a_miner(kind, miner):
+    x = points()
+    tuple_ = miner(x.detach(), LABELS)
+    agree(kind()(x, LABELS, tuple_), slow(kind, x, LABELS, indices_tuple=tuple_), x)
+    agree(kind()(x, indices_tuple=tuple_), slow(kind, x, LABELS, indices_tuple=tuple_), x)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_with_references(kind, normalized):
+    x, references = points(), points(9, seed=1)
+    labels = torch.arange(9) % 4
+    value = kind(normalize_embeddings=normalized)(x, LABELS, ref_emb=references, ref_labels=labels)
+    wanted = slow(kind, x, LABELS, normalized=normalized, references=references, reference_labels=labels)
+    agree(value, wanted, x)
+    agree(value, wanted, references)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_memory_that_holds_the_batch_is_narrowed_by_the_tuple(kind):
+    x = points()
+    positives = [(a, p) for a in range(12) for p in range(12) if LABELS[a] == LABELS[p] and a != p]
+    negatives = [(a, n) for a in range(12) for n in range(12) if LABELS[a] != LABELS[n]]
+    tuple_ = (*torch.tensor(positives).T, *torch.tensor(negatives).T)
+    copy_of_x = x.detach().clone().requires_grad_()
+    value = kind()(x, LABELS, tuple_, ref_emb=copy_of_x, ref_labels=LABELS)
+    assert value.item() == pytest.approx(kind()(x, LABELS).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_gradcheck(kind):
+    x = points(8, 3)
+    labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3])
+    assert torch.autograd.gradcheck(lambda x: kind()(x, labels), x)
+    assert torch.autograd.gradcheck(lambda x: kind(normalize_embeddings=False)(x, labels), x)
+
+
+@pytest.mark.parametrize("alpha", [30.0, 45.0, 60.0])
+def test_pmls_loss_is_the_same_on_normalised_input(alpha):
+    x, labels = normalize(points(20, 6)).detach(), torch.arange(20) // 4
+    assert AngularLoss(alpha=alpha)(x, labels).item() == pytest.approx(pml.AngularLoss(alpha=alpha)(x, labels).item())
+
+
+def test_scaling_changes_pmls_loss_and_not_ours():
+    x, labels = points(20, 6).detach(), torch.arange(20) // 4
+    scaled = x * torch.linspace(0.5, 9, 20, dtype=x.dtype)[:, None]
+    assert AngularLoss()(scaled, labels).item() == pytest.approx(AngularLoss()(x, labels).item(), rel=1e-12)
+    assert abs(pml.AngularLoss()(scaled, labels) - pml.AngularLoss()(x, labels)) > 0.1
+
+
+def test_a_miner_that_drops_negatives_changes_ours_and_not_pmls():
+    x, labels = points(20, 6).detach(), torch.arange(20) // 4
+    same = (labels[:, None] == labels) & ~torch.eye(20, dtype=torch.bool)
+    a, p = torch.where(same)
+    b, n = torch.where(labels[:, None] != labels)
+    whole, half = (a, p, b, n), (a, p, b[::2], n[::2])
+    assert AngularLoss()(x, labels, half) < AngularLoss()(x, labels, whole) - 0.1
+    assert AngularLoss()(x, labels, whole).item() == pytest.approx(AngularLoss()(x, labels).item(), rel=1e-12)
+    assert pml.AngularLoss()(normalize(x), labels, half) == pml.AngularLoss()(normalize(x), labels, whole)
+
+
+def test_gradients_are_those_of_equation_7():
+    t = math.tan(math.radians(40)) ** 2
+    x = points(3, 4, seed=3)
+    triplet = tuple(torch.tensor([index]) for index in (0, 1, 2))
+    loss = AngularTripletLoss(alpha=40, normalize_embeddings=False)
+    with torch.no_grad():
+        x[2] = 0.6 * x[0] + 0.4 * x[1] + 0.05  # near the centre, so that the hinge is open
+    value = loss(x, indices_tuple=triplet)
+    assert value > 0
+    (gradient,) = torch.autograd.grad(value, x)
+    a, p, n = x.detach()
+    center = a + p - 2 * n
+    wanted = torch.stack([2 * (a - p) - 2 * t * center, 2 * (p - a) - 2 * t * center, 4 * t * center])
+    assert torch.allclose(gradient, wanted, rtol=1e-10)
+    with torch.no_grad():
+        x[2] += 100
+    assert torch.equal(torch.autograd.grad(loss(x, indices_tuple=triplet), x)[0], torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_hinge_keeps_its_value_under_rotation_and_its_angle_under_scaling(normalized):
+    x = points(12, 5)
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    loss = AngularTripletLoss(normalize_embeddings=normalized, collect_stats=True)
+    value = loss(x, LABELS)
+    angle, share = loss.average_angle, loss.over_alpha
+    assert loss((x @ rotation), LABELS).item() == pytest.approx(value.item(), rel=1e-10)
+    scaled = loss(7 * x, LABELS)
+    assert scaled.item() == pytest.approx(value.item() * (1 if normalized else 49), rel=1e-10)
+    assert loss.average_angle.item() == pytest.approx(angle.item(), rel=1e-9)
+    assert loss.over_alpha == share
+
+
+def test_statistics_equal_a_slow_loop():
+    x = points().detach()
+    loss = AngularLoss(alpha=35, collect_stats=True)
+    loss(x, LABELS)
+    unit = x / x.norm(dim=1, keepdim=True)
+    positives, negatives = pair_sets(LABELS, LABELS, True, None)
+    angles = [
+        math.degrees(math.atan2((unit[a] - unit[p]).norm(), 2 * (unit[n] - (unit[a] + unit[p]) / 2).norm()))
+        for a, p in positives for n in negatives[a]
+    ]  # fmt: skip
+    assert loss.average_angle.item() == pytest.approx(sum(angles) / len(angles), rel=1e-9)
+    assert loss.over_alpha.item() == pytest.approx(sum(angle > 35 for angle in angles) / len(angles))
+    assert not loss.average_angle.requires_grad
+    both = NPairAngularLoss(collect_stats=True)
+    value = both(x, LABELS)
+    assert value.item() == pytest.approx((both.n_pair_loss + 2 * both.angular_loss).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [AngularLoss, AngularTripletLoss, NPairAngularLoss])
+@pytest.mark.parametrize("alpha", [1e-3, 0.5, 63.0, 64.0, 85.0, 89.9])
+def test_extreme_angles_stay_finite(kind, alpha):
+    for normalized in (True, False):
+        for dtype in (torch.float32, torch.float64):
+            x = points().detach().to(dtype).requires_grad_()
+            value = kind(alpha=alpha, normalize_embeddings=normalized)(x, LABELS)
+            value.backward()
+            assert value.isfinite()
+            assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 90.0, -1.0, 180.0, math.nan])
+def test_angles_outside_are_refused(alpha):
+    with pytest.raises(ValueError, match=r"alpha of AngularLoss must be a finite number above 0 and below 90, not"):
+        AngularLoss(alpha=alpha)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_long_embeddings_do_not_overflow(kind):
+    x = (20 * normalize(points(16, 4))).detach().float().requires_grad_()
+    value = kind(normalize_embeddings=False)(x, torch.arange(16) // 4)
+    value.backward()
+    assert value.isfinite()
+    assert x.grad.isfinite().all()
+    wanted = slow(kind, x.detach().double(), torch.arange(16) // 4, normalized=False)
+    if wanted.isfinite():
+        assert value.item() == pytest.approx(wanted.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    "labels", [torch.zeros(6), torch.arange(6), torch.tensor([0, 0, 1, 2, 3, 4]), torch.zeros(1), torch.zeros(0)]
+)
+def test_degenerate_batches(kind, labels):
+    labels = labels.long()
+    x = points(len(labels), 4).detach().requires_grad_()
+    for tuple_ in (None, tuple(torch.zeros(0, dtype=torch.long) for _ in range(3))):
+        value = kind()(x, labels, tuple_)
+        (gradient,) = torch.autograd.grad(value, x)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+        if tuple_ is not None or len(set(labels.tolist())) in (1, len(labels)):
+            assert value == 0
+            assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_equal_embeddings(kind):
+    x = torch.ones(6, 4, requires_grad=True)
+    value = kind()(x, torch.tensor([0, 0, 1, 1, 2, 2]))
+    value.backward()
+    assert value.isfinite()
+    assert x.grad.abs().max() < 1e-6
+
+
+def test_classes_of_very_different_size_take_the_whole_product():
+    labels = torch.cat([torch.zeros(12), torch.arange(1, 29)]).long()
+    assert tuple(class_members(labels).members.shape) == (1, 40)
+    assert tuple(class_members(LABELS).members.shape) == (5, 4)
+    x = points(40, 6)
+    agree(AngularLoss()(x, labels), slow(AngularLoss, x, labels), x)
+
+
+def test_tiles_change_nothing(monkeypatch):
+    x = points()
+    whole = [kind(normalize_embeddings=False)(x, LABELS) for kind in ALL]
+    gradients = [torch.autograd.grad(value, x)[0] for value in whole]
+    monkeypatch.setattr(F, "MAX_ENTRIES", 25)
+    for kind, value, gradient in zip(ALL, whole, gradients, strict=True):
+        tiled = kind(normalize_embeddings=False)(x, LABELS)
+        assert tiled.item() == pytest.approx(value.item(), rel=1e-12)
+        assert torch.allclose(torch.autograd.grad(tiled, x)[0], gradient, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_order_does_not_matter(kind):
+    x = points().detach()
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    assert kind()(x[order], LABELS[order]).item() == pytest.approx(kind()(x, LABELS).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_loss_is_float32_whatever_the_input(kind, dtype):
+    x = points().detach().to(dtype).requires_grad_()
+    value = kind()(x, LABELS)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert x.grad.dtype == dtype
+    assert value.item() == pytest.approx(slow(kind, x.detach().double(), LABELS).item(), rel=1e-4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kind()(x, LABELS).item() == pytest.approx(value.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_reducers_regularizers_pickling(kind):
+    x = points().detach()
+    elements = kind(reducer=DoNothingReducer())(x, LABELS)["loss"]
+    assert elements["reduction_type"] == "pos_pair"
+    total = kind(reducer=SumReducer())(x, LABELS)
+    assert elements["losses"].sum().item() == pytest.approx(total.item())
+    divisor = int(elements["divisor"])
+    assert total.item() / divisor == pytest.approx(kind()(x, LABELS).item())
+    if kind is not AngularTripletLoss:
+        assert kind(reducer=MeanReducer())(x, LABELS).item() == pytest.approx(kind()(x, LABELS).item())
+    regularized = kind(embedding_regularizer=LpRegularizer(power=2), embedding_reg_weight=0.02)(x, LABELS)
+    wanted = kind()(x, LABELS) + 0.02 * LpRegularizer(power=2)(x)
+    assert regularized.item() == pytest.approx(wanted.item())
+    for other in (pickle.loads(pickle.dumps(kind())), copy.deepcopy(kind())):
+        assert other(x, LABELS) == kind()(x, LABELS)
+    assert "normalize_embeddings=True" in repr(kind())
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_compiles(kind):
+    x = points().detach()
+    assert torch.compile(kind(), backend="aot_eager")(x, LABELS).item() == pytest.approx(kind()(x, LABELS).item())
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_no_value_is_read_on_the_way(kind, monkeypatch):
+    x = points().detach()
+
+    def refuse(*_args):
+        raise AssertionError("a tensor's value was read")
+
+    for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    value = kind(collect_stats=True)(x, LABELS)
+    monkeypatch.undo()
+    assert value.isfinite()
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="takes no distance; normalize_embeddings=False"):
+        NPairLoss(distance=pml.AngularLoss().distance)
+    with pytest.raises(TypeError, match="normalize_embeddings of AngularLoss must be True or False, not 'yes'"):
+        AngularLoss(normalize_embeddings="yes")
+    with pytest.raises(ValueError, match="angular_weight of NPairAngularLoss must be a finite number at least 0"):
+        NPairAngularLoss(angular_weight=-1)
+    with pytest.raises(ValueError, match=r"labels must have shape \(12,\)"):
+        AngularLoss()(points(), LABELS[:5])
+    assert NPairAngularLoss(angular_weight=0)(points(), LABELS) == NPairLoss()(points(), LABELS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ALL)
+def test_the_same_on_the_gpu(kind):
+    x = points().detach()
+    assert kind()(x.cuda(), LABELS.cuda()).item() == pytest.approx(kind()(x, LABELS).item(), rel=1e-9)
