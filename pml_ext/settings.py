@@ -34,7 +34,6 @@ def check_number(
         TypeError: not a number.
         ValueError: outside the range, or not finite.
     """
-    limits = {f"at least {least}": least, f"at most {most}": most, f"above {above}": above}
     limits = (("at least", least), ("at most", most), ("above", above), ("below", below))
     bounds = [f"{word} {limit}" for word, limit in limits if math.isfinite(limit)]
     wanted = " ".join(["a finite number", " and ".join(bounds)]).strip() + (f" or {or_else}" if or_else else "")

@@ -152,7 +152,7 @@ def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
         Angles from 0 to 90.
     """
     opposite, adjacent = squared_ap.clamp(min=0).sqrt(), 2 * squared_nc.clamp(min=0).sqrt()
-    return torch.rad2deg(torch.atan2(*torch.broadcast_tensors(opposite, adjacent)))
+    return torch.rad2deg(torch.atan2(opposite, adjacent))
 
 
 def squared_sides(

@@ -122,8 +122,8 @@ class AngularLoss(_AngularLoss):
 
     The reducer gets one value an ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. Negatives of a
     pair are all of other classes, or those that an ``indices_tuple`` gives its anchor. With ``collect_stats`` the
-    average angle at the negative, in degrees (``average_angle``), and the share of triplets over alpha (``over_alpha``) are
-    recorded.
+    average angle at the negative, in degrees (``average_angle``), and the share of triplets over alpha
+    (``over_alpha``) are recorded.
 
     *Deviations:* none from the text. PML's ``AngularLoss`` equals this on normalised input; on other input it
     multiplies normalised anchors with raw negatives, and it ignores mined negatives.

@@ -87,9 +87,8 @@ def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
 
 def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     if series := loss_series(run.folder, _recorded_terms(run)):
-        yield ReportFigure(
-            "The loss and its terms", loss_curves(series), "As recorded in every iteration, and smoothed."
-        )
+        terms = ", ".join(series).capitalize()
+        yield ReportFigure("The loss and its terms", loss_curves(series), f"{terms}: in every iteration, and smoothed.")
     curves = {PHASES[phase]: _recalls(metrics[phase]) for phase in ("raw", "before", "after")}
     yield ReportFigure("Recall@K before and after training", recall_curve(curves),
                        "The share of test images with one of their class among the K nearest.")  # fmt: skip
