@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from .regularizers import LabelledRegularizer as LabelledRegularizer
     from .regularizers import RegularizedLoss as RegularizedLoss
 
-__version__ = _version("pml-ext")
+try:
+    __version__ = _version("pml-ext")
+except PackageNotFoundError:  # the sources on a path, not installed: there are no entry points either
+    __version__ = "0+unknown"
 
 # Public names of the core, by the module that defines them; registered classes resolve through the registry.
 _PUBLIC = {

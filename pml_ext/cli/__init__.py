@@ -39,7 +39,10 @@ def main() -> None:
 
 
 def _leave(error: PmlExtError) -> None:
-    print(f"pml-ext: {error}", file=sys.stderr)
+    text = str(error)
+    if "Original Traceback" in text:  # torch wraps what a worker process of a data loader raises
+        text = text.strip().splitlines()[-1].partition(": ")[2]
+    print(f"pml-ext: {text}", file=sys.stderr)
     sys.exit(error.exit_code)
 
 

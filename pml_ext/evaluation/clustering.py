@@ -15,7 +15,8 @@ from .neighbours import has_faiss
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
-    """K-means, the best of three starts with a fixed seed: with faiss where it is installed, else with scikit-learn.
+    """K-means with a fixed seed: with faiss (the best of ten random starts) where it is installed, else with scikit-learn
+    (the best of three k-means++ starts).
 
     Args:
         points: ``[N, D]``.
@@ -26,7 +27,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     """
     if has_faiss():
         on_gpu = points.is_cuda and _faiss_sees_a_gpu()
-        return FaissKMeans(niter=20, nredo=3, gpu=on_gpu, min_points_per_centroid=1)(points, clusters)  # type: ignore[no-any-return]
+        return FaissKMeans(niter=20, nredo=10, gpu=on_gpu, min_points_per_centroid=1)(points, clusters)  # type: ignore[no-any-return]
     found = KMeans(clusters, n_init=3, random_state=0).fit_predict(points.float().cpu().numpy())
     return torch.as_tensor(found, dtype=torch.int64, device=points.device)
 

@@ -84,7 +84,7 @@ def similarity_distributions(
         seed: of that draw.
     """
     figure = _figure(4.6 * len(parts), 3.2)
-    panels = np.atleast_1d(figure.subplots(1, len(parts), sharey=True))
+    panels = np.atleast_1d(figure.subplots(1, len(parts), sharex=True, sharey=True))
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = _some(len(labels), max_items, seed)
         points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen])
@@ -92,13 +92,13 @@ def similarity_distributions(
         similarity = points @ points.T
         above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
         same = classes[:, None] == classes
-        bins = np.linspace(-1, 1, 101)
+        bins = np.linspace(float(similarity.min()), 1, 81)
         for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
             values = similarity[mask].numpy()
             if len(values):
                 label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
                 axes.hist(values, bins=bins, density=True, color=color, alpha=0.55, label=label)
-        axes.set(title=title, xlabel="cosine similarity", xlim=(-1, 1))
+        axes.set(title=title, xlabel="cosine similarity")
         axes.legend(frameon=False, loc="upper left", fontsize=8)
         _clean(axes)
     panels[0].set_ylabel("density")
