@@ -144,6 +144,7 @@ def test_nothing_is_summed_in_half_precision(batch, dtype):
     torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="torch 2.4 cannot trace PML's masks with symbolic sizes")
 def test_compiles(batch):
     x, labels = batch
     wrapped = RegularizedLoss(losses.ContrastiveLoss(), LpRegularizer(), weight=0.5)

@@ -15,8 +15,9 @@ from .neighbours import has_faiss
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
-    """K-means with a fixed seed: with faiss (the best of ten random starts) where it is installed, else with scikit-learn
-    (the best of three k-means++ starts).
+    """K-means with a fixed seed: with faiss where it is installed, else with scikit-learn.
+
+    The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken.
 
     Args:
         points: ``[N, D]``.

@@ -88,13 +88,17 @@ def pair_to_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[
     return embeddings.to(dtype), ref_emb.to(dtype)
 
 
+# Asked here and not at every call: torch.compile of torch 2.4 cannot trace the question.
+_WITH_AUTOCAST = frozenset(name for name in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(name))
+
+
 def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast on a device, if the device has it at all.
 
     Args:
         device: where the tensors are.
     """
-    if not torch.amp.is_autocast_available(device.type):
+    if device.type not in _WITH_AUTOCAST:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 

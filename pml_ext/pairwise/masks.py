@@ -39,7 +39,7 @@ def pair_masks(
     if indices_tuple is not None:
         positives, negatives = _masks_from_indices(matrix, indices_tuple)
         if not references:
-            negatives.fill_diagonal_(False)
+            negatives.diagonal().fill_(False)
     else:
         columns = ref_labels if references else labels
         if labels is None or columns is None:
@@ -48,7 +48,7 @@ def pair_masks(
         positives = labels[:, None] == columns
         negatives = ~positives
     if not references:
-        positives.fill_diagonal_(False)
+        positives.diagonal().fill_(False)
     return positives, negatives
 
 

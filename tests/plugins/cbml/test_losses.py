@@ -418,6 +418,7 @@ class TestModule:
         assert "averaging='sqrt'" in repr(loss)
         assert not list(loss.parameters())
 
+    @pytest.mark.skipif(torch.__version__ < "2.5", reason="torch 2.4 breaks the graph at PML's shape check")
     def test_compiles_into_one_graph(self, slow):
         x, labels = slow.batch(rows=12)
         x = x.detach().float().requires_grad_()

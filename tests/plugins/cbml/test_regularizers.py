@@ -83,6 +83,13 @@ def test_module(slow):
     for twin in (pickle.loads(pickle.dumps(regularizer)), copy.deepcopy(regularizer)):
         assert torch.equal(twin(x, labels), value)
     assert "gamma=0.4" in repr(regularizer)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="torch 2.4 breaks the graph at PML's shape check")
+def test_compiles_into_one_graph(slow):
+    x, labels = slow.batch()
+    regularizer = MetricVarianceRegularizer(gamma=0.4)
+    value = regularizer(x, labels)
     compiled = torch.compile(regularizer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, labels), value)
     both = RegularizedLoss(CBMLLoss(mvc_weight=0), regularizer, weight=0.5)
