@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Slopes 4 t up to which exponentials of cosines can be multiplied: exp(-4 * slope) is the least product, and float32
-# ends at exp(-87).
+from pml_ext.pairwise import ClassMembers, gram
+
+# Slopes 4 t up to which exponentials of cosines can be multiplied: products lie between exp(-2 * slope) and its
+# inverse, and float32 ends at exp(-87) and exp(88).
 PRODUCT_SLOPE = 16.0
 MAX_ENTRIES = 1 << 23  # of gathered rows held at a time
 
@@ -96,33 +98,49 @@ def angular_terms(
 
 
 def angular_terms_by_class(
-    similarity: Tensor, negatives: Tensor, members: Tensor, present: Tensor, *, alpha: float
+    similarity: Tensor,
+    negatives: Tensor,
+    classes: ClassMembers,
+    anchors: Tensor,
+    partners: Tensor,
+    positive_similarity: Tensor,
+    *,
+    alpha: float,
 ) -> Tensor:
     r"""Eq. (8) for all pairs of a batch whose negatives follow from its labels, from one product a class.
 
-    With :math:`E_{an} = \exp 4 t (x_a^T x_n - 1)` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
-    :math:`(E E^T)_{ap} \exp(8 t - 2 (1 + t) x_a^T x_p)`, and only pairs within a class are wanted: a product of
+    With :math:`E_{an} = \exp 4 t x_a^T x_n` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
+    :math:`(E E^T)_{ap} \exp(-2 (1 + t) x_a^T x_p)`, and only pairs within a class are wanted: a product of
     ``[C, M, B]`` with its transpose. For cosines, and :math:`4 t` up to :data:`PRODUCT_SLOPE`.
 
     Args:
         similarity: cosines, ``[B, B]``.
         negatives: mask of other classes, ``[B, B]``.
-        members: the rows of each class, ``[C, M]``, filled up with any index.
-        present: which entries of ``members`` count, ``[C, M]``.
+        classes: the rows of each class, ``[C, M]``.
+        anchors: a, ``[P]``.
+        partners: p, of the class of a, ``[P]``.
+        positive_similarity: :math:`x_a^T x_p`, ``[P]``.
         alpha: the upper bound of the angle at the negative, in degrees.
 
     Returns:
-        ``[C, M, M]``; entries of a member with itself, or with a filled-up one, mean nothing.
+        ``[P]``.
     """
     t = squared_tangent(alpha)
-    exponentials = (4 * t * (similarity - 1)).exp() * negatives.to(similarity.dtype)
-    rows = exponentials[members.flatten()].view(*members.shape, similarity.shape[1])
-    sums = torch.bmm(rows, rows.mT)
-    counted = (sums > 0) & present[:, :, None] & present[:, None, :]
-    logarithms = torch.where(counted, sums, 1).log()
-    within = similarity[members[:, :, None], members[:, None, :]]
-    terms = log_one_plus_exp(logarithms + 8 * t - 2 * (1 + t) * within)
-    return terms * counted
+    exponentials = (4 * t * similarity).exp() * negatives.to(similarity.dtype)
+    sums = _products_by_class(exponentials, classes)[
+        classes.class_of[anchors], classes.place[anchors], classes.place[partners]
+    ]
+    counted = sums > 0
+    exponents = torch.where(counted, sums, 1).log() - 2 * (1 + t) * positive_similarity
+    return log_one_plus_exp(exponents) * counted
+
+
+def _products_by_class(rows: Tensor, classes: ClassMembers) -> Tensor:
+    """Dot products of the rows of every class: ``[C, M, M]``."""
+    if len(classes.members) == 1:  # one group: the batch as it is
+        return gram(rows)[None]
+    grouped = rows[classes.members.flatten()].view(*classes.members.shape, rows.shape[1])
+    return torch.bmm(grouped, grouped.mT)
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

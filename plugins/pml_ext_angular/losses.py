@@ -104,9 +104,10 @@ class _AngularLoss(_DotProductLoss):
             or 4 * F.squared_tangent(self.alpha) > F.PRODUCT_SLOPE
         ):
             return F.angular_terms(*batch[:6], alpha=self.alpha)
-        members, present, class_of, place = batch.classes
-        terms = F.angular_terms_by_class(batch.similarity, batch.negatives, members, present, alpha=self.alpha)
-        return terms[class_of[batch.anchors], place[batch.anchors], place[batch.partners]]
+        return F.angular_terms_by_class(
+            batch.similarity, batch.negatives, batch.classes, batch.anchors, batch.partners, batch.positive_similarity,
+            alpha=self.alpha,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The settings."""

@@ -265,11 +265,23 @@ def test_equal_embeddings(kind):
     assert x.grad.abs().max() < 1e-6
 
 
-def test_classes_of_very_different_size_take_the_whole_product():
-    labels = torch.cat([torch.zeros(12), torch.arange(1, 29)]).long()
-    assert tuple(class_members(labels).members.shape) == (1, 40)
-    assert tuple(class_members(LABELS).members.shape) == (5, 4)
-    x = points(40, 6)
+@pytest.mark.parametrize(
+    ("labels", "shape"),
+    [
+        (LABELS, (5, 4)),
+        (torch.cat([torch.zeros(12), torch.arange(1, 29)]), (1, 40)),  # of very different size: one group
+        (torch.arange(40) % 10, (10, 4)),
+        (torch.randint(6, (40,), generator=torch.Generator().manual_seed(0)), None),
+    ],
+)
+def test_products_within_classes(labels, shape, monkeypatch):
+    labels = labels.long()
+    classes = class_members(labels, small=0)
+    assert shape is None or tuple(classes.members.shape) == shape
+    assert tuple(class_members(labels).members.shape) == (1, len(labels))
+    assert torch.equal(classes.members[classes.class_of, classes.place], torch.arange(len(labels)))
+    monkeypatch.setattr("pml_ext_angular.losses.class_members", lambda labels: class_members(labels, small=0))
+    x = points(len(labels), 6)
     agree(AngularLoss()(x, labels), slow(AngularLoss, x, labels), x)
 
 
