@@ -37,15 +37,10 @@ def gram(x: Tensor) -> Tensor:
 
 
 class _Gram(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # setup_context would cost as much as the product
+        ctx.save_for_backward(x)
         return x @ x.T
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
