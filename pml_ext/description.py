@@ -9,7 +9,7 @@ from typing import Any
 
 from . import registry
 from .errors import UnknownNameError
-from .experiment.recipe import load_recipes, read_tables
+from .experiment.recipe import load_recipes, names_in
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def _component(component: registry.Component) -> dict[str, Any]:
         "settings": _settings(component.settings, meanings),
         "capabilities": sorted(component.capabilities),
         "paper": str(component.paper) if component.paper else "",
-        "recipes": [name for name in registry.recipes() if component.name in set(_names_in(read_tables(name)))],
+        "recipes": [name for name in registry.recipes() if component.name in names_in(name)],
     }
 
 
@@ -58,7 +58,7 @@ def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(factory))
     settings = {key: value for key, value in registry.settings_of(factory).items()
                 if key not in ("root", "in_channels", "image_size") or value.default is not value.empty}  # fmt: skip
-    used = [recipe for recipe in registry.recipes() if name in set(_names_in(read_tables(recipe)))]
+    used = [recipe for recipe in registry.recipes() if name in names_in(recipe)]
     return {"name": name, "kind": kind, "class": "", "text": text, "settings": _settings(settings, meanings),
             "capabilities": [], "paper": "", "recipes": used}  # fmt: skip
 
@@ -121,13 +121,3 @@ def _split_docstring(text: str) -> tuple[str, dict[str, str]]:
             meanings[current] += f" {line.strip()}"
     named = {name.strip(): meaning for names, meaning in meanings.items() for name in names.split(",")}
     return (text[: match.start()].rstrip() + "\n\n" + text[match.end() :].lstrip()).strip(), named
-
-
-def _names_in(tables: Any) -> list[str]:
-    """Every ``name`` in a recipe's tables."""
-    if isinstance(tables, dict):
-        own = [tables["name"]] if isinstance(tables.get("name"), str) else []
-        return own + [name for value in tables.values() for name in _names_in(value)]
-    if isinstance(tables, list):
-        return [name for value in tables for name in _names_in(value)]
-    return [tables] if isinstance(tables, str) else []

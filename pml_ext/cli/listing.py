@@ -53,14 +53,12 @@ def _entries(what: What) -> list[dict[str, Any]]:
             for c in registry.components(_KINDS[what])
         ]
     if what is What.recipes:
-        from ..experiment.recipe import read_tables
-
         return [
             {
                 "name": name,
                 "class": "",
                 "from": name.partition("/")[0],
-                "summary": read_tables(name).get("description", ""),
+                "summary": _recipe_summary(name),
             }
             for name in registry.recipes()
         ]
@@ -74,6 +72,16 @@ def _entries(what: What) -> list[dict[str, Any]]:
 
         entries.append({"name": "folder:PATH", "class": "", "from": "pml_ext", "summary": _first_line(folder)})
     return entries
+
+
+def _recipe_summary(name: str) -> str:
+    from ..errors import PmlExtError
+    from ..experiment.recipe import read_tables
+
+    try:
+        return str(read_tables(name).get("description", ""))
+    except PmlExtError as error:
+        return f"broken: {error}"
 
 
 def _first_line(factory: Any) -> str:

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -216,7 +216,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         ConfigError: naming the file, the key, what was found and what is wanted.
         UnknownNameError: no such recipe.
     """
-    base, _, variant = name.partition("@")
+    base, variant = _without_variant(name)
     source, tables = _read(base)
     sweep = tables.pop("sweep", {})
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
@@ -266,6 +266,15 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
 # Reading and merging
 
 
+def _without_variant(name: str) -> tuple[str, str]:
+    """A recipe's name or path, and the variant after its ``@``; a path's folders may have an ``@`` of their own."""
+    path, found, variant = name.rpartition(".toml")
+    if found and (not variant or variant.startswith("@")):
+        return path + found, variant.removeprefix("@")
+    base, _, variant = name.partition("@")
+    return base, variant
+
+
 def read_tables(name: str) -> dict[str, Any]:
     """A recipe's tables, merged with what it extends, not validated.
 
@@ -273,6 +282,29 @@ def read_tables(name: str) -> dict[str, Any]:
         name: a registered recipe or the path of a ``.toml`` file.
     """
     return _read(name)[1]
+
+
+def names_in(recipe: str) -> set[str]:
+    """The ``name`` of everything that a registered recipe names; nothing, if its file cannot be read.
+
+    Args:
+        recipe: a registered recipe.
+    """
+    try:
+        return set(_names(read_tables(recipe)))
+    except (ConfigError, UnknownNameError):
+        return set()
+
+
+def _names(tables: Any) -> Iterator[str]:
+    if isinstance(tables, dict):
+        for key, value in tables.items():
+            if isinstance(value, str) and key in ("name", "trunk", "miner", "regularizer"):
+                yield value  # a name alone stands for a table with it
+            yield from _names(value)
+    elif isinstance(tables, list):
+        for value in tables:
+            yield from _names(value)
 
 
 def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:

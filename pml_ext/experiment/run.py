@@ -249,6 +249,10 @@ class Run:
                 f"{len(self.train_labels)} classes: {error}"
             ) from None
         passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
+        if passes == 0:
+            raise ConfigError(
+                f"sampler: one pass of {table.name} gives {len(sampler)} images, fewer than {table.batch_size}"
+            )
         return sampler, min(iterations, passes) if table.iterations else passes
 
     # Training

@@ -68,6 +68,8 @@ def plan(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1,
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; --out wants a folder")
     several = len(recipes) * seeds > 1
+    if several and (out / "recipe.toml").exists():
+        raise ConfigError(f"{out} holds one run; several runs want a folder of their own, choose another --out")
     plans = []
     for full_name, recipe in recipes.items():
         variant = full_name.partition("@")[2].replace("/", "-")

@@ -148,3 +148,11 @@ def test_a_file_extends_a_file_beside_it(tmp_path):
     recipe = one(child)
     assert (recipe.loss.settings["mvc_weight"], recipe.schedule.epochs) == (0.5, 13)
     assert read_tables(child)["sampler"]["m"] == 8
+
+
+def test_variants_of_files(tmp_path):
+    folder = tmp_path / "with@sign"
+    folder.mkdir()
+    file = write(folder, 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.0, 1.0]\n')
+    assert list(load_recipes(file)) == [f"{file}@0.0", f"{file}@1.0"]
+    assert one(f"{file}@1.0").loss.settings["mvc_weight"] == 1.0
