@@ -27,8 +27,8 @@ def squared_tangent(alpha: float) -> float:
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
-    r""":math:`\log(1 + e^x)`, exact (torch's softplus drops the 1 above 20)."""
-    return torch.logaddexp(x, torch.zeros_like(x))
+    r""":math:`\log(1 + e^x)`; above 50 the 1 is lost in float64 too, and torch drops it."""
+    return torch.nn.functional.softplus(x, threshold=50)
 
 
 def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
@@ -127,20 +127,19 @@ def angular_terms_by_class(
     """
     t = squared_tangent(alpha)
     exponentials = (4 * t * similarity).exp() * negatives.to(similarity.dtype)
-    sums = _products_by_class(exponentials, classes)[
-        classes.class_of[anchors], classes.place[anchors], classes.place[partners]
-    ]
+    sums = _products_of_pairs(exponentials, classes, anchors, partners)
     counted = sums > 0
     exponents = torch.where(counted, sums, 1).log() - 2 * (1 + t) * positive_similarity
     return log_one_plus_exp(exponents) * counted
 
 
-def _products_by_class(rows: Tensor, classes: ClassMembers) -> Tensor:
-    """Dot products of the rows of every class: ``[C, M, M]``."""
+def _products_of_pairs(rows: Tensor, classes: ClassMembers, anchors: Tensor, partners: Tensor) -> Tensor:
+    """Dot products of the rows of pairs within classes: ``[P]``."""
     if len(classes.members) == 1:  # one group: the batch as it is
-        return gram(rows)[None]
+        return gram(rows)[anchors, partners]
     grouped = rows[classes.members.flatten()].view(*classes.members.shape, rows.shape[1])
-    return torch.bmm(grouped, grouped.mT)
+    products = torch.bmm(grouped, grouped.mT)
+    return products[classes.class_of[anchors], classes.place[anchors], classes.place[partners]]
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
