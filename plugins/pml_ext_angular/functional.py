@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.pairwise import ClassMembers, gram
+from pml_ext.pairwise import ClassMembers
 
 # Slopes 4 t up to which exponentials of cosines can be multiplied: products lie between exp(-2 * slope) and its
 # inverse, and float32 ends at exp(-87) and exp(88).
@@ -126,20 +127,35 @@ def angular_terms_by_class(
         ``[P]``.
     """
     t = squared_tangent(alpha)
-    exponentials = (4 * t * similarity).exp() * negatives.to(similarity.dtype)
-    sums = _products_of_pairs(exponentials, classes, anchors, partners)
+    if len(classes.members) == 1:  # one group: the batch as it is
+        sums: Tensor = _SumsOfProducts.apply(similarity, negatives, anchors, partners, 4 * t)  # type: ignore[no-untyped-call]
+    else:
+        rows = ((4 * t * similarity).exp() * negatives.to(similarity.dtype))[classes.members.flatten()]
+        rows = rows.view(*classes.members.shape, similarity.shape[1])
+        products = torch.bmm(rows, rows.mT)
+        sums = products[classes.class_of[anchors], classes.place[anchors], classes.place[partners]]
     counted = sums > 0
     exponents = torch.where(counted, sums, 1).log() - 2 * (1 + t) * positive_similarity
     return log_one_plus_exp(exponents) * counted
 
 
-def _products_of_pairs(rows: Tensor, classes: ClassMembers, anchors: Tensor, partners: Tensor) -> Tensor:
-    """Dot products of the rows of pairs within classes: ``[P]``."""
-    if len(classes.members) == 1:  # one group: the batch as it is
-        return gram(rows)[anchors, partners]
-    grouped = rows[classes.members.flatten()].view(*classes.members.shape, rows.shape[1])
-    products = torch.bmm(grouped, grouped.mT)
-    return products[classes.class_of[anchors], classes.place[anchors], classes.place[partners]]
+class _SumsOfProducts(torch.autograd.Function):
+    """``(E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask, 0 outside; its gradient, in one product, is differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
+        rows = (slope * similarity).exp_().mul_(mask)
+        ctx.save_for_backward(similarity, mask, anchors, partners, rows)
+        ctx.slope = slope
+        return (rows @ rows.T)[anchors, partners]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        similarity, mask, anchors, partners, rows = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated: written out from the input
+            rows = (ctx.slope * similarity).exp() * mask
+        weights = torch.zeros_like(rows[:, : len(rows)]).index_put((anchors, partners), grad)
+        return (weights + weights.T) @ rows * rows * ctx.slope, None, None, None, None
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

@@ -132,6 +132,7 @@ def test_gradcheck(kind):
     labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3])
     assert torch.autograd.gradcheck(lambda x: kind()(x, labels), x)
     assert torch.autograd.gradcheck(lambda x: kind(normalize_embeddings=False)(x, labels), x)
+    assert torch.autograd.gradgradcheck(lambda x: kind()(x, labels), x)
 
 
 @pytest.mark.parametrize("alpha", [30.0, 45.0, 60.0])
