@@ -140,7 +140,7 @@ def angular_terms_by_class(
 
 
 class _SumsOfProducts(torch.autograd.Function):
-    """``(E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask, 0 outside; its gradient, in one product, is differentiable."""
+    """``(E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask and 0 outside; its gradient takes one product."""
 
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
