@@ -221,7 +221,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     sweep = tables.pop("sweep", {})
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
         raise ConfigError(f'{source}: [sweep] has lists of values by key, for example "loss.alpha" = [36, 45]')
-    for override in overrides:
+    for override in sorted(overrides, key=_names_something, reverse=True):
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
@@ -264,6 +264,12 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
 
 
 # Reading and merging
+
+
+def _names_something(override: str) -> bool:
+    """Whether an override names what a table is about; those go first, since another name begins the table anew."""
+    key = override.partition("=")[0].strip()
+    return "." not in key or key.endswith((".name", ".trunk", ".miner", ".regularizer"))
 
 
 def _without_variant(name: str) -> tuple[str, str]:

@@ -53,6 +53,13 @@ def test_overrides():
     assert one("cbml/digits", "data.name=digits-unseen", "model.trunk=mlp").model.trunk.name == "mlp"
 
 
+def test_the_order_of_overrides_does_not_matter():
+    one_way = one("cbml/digits", "loss.name=pml/contrastive", "loss.neg_margin=0.5")
+    other_way = one("cbml/digits", "loss.neg_margin=0.5", "loss.name=pml/contrastive")
+    assert one_way == other_way
+    assert one_way.loss.settings == {"neg_margin": 0.5}
+
+
 def test_sweeps():
     recipes = load_recipes("cbml/omniglot-small-mvc-weight")
     assert [r.loss.settings["mvc_weight"] for r in recipes.values()] == [0.0, 0.1, 1.0, 2.0]
