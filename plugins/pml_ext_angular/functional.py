@@ -128,34 +128,39 @@ def angular_terms_by_class(
     """
     t = squared_tangent(alpha)
     if len(classes.members) == 1:  # one group: the batch as it is
-        sums: Tensor = _SumsOfProducts.apply(similarity, negatives, anchors, partners, 4 * t)  # type: ignore[no-untyped-call]
+        logarithms: Tensor = _LogSumsOfProducts.apply(similarity, negatives, anchors, partners, 4 * t)  # type: ignore[no-untyped-call]
     else:
         rows = ((4 * t * similarity).exp() * negatives.to(similarity.dtype))[classes.members.flatten()]
         rows = rows.view(*classes.members.shape, similarity.shape[1])
         products = torch.bmm(rows, rows.mT)
         sums = products[classes.class_of[anchors], classes.place[anchors], classes.place[partners]]
-    counted = sums > 0
-    exponents = torch.where(counted, sums, 1).log() - 2 * (1 + t) * positive_similarity
-    return log_one_plus_exp(exponents) * counted
+        logarithms = torch.where(sums > 0, sums, 1).log().masked_fill(sums == 0, torch.finfo(sums.dtype).min / 4)
+    return log_one_plus_exp(logarithms - 2 * (1 + t) * positive_similarity)
 
 
-class _SumsOfProducts(torch.autograd.Function):
-    """``(E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask and 0 outside; its gradient takes one product."""
+class _LogSumsOfProducts(torch.autograd.Function):
+    """``log (E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask, 0 outside; a very low number where the sum is 0.
+
+    The gradient takes one product, and can be differentiated.
+    """
 
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
         rows = (slope * similarity).exp_().mul_(mask)
-        ctx.save_for_backward(similarity, mask, anchors, partners, rows)
+        sums = (rows @ rows.T)[anchors, partners]
+        ctx.save_for_backward(similarity, mask, anchors, partners, rows, sums)
         ctx.slope = slope
-        return (rows @ rows.T)[anchors, partners]
+        return sums.log().clamp_(min=torch.finfo(sums.dtype).min / 4)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
-        similarity, mask, anchors, partners, rows = ctx.saved_tensors
+        similarity, mask, anchors, partners, rows, sums = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient is to be differentiated: written out from the input
             rows = (ctx.slope * similarity).exp() * mask
-        weights = torch.zeros_like(rows[:, : len(rows)]).index_put((anchors, partners), grad)
-        return (weights + weights.T) @ rows * rows * ctx.slope, None, None, None, None
+            sums = (rows @ rows.T)[anchors, partners]
+        shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
+        weights = torch.zeros_like(rows).index_put((anchors, partners), shares)
+        return (weights + weights.T) @ rows * rows, None, None, None, None
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
