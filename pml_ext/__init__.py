@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pml_ext_cbml import MetricVarianceRegularizer as MetricVarianceRegularizer
 
     from . import registry as registry
+    from .distributed import DistributedLoss as DistributedLoss
+    from .distributed import DistributedMiner as DistributedMiner
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
     from .errors import MissingExtraError as MissingExtraError
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from .errors import UnknownNameError as UnknownNameError
     from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
     from .hookspecs import hookimpl as hookimpl
+    from .losses import MultipleLosses as MultipleLosses
+    from .memory import CrossBatchMemory as CrossBatchMemory
     from .registry import Component as Component
     from .registry import Paper as Paper
     from .registry import register as register
@@ -48,6 +52,10 @@ _PUBLIC = {
     "Paper": "pml_ext.registry",
     "register": "pml_ext.registry",
     "hookimpl": "pml_ext.hookspecs",
+    "CrossBatchMemory": "pml_ext.memory",
+    "DistributedLoss": "pml_ext.distributed",
+    "DistributedMiner": "pml_ext.distributed",
+    "MultipleLosses": "pml_ext.losses",
     "LabelledRegularizer": "pml_ext.regularizers",
     "RegularizedLoss": "pml_ext.regularizers",
     "RetrievalAccuracyCalculator": "pml_ext.evaluation",
@@ -59,8 +67,9 @@ _PUBLIC = {
     "MissingExtraError": "pml_ext.errors",
     "TrainingError": "pml_ext.errors",
 }
-_SUBMODULES = ("benchmark", "cli", "data", "distances", "errors", "evaluation", "experiment", "hookspecs", "models",
-               "pairwise", "reducers", "registry", "regularizers", "settings")  # fmt: skip
+_SUBMODULES = ("benchmark", "cli", "data", "distances", "distributed", "errors", "evaluation", "experiment",
+               "hookspecs", "losses", "memory", "models", "pairwise", "reducers", "registry", "regularizers",
+               "settings")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -463,7 +463,8 @@ def _bases() -> dict[str, tuple[type, ...]]:
 
 
 _DEFAULT_CAPABILITIES = frozenset({"labels", "indices_tuple"})
-# PML's losses that take references, as their sources say; those that refuse or ignore them are left out.
+# PML's losses that take references, as their sources say; those that refuse or ignore them are left out, and NCALoss,
+# which compares an embedding with its own copy among them, whatever the indices_tuple says.
 _PML_WITH_REFERENCES = [
     "AngularLoss",
     "CircleLoss",
@@ -474,7 +475,6 @@ _PML_WITH_REFERENCES = [
     "LiftedStructureLoss",
     "MarginLoss",
     "MultiSimilarityLoss",
-    "NCALoss",
     "NTXentLoss",
     "SignalToNoiseRatioContrastiveLoss",
     "SupConLoss",

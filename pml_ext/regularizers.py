@@ -10,6 +10,7 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from . import registry
+from .losses import call_loss
 from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision
 from .settings import check_number
 
@@ -105,7 +106,6 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         self.loss = loss
         self.regularizer = regularizer
         self.weight = weight
-        self._labelled_loss = "labels" in registry.capabilities(loss)
         self._labelled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
@@ -119,13 +119,8 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         """The two parts, both already reduced."""
-        arguments = [embeddings, labels] if self._labelled_loss else [embeddings]
-        optional: dict[str, Any] = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
-        if ref_emb is not embeddings:
-            optional["ref_emb"] = ref_emb
-            if ref_labels is not None:
-                optional["ref_labels"] = ref_labels
-        loss = self.loss(*arguments, **optional)
+        references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
+        loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
         regularizer = (
             self.regularizer(embeddings, labels) if self._labelled_regularizer else self.regularizer(embeddings)
         )

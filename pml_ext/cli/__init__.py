@@ -5,6 +5,7 @@ Results go to stdout, progress and warnings to stderr. Exit code 0: done; 1: a f
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 
@@ -34,7 +35,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        print(f"pml-ext: {type(error).__name__}: {error} (pml-ext --debug ... shows where)", file=sys.stderr)
+        print(f"{_name()}: {type(error).__name__}: {error} (pml-ext --debug ... shows where)", file=sys.stderr)
         sys.exit(1)
 
 
@@ -42,12 +43,19 @@ def _leave(error: PmlExtError) -> None:
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a worker process of a data loader raises
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    print(f"pml-ext: {text}", file=sys.stderr)
+    print(f"{_name()}: {text}", file=sys.stderr)
     sys.exit(error.exit_code)
+
+
+def _name() -> str:
+    """How an error begins: with the process that has it, where torchrun started several."""
+    return "pml-ext" if os.environ.get("WORLD_SIZE", "1") == "1" else f"pml-ext (rank {os.environ.get('RANK', '?')})"
 
 
 def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:
     from ..registry import PluginWarning
 
+    if os.environ.get("RANK", "0") != "0":
+        return
     if issubclass(category, (PluginWarning, UserWarning)) and not issubclass(category, DeprecationWarning):
         print(f"pml-ext: warning: {message}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
+
+
+def process_number() -> int:
+    """Which of the processes that ``torchrun`` started this is; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def stdout() -> Console:

@@ -35,17 +35,23 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the metrics as JSON on stdout.")] = False,
 ) -> None:
-    """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report."""
+    """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
+
+    Over several processes: torchrun --nproc-per-node N -m pml_ext train RECIPE. The recipe's batch size is that of all
+    processes together.
+    """
     from ..experiment import summarize
     from ..experiment import train as run_recipe
-    from .output import print_json, stderr, stdout
+    from .output import print_json, process_number, stderr, stdout
 
-    console = stderr()
-    with _progress(console) as progress:
+    first = process_number() == 0
+    with _progress(stderr()) as progress:
         results = run_recipe(
             recipe, out, seed, seeds, device.value, data, overrides or (), resume,
-            _Drawn(progress),
+            _Drawn(progress) if first else None,
         )  # fmt: skip
+    if not first:
+        return
     if as_json:
         print_json(results[0] if len(results) == 1 else {"runs": results, "summary": summarize(results)})
         return

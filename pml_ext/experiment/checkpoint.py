@@ -74,15 +74,11 @@ def seed_all(seed: int) -> None:
 
 def sampler_state(sampler: Any) -> Any:
     """A sampler's state: its ``state_dict()``, or all its attributes (PML's shuffle their label lists in place)."""
-    if sampler is None:
-        return None
     return sampler.state_dict() if hasattr(sampler, "state_dict") else copy.deepcopy(vars(sampler))
 
 
 def set_sampler_state(sampler: Any, state: Any) -> None:
     """Puts a sampler back to what :func:`sampler_state` found."""
-    if sampler is None:
-        return
     if hasattr(sampler, "load_state_dict"):
         sampler.load_state_dict(state)
     else:

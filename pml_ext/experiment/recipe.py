@@ -22,6 +22,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from .. import registry
 from ..data import build_transforms, folder
 from ..errors import ConfigError, PmlExtError, UnknownNameError
+from ..memory import CrossBatchMemory
+from ..regularizers import RegularizedLoss
 
 SHUFFLE = "shuffle"  # the sampler name that means plain shuffling
 OPTIMIZERS = {
@@ -86,11 +88,19 @@ class RegularizerTable(_NamedTable):
     weight: float = 1.0
 
 
+class MemoryTable(_Table):
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` of so many embeddings, used from an epoch on."""
+
+    size: int = Field(ge=1)
+    start_epoch: int = Field(1, ge=1)
+
+
 class LossTable(_NamedTable):
-    """``[loss]``: the loss and its settings, its miner and regularizer, and how its own parameters are trained."""
+    """``[loss]``: the loss, its miner, regularizer and memory, and how its own parameters are trained."""
 
     miner: Annotated[_NamedTable, BeforeValidator(_named)] | None = None
     regularizer: Annotated[RegularizerTable, BeforeValidator(_named)] | None = None
+    memory: MemoryTable | None = None
     optimizer: dict[str, Any] = {}
 
 
@@ -439,12 +449,23 @@ def _check_names(recipe: Recipe) -> None:
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""
         _check_loss(f"{prefix}loss", stage.loss, recipe)
-        if stage.sampler is not None and stage.sampler.name != SHUFFLE:
+        assert stage.sampler is not None
+        _check_memory(f"{prefix}loss.memory", stage.loss.memory, stage.sampler.batch_size, recipe.schedule.epochs)
+        if stage.sampler.name != SHUFFLE:
             _check_component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
     if recipe.evaluation.select is not None:
         known = metric_names(recipe)
         if recipe.evaluation.select not in known:
             raise _KeyProblem("evaluation.select", registry.unknown("metric", recipe.evaluation.select, known))
+
+
+def _check_memory(key: str, table: MemoryTable | None, batch_size: int, epochs: int) -> None:
+    if table is None:
+        return
+    if table.size < batch_size:
+        raise _KeyProblem(f"{key}.size", f"found {table.size}; a memory holds at least one batch, here {batch_size}")
+    if table.start_epoch > epochs:
+        raise _KeyProblem(f"{key}.start_epoch", f"found {table.start_epoch}; the run has {epochs} epochs")
 
 
 def metric_names(recipe: Recipe) -> list[str]:
@@ -497,6 +518,22 @@ def build(kind: str, table: _NamedTable, context: Mapping[str, Any]) -> Any:
     return registry.build(table.name, kind, **given, **filled)
 
 
+def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
+    """A loss with its regularizer and memory, and its miner, if the memory does not have that.
+
+    Args:
+        table: ``[loss]``.
+        context: see :func:`loss_context`.
+    """
+    loss = build("loss", table, context)
+    if table.regularizer is not None:
+        loss = RegularizedLoss(loss, build("regularizer", table.regularizer, context), table.regularizer.weight)
+    miner = build("miner", table.miner, context) if table.miner is not None else None
+    if table.memory is None:
+        return loss, miner
+    return CrossBatchMemory(loss, context["embedding_size"], table.memory.size, miner, collect_stats=True), None
+
+
 def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
     context = loss_context(recipe, [0, 1])
     _check_component(key, "loss", table, context)
@@ -506,6 +543,11 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
             raise _KeyProblem(f"{key}.miner", f"{table.name} takes no miner's indices_tuple")
     if table.regularizer is not None:
         _check_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+    if table.memory is not None:
+        try:
+            build_loss(table, context)
+        except (TypeError, ValueError) as error:
+            raise _KeyProblem(f"{key}.memory", error) from None
     try:
         _check_optimizer(f"{key}.optimizer", own_optimizer(recipe.optimizer, table))
     except ValidationError as error:

@@ -26,16 +26,25 @@ from torch import Tensor, nn
 
 from .. import __version__, models, registry
 from ..data import build_transforms, hold_out_classes, raw_pixels
+from ..distributed import (
+    DistributedLoss,
+    DistributedMiner,
+    from_rank_0,
+    num_processes,
+    rank,
+    synchronize_batch_norm,
+)
 from ..errors import ConfigError, TrainingError
 from ..evaluation import RetrievalAccuracyCalculator, neighbours_under, retrieval_metrics
-from ..regularizers import RegularizedLoss
+from ..memory import CrossBatchMemory
 from . import checkpoint, records
+from .batches import EpochBatches, SeededImages, draw
 from .recipe import (
     SHUFFLE,
     LossTable,
     Recipe,
     SamplerTable,
-    build,
+    build_loss,
     build_optimizer,
     dataset_factory,
     loss_context,
@@ -88,10 +97,13 @@ class Stage:
         last: its last epoch.
         loss: what is minimised.
         miner: what chooses pairs or triplets for it.
-        sampler: what composes batches; None for plain shuffling.
-        batch_size: images a batch.
+        sampler: what composes batches.
+        batch_size: images a batch, over all processes.
         iterations: batches an epoch.
         optimizer: of the loss's own parameters, where it has some.
+        trained: the loss as the trainer calls it: over all processes.
+        mining: the miner likewise.
+        memory_from: the epoch from which on the loss's memory is used, where it has one.
     """
 
     first: int
@@ -102,6 +114,9 @@ class Stage:
     batch_size: int
     iterations: int
     optimizer: torch.optim.Optimizer | None
+    trained: nn.Module
+    mining: nn.Module | None
+    memory_from: int = 1
 
 
 class _Trainer(MetricLossOnly):
@@ -118,7 +133,8 @@ class _Trainer(MetricLossOnly):
 class Run:
     """A run: what components see of it, and the training itself.
 
-    Components that have ``prepare(run)``, ``start_epoch(run)`` or ``figures(run)`` are called with it.
+    Components that have ``prepare(run)``, ``start_epoch(run)`` or ``figures(run)`` are called with it. With several
+    processes (``torchrun``) every one has a run of its own, in step with the others: rank 0 tests and writes.
 
     Args:
         recipe: what to train.
@@ -135,6 +151,7 @@ class Run:
         self.recipe, self.name, self.folder, self.seed = recipe, name, folder, seed
         self.device = torch.device(device)
         self.listener: Listener = listener or Silence()
+        self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
         self.warnings: list[str] = []
         self.train_seconds = 0.0
@@ -173,7 +190,11 @@ class Run:
 
     def _load_data(self, root: Path | None) -> None:
         table = self.recipe.data
+        if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
+            from_rank_0(None)
         splits = dataset_factory(table.name)(root, **table.settings)
+        if self.rank == 0:
+            from_rank_0(None)
         train, test = splits.train, splits.test
         self.image_size, self.channels = splits.image_size, splits.channels
         normalize = models.pretrained_normalization(self.recipe.model.trunk.name, self.recipe.model.trunk.settings)
@@ -183,7 +204,7 @@ class Run:
             train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)
-        self._augmented = train.with_transform(augmented)
+        self._training_images = train.with_transform(augmented)
         self.train_labels = sorted({int(label) for label in train.labels})
 
     def _build_networks(self) -> None:
@@ -191,8 +212,11 @@ class Run:
         self.trunk = registry.trunk(table.trunk.name)(self.channels, self.image_size, **table.trunk.settings)
         features = models.output_size(self.trunk, self.channels, self.image_size)
         self.embedder = models.embedder(features, table.embedding_size, table.hidden_sizes)
+        if self.processes > 1:
+            self.trunk = synchronize_batch_norm(self.trunk, self.device)
         self.trunk.to(self.device)
         self.embedder.to(self.device)
+        self._trained = {"trunk": self._over_processes(self.trunk), "embedder": self._over_processes(self.embedder)}
         schedule, optimizer_table = self.recipe.schedule, self.recipe.optimizer
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         for key, network, factor in (("trunk", self.trunk, 1.0),
@@ -205,6 +229,12 @@ class Run:
             if scheduler is not None:
                 self._schedulers[key.replace("_optimizer", "_scheduler_by_epoch")] = scheduler
 
+    def _over_processes(self, module: nn.Module, **settings: Any) -> nn.Module:
+        """A module whose gradients are averaged over the processes, where there are several and it has some."""
+        if self.processes == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+            return module
+        return nn.parallel.DistributedDataParallel(module, **settings)
+
     def _build_stages(self) -> Iterator[Stage]:
         first = 1
         for table in self.recipe.all_stages():
@@ -212,22 +242,23 @@ class Run:
             loss, miner = self._build_loss(table.loss)
             sampler, iterations = self._build_sampler(table.sampler)
             own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-            optimizer = build_optimizer(own_optimizer(self.recipe.optimizer, table.loss), own) if own else None
-            yield Stage(first, first + table.epochs - 1, loss, miner, sampler, table.sampler.batch_size, iterations,
-                        optimizer)  # fmt: skip
+            yield Stage(
+                first, first + table.epochs - 1, loss, miner, sampler, table.sampler.batch_size, iterations,
+                build_optimizer(own_optimizer(self.recipe.optimizer, table.loss), own) if own else None,
+                # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
+                self._over_processes(DistributedLoss(loss) if self.processes > 1 else loss,
+                                     find_unused_parameters=True, broadcast_buffers=False),
+                DistributedMiner(miner) if miner is not None and self.processes > 1 else miner,
+                table.loss.memory.start_epoch if table.loss.memory is not None else 1,
+            )  # fmt: skip
             first += table.epochs
 
     def _build_loss(self, table: LossTable) -> tuple[nn.Module, nn.Module | None]:
-        context = loss_context(self.recipe, self.train_labels)
-        loss = build("loss", table, context)
-        if table.regularizer is not None:
-            regularizer = build("regularizer", table.regularizer, context)
-            loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
-        miner = build("miner", table.miner, context) if table.miner is not None else None
-        return loss.to(self.device), miner
+        loss, miner = build_loss(table, loss_context(self.recipe, self.train_labels))
+        return loss.to(self.device), miner.to(self.device) if miner is not None else None
 
     def _build_sampler(self, table: SamplerTable) -> tuple[Any, int]:
-        train = self._augmented
+        train = self._training_images
         if table.name == SHUFFLE:
             iterations = table.iterations or len(train) // table.batch_size
             if iterations * table.batch_size > len(train) or iterations == 0:
@@ -235,7 +266,7 @@ class Run:
                     f"sampler: {max(iterations, 1)} batches of {table.batch_size} need more than the {len(train)} "
                     "training images; make batch_size or iterations smaller"
                 )
-            return None, iterations
+            return torch.utils.data.RandomSampler(range(len(train))), iterations
         iterations = table.iterations or max(1, len(train) // table.batch_size)
         context = {"labels": np.asarray(train.labels), "batch_size": table.batch_size,
                    "length_before_new_iter": iterations * table.batch_size}  # fmt: skip
@@ -272,15 +303,17 @@ class Run:
         state = self._state_to_resume() if resume else None
         test_seconds = 0.0
         if state is None:
-            metrics, test_seconds = self._first_look()
+            metrics, test_seconds = self._first_look() if self.rank == 0 else ({}, 0.0)
             for part in self.parts():
                 self.call(part, "prepare")
             best: dict[str, Any] = {"epoch": None, "value": -math.inf}
         else:
             metrics, best, test_seconds = state["metrics"], state["best"], state["test_seconds"]
             self._restore(state)
-        keeper = records.open_records(self.folder, self._iterations_before(self.epoch + 1), self.epoch)
-        hooks = HookContainer(keeper, log_freq=1, save_models=False)
+        hooks = None
+        if self.rank == 0:
+            keeper = records.open_records(self.folder, self._iterations_before(self.epoch + 1), self.epoch)
+            hooks = HookContainer(keeper, log_freq=1, save_models=False)
         while self.epoch < self.recipe.schedule.epochs:
             self.epoch += 1
             started = time.perf_counter()
@@ -288,13 +321,15 @@ class Run:
                 self.call(part, "start_epoch")
             self._train_epoch(hooks)
             self.train_seconds += time.perf_counter() - started
-            started = time.perf_counter()
-            self._note_collapse()
-            self._validate(hooks, best)
-            keeper.save_records()
-            test_seconds += time.perf_counter() - started
-            self._save(metrics, best, test_seconds)
-        return self._finish(keeper, hooks, metrics, best, test_seconds)
+            if hooks is not None:
+                started = time.perf_counter()
+                self._note_collapse()
+                self._validate(hooks, best)
+                keeper.save_records()
+                test_seconds += time.perf_counter() - started
+                self._save(metrics, best, test_seconds)
+        result = self._finish(keeper, hooks, metrics, best, test_seconds) if hooks is not None else None
+        return from_rank_0(result)  # type: ignore[no-any-return]
 
     def _first_look(self) -> tuple[dict[str, dict[str, float]], float]:
         """The metrics of raw pixels and of the untrained network, and how long they took."""
@@ -313,8 +348,17 @@ class Run:
         """How many iterations all epochs before one have together."""
         return sum(stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self.stages)
 
-    def _train_epoch(self, hooks: HookContainer) -> None:
+    def _draw_batches(self, stage: Stage) -> EpochBatches:
+        """The epoch's batches as rank 0 draws them; the other processes' networks have random numbers of their own."""
+        drawn = draw(stage.sampler, stage.batch_size, stage.iterations) if self.rank == 0 else None
+        if self.rank > 0:
+            torch.manual_seed(hash((self.seed, self.epoch, self.rank)))
+        return EpochBatches(from_rank_0(drawn), self.seed, self.epoch, self.rank, self.processes)
+
+    def _train_epoch(self, hooks: HookContainer | None) -> None:
         stage = self._stage()
+        if isinstance(stage.loss, CrossBatchMemory):
+            stage.loss.active = self.epoch >= stage.memory_from
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
         optimizers = dict(self._optimizers)
         if stage.optimizer is not None:
@@ -327,20 +371,21 @@ class Run:
                     f"the loss became {loss} in iteration {trainer.get_global_iteration()} (epoch {self.epoch}); "
                     f"{self._kept()}. Try a lower optimizer.lr"
                 )
-            hooks.end_of_iteration_hook(trainer)
+            if hooks is not None:
+                hooks.end_of_iteration_hook(trainer)
             self.listener.iteration(loss)
 
         trainer = _Trainer(
             self._iterations_before,
-            models={"trunk": self.trunk, "embedder": self.embedder},
+            models=self._trained,
             optimizers=optimizers,
             batch_size=stage.batch_size,
-            loss_funcs={"metric_loss": stage.loss},
-            mining_funcs={"tuple_miner": stage.miner} if stage.miner is not None else {},
-            dataset=self._augmented,
+            loss_funcs={"metric_loss": stage.trained},
+            mining_funcs={"tuple_miner": stage.mining} if stage.mining is not None else {},
+            dataset=SeededImages(self._training_images),
             iterations_per_epoch=stage.iterations,
             data_device=self.device,
-            sampler=stage.sampler,
+            sampler=self._draw_batches(stage),
             lr_schedulers=self._schedulers,
             freeze_trunk_batchnorm=self.recipe.model.freeze_batch_norm,
             dataloader_num_workers=self.recipe.data.workers,
@@ -470,6 +515,7 @@ class Run:
             "recipe": self.name,
             "seed": self.seed,
             "device": _device_name(self.device),
+            "processes": self.processes,
             "versions": versions(),
             "seconds": {"train": round(self.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": best["epoch"] if best["epoch"] is not None else self.epoch,
@@ -510,6 +556,7 @@ class Run:
                 for stage in self.stages
             ],
             "random": checkpoint.random_state(),
+            "processes": self.processes,
             "metrics": metrics,
             "best": best,
             "warnings": self.warnings,
@@ -520,7 +567,16 @@ class Run:
 
     def _state_to_resume(self) -> dict[str, Any] | None:
         path = self.folder / "checkpoints" / "last.pt"
-        return checkpoint.load(path, self.device, trusted=True) if path.exists() else None
+        if not from_rank_0(path.exists()):
+            return None
+        state = checkpoint.load(path, self.device, trusted=True)
+        if state["processes"] != self.processes:
+            before = state["processes"]
+            raise ConfigError(
+                f"{self.folder} holds a run of {before} process{'es' * (before > 1)}, not {self.processes}; resume it "
+                f"with {f'torchrun --nproc-per-node {before} -m pml_ext' if before > 1 else 'pml-ext'} train ..."
+            )
+        return state
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.epoch, self.warnings, self.train_seconds = state["epoch"], state["warnings"], state["train_seconds"]

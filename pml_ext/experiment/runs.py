@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import statistics
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..distributed import from_rank_0, process_group, rank
 from ..errors import ConfigError
 from .recipe import Recipe, load_recipes
 from .run import Listener, Run, write_json, write_toml
@@ -125,12 +127,14 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
         What stands in ``metrics.json``.
     """
     finished = plan.folder / "metrics.json"
-    if resume and finished.exists():
+    if from_rank_0(resume and finished.exists()):
         return read_metrics(finished)
     run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener)
     run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
-    plan.folder.mkdir(parents=True, exist_ok=resume)
-    write_toml(plan.folder / "recipe.toml", plan.recipe.as_dict() | {"run": {"recipe": plan.name, "seed": plan.seed}})
+    if rank() == 0:
+        plan.folder.mkdir(parents=True, exist_ok=resume)
+        about = {"run": {"recipe": plan.name, "seed": plan.seed}}
+        write_toml(plan.folder / "recipe.toml", plan.recipe.as_dict() | about)
     return run.train(resume)
 
 
@@ -140,7 +144,7 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def choose_device(name: str) -> str:
-    """``"cpu"`` or ``"cuda"``.
+    """``"cpu"``, ``"cuda"``, or, under ``torchrun``, the CUDA device of this process.
 
     Args:
         name: one of them, or ``"auto"`` for CUDA where there is some.
@@ -149,7 +153,15 @@ def choose_device(name: str) -> str:
         raise ConfigError(f"--device {name}: wanted auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this torch sees no CUDA device; type --device cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    if name == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    place = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's number of this process on this machine
+    if place >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {place} of this machine has no CUDA device of its own ({torch.cuda.device_count()} seen); type "
+            f"--nproc-per-node {torch.cuda.device_count()}, or --device cpu"
+        )
+    return f"cuda:{place}" if "LOCAL_RANK" in os.environ else "cuda"
 
 
 def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
@@ -197,11 +209,12 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
         What stands in each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
         the common folder has mean and spread.
     """
-    choose_device(device)
-    plans = plan(name, out, seed, seeds, overrides, resume)
-    results = []
-    for each in plans:
-        results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
-    if len(plans) > 1:
-        write_json(plans[0].folder.parent / "summary.json", summarize(results))
-    return results
+    with process_group(choose_device(device).partition(":")[0]):
+        # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
+        plans = from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
+        results = []
+        for each in plans:
+            results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
+        if len(plans) > 1 and rank() == 0:
+            write_json(plans[0].folder.parent / "summary.json", summarize(results))
+        return results

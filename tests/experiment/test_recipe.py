@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pml_ext import registry
+from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.experiment.recipe import load_recipes, merged, read_tables
+from pml_ext.experiment.recipe import build_loss, load_recipes, merged, read_tables
 
 
 def one(name: str, *overrides: str):
@@ -37,6 +37,17 @@ def test_extends_merges_and_another_name_replaces():
     assert merged({"a": {"name": "x", "p": 1}}, {"a": {"q": 2}}) == {"a": {"name": "x", "p": 1, "q": 2}}
     assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}}) == {"a": {"name": "y"}}
     assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 3}}) == {"a": {"name": "x", "p": 3}}
+
+
+def test_a_memory_wraps_loss_regularizer_and_miner():
+    overrides = ("loss.regularizer=metric-variance", "loss.miner=hard-pair", "loss.memory.size=4096")
+    loss, miner = build_loss(one("cbml/digits", *overrides).loss, {"embedding_size": 64})
+    assert isinstance(loss, CrossBatchMemory)
+    assert (loss.memory_size, miner) == (4096, None)
+    assert isinstance(loss.loss, RegularizedLoss)
+    assert isinstance(loss.miner, HardPairMiner)
+    with pytest.raises(ConfigError, match="loss.memory: CrossBatchMemory needs a loss .* does not take references"):
+        one("pml/proxy-anchor/digits", "loss.memory.size=4096")
 
 
 def test_the_parents_paper_is_not_inherited(tmp_path):
@@ -124,6 +135,9 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("sampler.name=pml/m-per-clas", r"sampler.name: no sampler 'pml/m-per-clas'; nearest: pml/m-per-class"),
         ("evaluation.select=map", r"evaluation: select .* goes with validation"),
         ("evaluation.recall_at=[1, 2]", r"recall_at includes 1, 2, 4 and 8"),
+        ("loss.memory.size=40", r"loss.memory.size: found 40; a memory holds at least one batch, here 80"),
+        ("loss.memory.sice=4096", r"loss.memory.*sice"),
+        ("loss.memory={size = 4096, start_epoch = 99}", r"loss.memory.start_epoch: found 99; the run has 15 epochs"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
         ("loss=3", r"loss: found 3"),
     ],

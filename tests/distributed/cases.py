@@ -1,0 +1,181 @@
+"""One training step of many losses in two processes; run as a script, once a process, or imported for one process.
+
+Every case is a loss, its settings and perhaps a miner; a step gives the value, the network's gradients, and those of
+the loss's own parameters.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.utils import distributed as pml_distributed
+from torch import nn
+
+import pml_ext
+from pml_ext import (
+    CrossBatchMemory,
+    DistributedLoss,
+    DistributedMiner,
+    LabelledRegularizer,
+    MultipleLosses,
+    RegularizedLoss,
+    registry,
+)
+
+EVEN, UNEVEN = (8, 8), (11, 5)
+SETTINGS = {"regularized": None}  # wrappers are cases of their own
+SIZE, CLASSES = 6, 4
+
+
+class LearnedTargets(LabelledRegularizer):
+    """Pulls every class's mean length towards a learned target."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.target = nn.Parameter(torch.full((CLASSES,), 0.5, dtype=torch.float64))
+
+    def compute_loss(self, embeddings, labels):
+        present = labels.unique()
+        norms = torch.stack([embeddings[labels == label].norm(dim=1).mean() for label in present])
+        value = (norms - self.target[present]).square().sum() + (self.target[present] - 1).square().sum()
+        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+
+
+class WithDropout(nn.Module):
+    """A learned layer with dropout before a loss."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss, self.layer = loss, nn.Linear(SIZE, SIZE).double()
+
+    def forward(self, embeddings, labels, indices_tuple=None):
+        return self.loss(nn.functional.dropout(self.layer(embeddings), 0.5), labels)
+
+
+def registered():
+    """``{name: loss}`` of every registered loss that can be built with what a batch has."""
+    context = {"embedding_size": SIZE, "num_classes": CLASSES}
+    found = {}
+    for component in registry.components("loss"):
+        if component.name.startswith("pml/") or SETTINGS.get(component.name, ()) is None:
+            continue
+        wanted = {name for name, setting in component.settings.items() if setting.default is setting.empty}
+        found[component.name] = component.cls(**{name: context[name] for name in wanted})
+    return found
+
+
+def cases():
+    """``{name: (loss, miner or None)}``, built anew, with the same parameters every time."""
+    torch.manual_seed(7)
+    found = {name: (loss, None) for name, loss in registered().items()}
+    found |= {
+        "contrastive": (losses.ContrastiveLoss(), None),
+        "multi-similarity": (losses.MultiSimilarityLoss(), None),
+        "proxy-anchor": (losses.ProxyAnchorLoss(CLASSES, SIZE), None),
+        "multi-similarity, miner": (losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
+        "triplets, miner": (losses.TripletMarginLoss(), miners.BatchHardMiner()),
+        "random triplets": (losses.TripletMarginLoss(triplets_per_anchor=3), None),
+        "learned targets": (RegularizedLoss(losses.ContrastiveLoss(), LearnedTargets(), weight=0.3), None),
+        "dropout": (WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)), None),
+        "memory": (CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40), None),
+        "memory, regularized, two losses": (
+            CrossBatchMemory(
+                RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), LearnedTargets()),
+                SIZE, 24, miner=miners.MultiSimilarityMiner(),
+            ),
+            None,
+        ),
+        "two losses of PML": (losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()]), None),
+    }  # fmt: skip
+    return {name: (loss.double(), miner) for name, (loss, miner) in found.items()}
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, SIZE)).double()
+
+
+def batches():
+    """Three joined batches: inputs and labels."""
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(3):
+        labels = torch.randint(0, CLASSES, (16,), generator=generator)
+        yield torch.randn(16, 5, generator=generator, dtype=torch.float64), labels
+
+
+def step(net, loss, miner, parts, mine=None):
+    """Three calls (a memory needs more than one) and the gradients of the last."""
+    torch.manual_seed(5 + (mine or 0))
+    for inputs, labels in batches():
+        if mine is not None:
+            rows = slice(sum(parts[:mine]), sum(parts[: mine + 1]))
+            inputs, labels = inputs[rows], labels[rows]
+        net.zero_grad()
+        loss.zero_grad()
+        embeddings = net(inputs)
+        found = {"indices_tuple": miner(embeddings, labels)} if miner is not None else {}
+        value = loss(embeddings, labels, **found)
+        value.backward()
+    grads = {"network": [p.grad for p in net.parameters()], "own": [p.grad for p in loss.parameters()]}
+    return {"value": value.detach(), **grads}
+
+
+def in_one_process(name):
+    loss, miner = cases()[name]
+    return step(network(), loss, miner, None)
+
+
+def main(folder):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    results, errors = {}, {}
+    ddp = nn.parallel.DistributedDataParallel
+    for name in cases():
+        for parts in (EVEN, UNEVEN):
+            for around in ("nothing", "ddp outside", "ddp inside"):
+                loss, miner = cases()[name]
+                if around != "nothing" and not any(p.requires_grad for p in loss.parameters()):
+                    continue
+                if around == "ddp inside":
+                    loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
+                loss = DistributedLoss(loss)
+                if around == "ddp outside":
+                    loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
+                miner = DistributedMiner(miner) if miner is not None else None
+                results[name, parts, around] = step(ddp(network()), loss, miner, parts, rank)
+    for name in ("contrastive", "proxy-anchor"):
+        loss, _ = cases()[name]
+        wrapped = pml_distributed.DistributedLossWrapper(loss)
+        results[name, EVEN, "pml"] = step(ddp(network()), wrapped, None, EVEN, rank)
+
+    def refused(key, call):
+        try:
+            call()
+        except (ValueError, TypeError) as error:
+            errors[key] = str(error)
+
+    loss = DistributedLoss(losses.ContrastiveLoss())
+    labels = torch.arange(8) % 2
+    refused("size", lambda: loss(torch.zeros(8, 4 + rank), labels))
+    refused("dtype", lambda: loss(torch.zeros(8, 4, dtype=(torch.float32, torch.float64)[rank]), labels))
+    refused("labels", lambda: loss(torch.zeros(8, 4), labels if rank else None))
+    local = miners.MultiSimilarityMiner()(torch.eye(8) + rank * torch.ones(8, 8).tril(), labels * (1 - rank))
+    refused("tuple", lambda: loss(torch.eye(8), labels, local))
+
+    # a process without images, half precision, references, and parameters that begin differently
+    torch.manual_seed(rank)
+    proxies = DistributedLoss(losses.ProxyAnchorLoss(2, 4))
+    empty = proxies(torch.randn(8 * rank, 4, requires_grad=True), torch.arange(8 * rank) % 2)
+    empty.backward()
+    results["empty"] = {"value": empty.detach(), "proxies": proxies.loss.proxies.detach().clone()}
+    x = torch.arange(32.0).reshape(8, 4).sin()[4 * rank : 4 * rank + 4].bfloat16()
+    half = DistributedLoss(pml_ext.CBMLLoss())(x, labels[:4], None, x.flip(0), labels[:4].flip(0))
+    results["half"] = {"value": half}
+    torch.save({"results": results, "errors": errors}, f"{folder}/rank-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,187 @@
+"""Two gloo processes against one on the joined batch, in float64; see cases.py."""
+
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+
+from pml_ext import CBMLLoss, CrossBatchMemory, DistributedLoss, DistributedMiner, registry
+from pml_ext.distributed import JoinedBatchNorm, synchronize_batch_norm
+
+SCRIPT = Path(__file__).with_name("cases.py")
+
+
+def _cases():
+    spec = importlib.util.spec_from_file_location("distributed_cases", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CASES = _cases()
+NAMES = sorted(CASES.cases())
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What both processes found."""
+    folder = tmp_path_factory.mktemp("two-processes")
+    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                           "OMP_NUM_THREADS": "1"}  # fmt: skip
+    processes = [
+        subprocess.Popen([sys.executable, SCRIPT, folder], env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE,
+                         text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        _, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stderr[-4000:]
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+
+
+def difference(found, expected):
+    """The greatest absolute difference of the value, the network's gradients and the loss's own."""
+    worst = {"value": (found["value"] - expected["value"]).abs().item()}
+    for kind in ("network", "own"):
+        pairs = zip(found[kind], expected[kind], strict=True)
+        worst[kind] = max(((one - other).abs().max().item() for one, other in pairs), default=0.0)
+    return worst
+
+
+@pytest.mark.parametrize("parts", [CASES.EVEN, CASES.UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_are_one_on_the_joined_batch(two, name, parts):
+    expected = CASES.in_one_process(name)
+    found_some = 0
+    for rank in range(2):
+        for (case, split, around), found in _steps(two[rank]):
+            if case == name and split == parts and around != "pml":
+                found_some += 1
+                assert max(difference(found, expected).values()) < 1e-10, (around, difference(found, expected))
+    assert found_some in (2, 6)
+    assert found_some == 6 or not expected["own"]
+    assert any(grad.abs().max() > 1e-4 for grad in expected["network"])
+
+
+def _steps(saved):
+    return [(key, value) for key, value in saved["results"].items() if isinstance(key, tuple)]
+
+
+def test_the_comparison_sees_the_fault_of_pml(two):
+    steps = dict(_steps(two[0]))
+    contrastive = difference(steps["contrastive", CASES.EVEN, "pml"], CASES.in_one_process("contrastive"))
+    assert contrastive["network"] < 1e-10  # PML is right where a loss has no parameters
+    assert contrastive["value"] > 1e-3  # but for the value, which it multiplies
+    expected = CASES.in_one_process("proxy-anchor")
+    found = steps["proxy-anchor", CASES.EVEN, "pml"]
+    assert difference(found, expected)["own"] > 1e-3
+    torch.testing.assert_close(found["own"][0], 2 * expected["own"][0])
+
+
+def test_every_registered_loss_is_compared():
+    ours = {c.name for c in registry.components("loss") if not c.name.startswith("pml/")}
+    assert ours - {"regularized", "multiple", "cross-batch-memory"} <= set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("size", "embeddings must be alike .* rank 0 has torch.float32 of 4 columns, rank 1 torch.float32 of 5"),
+        ("dtype", "rank 0 has torch.float32 of 4 columns, rank 1 torch.float64"),
+        ("labels", "labels must be alike .* rank 0 has none, rank 1 torch.int64"),
+        ("tuple", r"rows of the joined batch .* mine with DistributedMiner\(miner\)"),
+    ],
+)
+def test_processes_that_differ_are_told(two, key, text):
+    for rank in range(2):
+        assert re.search(text, two[rank]["errors"][key]), two[rank]["errors"][key]
+
+
+def test_a_process_without_images_and_parameters_that_began_differently(two):
+    first, second = (saved["results"]["empty"] for saved in two)
+    torch.testing.assert_close(first["value"], second["value"], rtol=0, atol=0)
+    torch.testing.assert_close(first["proxies"], second["proxies"], rtol=0, atol=0)
+    torch.manual_seed(0)
+    torch.testing.assert_close(first["proxies"], losses.ProxyAnchorLoss(2, 4).proxies.detach(), rtol=0, atol=0)
+
+
+def test_half_precision_and_references(two):
+    x = torch.arange(32.0).reshape(8, 4).sin().bfloat16()
+    labels = torch.arange(8) % 2
+    references = torch.cat([x[:4].flip(0), x[4:].flip(0)])
+    ref_labels = torch.cat([labels[:4].flip(0)] * 2)
+    expected = CBMLLoss()(x, torch.cat([labels[:4]] * 2), None, references, ref_labels)
+    for saved in two:
+        torch.testing.assert_close(saved["results"]["half"]["value"], expected, rtol=0, atol=0)
+
+
+# One process
+
+
+def test_one_process_is_the_loss_itself_without_a_warning():
+    x, labels = torch.randn(8, 4, requires_grad=True), torch.arange(8) % 4
+    loss, miner = losses.TripletMarginLoss(), miners.BatchHardMiner()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped = DistributedLoss(loss)
+        found = DistributedMiner(miner)(x, labels)
+        assert torch.equal(wrapped(x, labels), loss(x, labels))
+        assert torch.equal(wrapped(x, labels, found), loss(x, labels, miner(x, labels)))
+        assert torch.equal(wrapped(x, labels, None, x * 2, labels), loss(x, labels, None, x * 2, labels))
+    assert wrapped.capabilities == registry.capabilities(loss)
+    assert DistributedMiner(miner).capabilities == registry.capabilities(miner)
+
+
+def test_one_process_with_a_memory_and_a_mask():
+    x, labels = torch.randn(8, 4), torch.arange(8) % 4
+    mask = torch.arange(8) < 4
+    plain, wrapped = (CrossBatchMemory(losses.ContrastiveLoss(), 4, 16) for _ in range(2))
+    assert torch.equal(DistributedLoss(wrapped)(x, labels, enqueue_mask=mask), plain(x, labels, enqueue_mask=mask))
+
+
+def test_losses_without_labels():
+    x = torch.randn(6, 4)
+    loss = losses.SelfSupervisedLoss(losses.NTXentLoss())
+    assert torch.equal(DistributedLoss(loss)(x, ref_emb=x + 1), loss(x, x + 1))
+
+
+@pytest.mark.parametrize("wrapper", [DistributedLoss, DistributedMiner])
+def test_wants_a_module(wrapper):
+    with pytest.raises(TypeError, match="must be an object such as"):
+        wrapper(losses.ContrastiveLoss)
+
+
+def test_a_memory_around_it_is_refused():
+    with pytest.raises(TypeError, match=r"DistributedLoss\(CrossBatchMemory\(loss"):
+        CrossBatchMemory(DistributedLoss(losses.ContrastiveLoss()), 4, 16)
+
+
+# Batch norm
+
+
+def test_synchronized_batch_norm_is_batch_norm_in_one_process():
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
+    twin = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
+    twin.load_state_dict(plain.state_dict())
+    parameters = dict(twin.named_parameters())
+    twin = synchronize_batch_norm(twin, torch.device("cpu"))
+    assert isinstance(twin[1], JoinedBatchNorm)
+    assert all(parameters[name] is parameter for name, parameter in twin.named_parameters())
+    x = torch.randn(4, 1, 5, 5)
+    assert torch.equal(plain(x), twin(x))
+    assert twin.state_dict().keys() == plain.state_dict().keys()

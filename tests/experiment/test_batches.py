@@ -1,0 +1,60 @@
+"""An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
+
+import pytest
+import torch
+from pytorch_metric_learning.samplers import MPerClassSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from pml_ext.experiment.batches import EpochBatches, SeededImages, draw
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return index + torch.rand(3), index
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
+    joined = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
+    parts = [list(EpochBatches(joined, 0, 1, rank, processes)) for rank in range(processes)]
+    whole = list(EpochBatches(joined, 0, 1))
+    for number in range(2):
+        assert [item for part in parts for item in part[number]] == whole[number]
+        assert [index for index, _ in whole[number]] == joined[number]
+    sizes = [len(part[0]) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_seeds_differ_between_images_epochs_and_runs():
+    joined = [[0] * 50, [0] * 50]
+    seeds = [seed for run in (0, 1) for epoch in (1, 2) for batch in EpochBatches(joined, run, epoch)
+             for _, seed in batch]  # fmt: skip
+    assert len(set(seeds)) == 400
+
+
+def test_draws_from_samplers_of_indices_and_of_batches():
+    assert draw(SequentialSampler(range(10)), 3, 5) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
+    assert draw(BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), 99, 9) == [[0, 1, 2, 3], [4, 5, 6, 7],
+                                                                                          [8, 9]]  # fmt: skip
+    labels = torch.arange(40) % 4
+    for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
+        assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
+    assert sorted(i for batch in draw(RandomSampler(range(12)), 4, 3) for i in batch) == list(range(12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
+    batches = EpochBatches([[5, 5, 7], [1, 2, 3]], 3, 1)
+    torch.manual_seed(workers)
+    before = torch.get_rng_state()
+    images = SeededImages(Noisy())
+    assert len(images) == 20
+    alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
+    assert torch.equal(torch.get_rng_state(), before)
+    loaded = [x for x, _ in DataLoader(images, batch_sampler=batches, num_workers=workers)]
+    assert all(torch.equal(one, other) for one, other in zip(alone, loaded, strict=True))
+    assert not torch.equal(alone[0][0], alone[0][1])  # the same image twice, augmented twice

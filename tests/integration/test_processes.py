@@ -1,0 +1,112 @@
+"""Whole runs by torchrun with two processes, next to one process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from pml_ext.errors import ConfigError
+from pml_ext.experiment import train
+from pml_ext.experiment.records import loss_series
+
+QUICK = ("schedule.epochs=4", "schedule.milestones=[3]", "sampler.iterations=5", "model.trunk.width=16")
+MEMORY = ("loss.memory.size=200", "loss.memory.start_epoch=2")
+
+
+def command(recipe, out, *overrides, processes=2):
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    line = [sys.executable, *launcher, "-m", "pml_ext", "train", recipe, "--device", "cpu", "--out", str(out)]
+    for override in overrides:
+        line += ["--set", override]
+    return line
+
+
+def run(*arguments, extra=(), path="", **settings):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
+    return subprocess.run([*command(*arguments, **settings), *extra], capture_output=True, text=True, env=environment,
+                          timeout=280)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [("cbml/digits", MEMORY), ("pml/proxy-anchor/digits", ("sampler.name=shuffle", "sampler.batch_size=75"))],
+)
+def test_two_processes_are_one(tmp_path, recipe, overrides):
+    done = run(recipe, tmp_path / "two", *QUICK, *overrides, extra=["--json"])
+    assert done.returncode == 0, done.stderr
+    two = json.loads(done.stdout)  # written once
+    one = train(recipe, out=tmp_path / "one", overrides=(*QUICK, *overrides), device="cpu")[0]
+    losses = [loss_series(tmp_path / name, [])["loss"] for name in ("one", "two")]
+    assert losses[0][0] == losses[1][0] == list(range(1, 21))
+    torch.testing.assert_close(*(torch.tensor(values[:10]) for _, values in losses), rtol=1e-3, atol=1e-3)
+    assert two["raw"] == one["raw"]
+    assert two["before"] == pytest.approx(one["before"], abs=1e-3)
+    assert two["after"]["map_at_r"] == pytest.approx(one["after"]["map_at_r"], abs=0.03)
+    assert (one["processes"], two["processes"]) == (1, 2)
+    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    assert names[0] == names[1]
+    states = [torch.load(tmp_path / name / "checkpoints" / "model.pt") for name in ("one", "two")]
+    for part in ("trunk", "embedder", "loss"):
+        assert states[0][part].keys() == states[1][part].keys()
+    if "loss.memory.size=200" in overrides:
+        for key in ("cursor", "filled"):
+            assert states[0]["loss"][key] == states[1]["loss"][key]
+        assert states[0]["loss"]["filled"] == 200
+        assert torch.equal(*(state["loss"]["label_memory"] for state in states))
+
+
+def test_a_killed_run_of_two_processes_resumes(tmp_path):
+    overrides = ("schedule.epochs=6", "schedule.milestones=[5]", "sampler.iterations=6", "model.trunk.width=16",
+                 *MEMORY)  # fmt: skip
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command("cbml/digits", killed, *overrides), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, env=environment, start_new_session=True)  # fmt: skip
+    checkpoint = killed / "checkpoints" / "last.pt"
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 1 <= torch.load(checkpoint, weights_only=False)["epoch"] < 6
+    with pytest.raises(ConfigError, match=r"run of 2 processes, not 1; resume it with torchrun --nproc-per-node 2"):
+        train("cbml/digits", out=killed, overrides=overrides, device="cpu", resume=True)
+    assert run("cbml/digits", killed, *overrides, extra=["--resume"]).returncode == 0
+    assert run("cbml/digits", whole, *overrides).returncode == 0
+    assert loss_series(killed, []) == loss_series(whole, [])
+    results = [json.loads((folder / "metrics.json").read_text()) for folder in (killed, whole)]
+    assert results[0]["after"] == results[1]["after"]
+
+
+LATE = """
+    import os
+    from pytorch_metric_learning.losses import ContrastiveLoss
+    from pml_ext import Component, hookimpl
+
+    class FailsLoss(ContrastiveLoss):
+        def start_epoch(self, run):
+            if run.rank == 1 and run.epoch == 2:
+                raise RuntimeError("rank 1 ran out of luck")
+
+    @hookimpl
+    def pml_ext_components():
+        return [Component(FailsLoss, "fails")]
+"""
+
+
+def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
+    folder = install_plugin("fails_late", LATE, entry_point="fails-late").parent
+    out = tmp_path / "out"
+    started = time.monotonic()
+    done = run("cbml/digits", out, *QUICK, "loss.name=fails", path=folder)
+    assert done.returncode != 0
+    assert "pml-ext (rank 1): RuntimeError: rank 1 ran out of luck" in done.stderr
+    assert time.monotonic() - started < 120
+    assert torch.load(out / "checkpoints" / "last.pt", weights_only=False)["epoch"] == 1
+    assert not (out / "metrics.json").exists()

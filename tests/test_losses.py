@@ -1,0 +1,86 @@
+"""MultipleLosses and call_loss."""
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+
+from pml_ext import CBMLLoss, MultipleLosses, RegularizedLoss, registry
+from pml_ext.losses import call_loss
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(12, 4, generator=generator).requires_grad_(), torch.arange(12) % 4
+
+
+def test_is_pmls_sum(batch):
+    parts = [losses.ContrastiveLoss(), losses.TripletMarginLoss()]
+    mined = [None, miners.BatchHardMiner()]
+    for arguments in ((parts,), (parts, None, [1, 0.3]), (parts, mined, [0, 2.0])):
+        torch.testing.assert_close(MultipleLosses(*arguments)(*batch), losses.MultipleLosses(*arguments)(*batch))
+    named = {"a": parts[0], "b": parts[1]}
+    arguments = (named, {"b": mined[1]}, {"a": 0.5, "b": 2})
+    torch.testing.assert_close(MultipleLosses(*arguments)(*batch), losses.MultipleLosses(*arguments)(*batch))
+
+
+def test_references_reach_losses_and_miners(batch):
+    x, labels = batch
+    y, others = x.detach() + 0.1, labels.flip(0)
+    miner = miners.MultiSimilarityMiner()
+    found = MultipleLosses([CBMLLoss(), losses.ContrastiveLoss()], [None, miner], [1, 0.5])(x, labels, None, y, others)
+    expected = CBMLLoss()(x, labels, None, y, others)
+    mined = miner(x, labels, y, others)
+    expected = expected + 0.5 * losses.ContrastiveLoss()(x, labels, mined, y, others)
+    torch.testing.assert_close(found, expected)
+
+
+def test_nests(batch):
+    inner = MultipleLosses([CBMLLoss(), losses.ContrastiveLoss()])
+    outer = MultipleLosses([inner, RegularizedLoss(losses.CircleLoss(), torch.nn.Flatten(0).to("cpu"), weight=0)])
+    outer.losses[1].regularizer.forward = lambda x: x.square().mean()
+    expected = CBMLLoss()(*batch) + losses.ContrastiveLoss()(*batch) + losses.CircleLoss()(*batch)
+    torch.testing.assert_close(outer(*batch), expected)
+    assert outer.state_dict().keys() == inner.state_dict().keys()
+
+
+def test_capabilities_are_what_all_have():
+    both = MultipleLosses([losses.ContrastiveLoss(), CBMLLoss()])
+    assert registry.capabilities(both) == {"labels", "indices_tuple", "references"}
+    with_proxies = MultipleLosses([losses.ContrastiveLoss(), losses.ProxyAnchorLoss(4, 4)])
+    assert "references" not in registry.capabilities(with_proxies)
+
+
+def test_never_sums_in_half_precision(batch):
+    x, labels = batch
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = MultipleLosses([losses.MultiSimilarityLoss(), CBMLLoss()])(x, labels)
+    assert value.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (([],), "at least one loss"),
+        (([losses.ContrastiveLoss()], None, [1, 2]), "weights .* a list of length 1"),
+        (({"a": losses.ContrastiveLoss()}, {"b": None}), r"miners .* some of the keys \['a'\]"),
+        (({"a": losses.ContrastiveLoss()}, None, [1]), r"weights .* the keys \['a'\]"),
+    ],
+)
+def test_what_does_not_belong_together(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        MultipleLosses(*arguments)
+
+
+def test_a_tuple_beside_own_miners_is_refused(batch):
+    miner = miners.BatchHardMiner()
+    with pytest.raises(ValueError, match="miners of its own"):
+        MultipleLosses([losses.ContrastiveLoss()], [miner])(*batch, miner(*batch))
+
+
+def test_call_loss_passes_what_was_given(batch):
+    x, labels = batch
+    vicreg = losses.VICRegLoss()
+    torch.testing.assert_close(call_loss(vicreg, x, labels, ref_emb=x + 1), vicreg(x, ref_emb=x + 1))
+    contrastive = losses.ContrastiveLoss()
+    torch.testing.assert_close(call_loss(contrastive, x, labels), contrastive(x, labels))

@@ -1,0 +1,282 @@
+"""CrossBatchMemory: against the plain loss, against a loop that keeps every embedding, and its state."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+
+from pml_ext import CBMLLoss, CrossBatchMemory, MetricVarianceRegularizer, MultipleLosses, RegularizedLoss, registry
+
+NEEDED = {"labels", "indices_tuple", "references"}
+
+
+def batch(seed=0, size=12, classes=4, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator, dtype=dtype).requires_grad_(), torch.arange(size) % classes
+
+
+def with_references():
+    """Every loss, PML's and registered, that says it takes references and can be built without further settings."""
+    for component in registry.components("loss"):
+        required = [s for s in component.settings.values() if s.default is s.empty]
+        if component.name == "pml/dynamic-soft-margin":  # keeps a histogram of its own: see below
+            continue
+        if not required and registry.capabilities(component.cls) >= NEEDED:
+            yield component.name
+    yield "regularized"
+
+
+def build(name):
+    if name == "regularized":
+        return RegularizedLoss(losses.ContrastiveLoss(), MetricVarianceRegularizer(), weight=0.5)
+    return registry.build(name, "loss")
+
+
+@pytest.mark.parametrize("name", list(with_references()))
+def test_as_large_as_the_batch_it_is_the_plain_loss(name):
+    x, labels = batch()
+    twin = x.detach().clone().requires_grad_()
+    plain, memory = build(name).double(), CrossBatchMemory(build(name).double(), 6, 12)
+    for _ in range(2):  # the second time the ring is written over
+        expected, found = plain(x, labels), memory(twin, labels)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    expected.backward()
+    found.backward()
+    torch.testing.assert_close(twin.grad, x.grad, rtol=1e-9, atol=1e-12)
+    assert x.grad.abs().sum() > 0
+
+
+def test_against_all_that_was_seen():
+    """A loop that keeps every batch, and cuts the list to the last embeddings."""
+    loss = losses.ContrastiveLoss()
+    memory = CrossBatchMemory(loss, 6, 20)
+    seen, seen_labels = torch.zeros(0, 6, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    for number, size in enumerate((8, 8, 3, 20, 1, 12)):
+        x, labels = batch(number, size)
+        twin = x.detach().clone().requires_grad_()
+        keep = max(0, 20 - size)
+        references = torch.cat([seen[len(seen) - min(len(seen), keep) :], twin])
+        ref_labels = torch.cat([seen_labels[len(seen_labels) - min(len(seen_labels), keep) :], labels])
+        own = len(references) - size + torch.arange(size)
+        same = labels[:, None] == ref_labels
+        different = ~same
+        same[torch.arange(size), own] = False
+        expected = loss(twin, labels, (*torch.where(same), *torch.where(different)), references, ref_labels)
+        found = memory(x, labels)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        found.backward()
+        expected.backward()
+        torch.testing.assert_close(x.grad, twin.grad, rtol=1e-12, atol=1e-12)
+        seen, seen_labels = references.detach(), ref_labels
+        assert memory.filled == len(seen)
+
+
+def test_detach_batch_is_pmls_memory():
+    ours = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30, detach_batch=True)
+    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    for number in range(5):
+        x, labels = batch(number)
+        twin = x.detach().clone().requires_grad_()
+        found, expected = ours(x, labels), theirs(twin, labels)
+        found.backward()
+        expected.backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(x.grad, twin.grad)
+
+
+@pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
+def test_miner_over_the_ring_never_pairs_an_embedding_with_itself(miner):
+    class Spy(losses.TripletMarginLoss):
+        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+            self.seen = indices_tuple
+            return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+    spy = Spy()
+    memory = CrossBatchMemory(spy, 6, 20, miner=miner)
+    for number in range(3):
+        x, labels = batch(number)
+        before = memory.cursor
+        assert memory(x, labels).isfinite()
+        anchors, partners = spy.seen[:2]
+        assert len(anchors) > 0
+        assert not ((before + anchors) % 20 == partners).any()
+        assert torch.equal(labels[anchors], memory.label_memory[partners])
+
+
+def test_rows_of_a_tuple_are_those_of_the_batch():
+    """PML takes them for places in its memory, which is right in the first call alone."""
+
+    class Spy(losses.TripletMarginLoss):
+        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+            self.seen, self.references = indices_tuple, ref_emb
+            return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+    spy = Spy()
+    memory = CrossBatchMemory(spy, 6, 30, miner=miners.BatchHardMiner())
+    memory(*batch(1))
+    x, labels = batch(2)
+    given = miners.BatchHardMiner()(x, labels)
+    memory(x, labels, given)
+    added = [index[-len(given[0]) :] for index in spy.seen]
+    assert torch.equal(added[0], given[0])
+    for number in (1, 2):
+        torch.testing.assert_close(spy.references[added[number]], x[given[number]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("own", [None, miners.BatchHardMiner()])
+@pytest.mark.parametrize("given", [miners.BatchHardMiner(), miners.MultiSimilarityMiner()])
+def test_tuples_of_pairs_and_of_triplets(own, given):
+    memory = CrossBatchMemory(losses.TripletMarginLoss(), 6, 30, miner=own)
+    x, labels = batch()
+    value = memory(x, labels, given(x, labels))
+    value.backward()
+    assert value.isfinite()
+    assert x.grad.isfinite().all()
+
+
+def test_enqueue_mask():
+    loss = losses.NTXentLoss()
+    memory = CrossBatchMemory(loss, 6, 16)
+    x, labels = batch(dtype=torch.float32)
+    mask = torch.arange(12) >= 6
+    found = memory(x, labels, enqueue_mask=mask)
+    torch.testing.assert_close(found, loss(x[:6], labels[:6], None, x[6:].detach(), labels[6:]))
+    found.backward()
+    assert x.grad[:6].abs().sum() > 0
+    assert (x.grad[6:] == 0).all()
+    assert memory.filled == 6
+    assert memory(x, labels, enqueue_mask=torch.ones(12, dtype=torch.bool)) == 0  # no anchors
+
+
+def test_inactive_is_the_plain_loss():
+    miner = miners.MultiSimilarityMiner()
+    memory = CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 16, miner=miner)
+    memory.active = False
+    x, labels = batch()
+    assert torch.equal(memory(x, labels), memory.loss(x, labels, miner(x, labels)))
+    assert memory.filled == 0
+    large, many = batch(size=40)
+    assert memory(large, many).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_saved_and_loaded_it_gives_the_next_loss_to_the_last_digit(dtype):
+    def make():
+        return CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 30)
+
+    memory = make()
+    for number in range(4):
+        memory(*batch(number, dtype=dtype))
+    file = io.BytesIO()
+    torch.save(memory.state_dict(), file)
+    file.seek(0)
+    loaded = make()
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    assert (loaded.cursor, loaded.filled) == (memory.cursor, memory.filled) == (18, 30)
+    assert loaded.embedding_memory.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    twins = [copy.deepcopy(memory), pickle.loads(pickle.dumps(memory)), loaded]
+    x, labels = batch(9, dtype=dtype)
+    expected = memory(x, labels)
+    assert all(torch.equal(twin(x, labels), expected) for twin in twins)
+
+
+def test_a_state_without_a_cursor_is_refused():
+    state = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30).state_dict()
+    with pytest.raises(RuntimeError, match="cursor"):
+        CrossBatchMemory(losses.ContrastiveLoss(), 6, 30).load_state_dict(state)
+
+
+def test_two_calls_before_a_backward():
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 20)
+    x, labels = batch()
+    (memory(x, labels) + memory(x * 2, labels)).backward()
+    assert x.grad.isfinite().all()
+
+
+def test_regularizer_sees_the_batch_alone():
+    class Spy(torch.nn.Module):
+        def forward(self, embeddings):
+            self.seen = len(embeddings)
+            return embeddings.square().mean()
+
+    spy = Spy()
+    memory = CrossBatchMemory(RegularizedLoss(losses.ContrastiveLoss(), spy), 6, 64)
+    for number in range(3):
+        memory(*batch(number))
+        assert spy.seen == 12
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "text"),
+    [
+        (losses.ProxyAnchorLoss(3, 6), TypeError, "ProxyAnchorLoss does not take references"),
+        (losses.VICRegLoss(), TypeError, "does not take indices_tuple and labels"),
+        (losses.MultipleLosses([losses.ContrastiveLoss()]), TypeError, "from pml_ext import MultipleLosses"),
+        (losses.ContrastiveLoss, TypeError, "must be an object such as"),
+    ],
+)
+def test_losses_that_do_not_fit(loss, error, text):
+    with pytest.raises(error, match=text):
+        CrossBatchMemory(loss, 6, 20)
+
+
+@pytest.mark.parametrize(("sizes", "text"), [((0, 20), "embedding_size"), ((6, 0), "memory_size"), ((6, 2.5), "2.5")])
+def test_sizes_that_do_not_fit(sizes, text):
+    with pytest.raises(ValueError, match=text):
+        CrossBatchMemory(losses.ContrastiveLoss(), *sizes)
+
+
+def test_wrong_calls():
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 8)
+    x, labels = batch()
+    with pytest.raises(ValueError, match="12 embeddings do not fit into a memory of memory_size=8"):
+        memory(x, labels)
+    assert memory.filled == 0
+    with pytest.raises(ValueError, match="embedding_size=6, but the embeddings have 5"):
+        memory(x[:, :5], labels)
+    with pytest.raises(ValueError, match="exclude each other"):
+        memory(x[:4], labels[:4], miners.BatchHardMiner()(x[:4], labels[:4]), torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"shape \(4,\)"):
+        memory(x[:4], labels[:4], enqueue_mask=torch.ones(3, dtype=torch.bool))
+    with pytest.raises(TypeError, match="bool"):
+        memory(x[:4], labels[:4], enqueue_mask=torch.ones(4))
+    assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()
+
+
+def test_empty_batch_and_single_class():
+    memory = CrossBatchMemory(CBMLLoss(), 6, 20)
+    x = torch.zeros(0, 6, requires_grad=True)
+    memory(x, torch.zeros(0, dtype=torch.long)).backward()
+    y = torch.randn(5, 6, requires_grad=True)
+    memory(y, torch.zeros(5, dtype=torch.long)).backward()
+    assert y.grad.isfinite().all()
+
+
+def test_records_of_what_is_inside_are_reached():
+    memory = CrossBatchMemory(RegularizedLoss(CBMLLoss(collect_stats=True), MetricVarianceRegularizer()), 6, 30)
+    memory(*batch())
+    assert memory.loss.loss.variance_loss > 0
+
+
+def test_inside_each_other():
+    inner = MultipleLosses({"a": losses.ContrastiveLoss(), "b": CBMLLoss()}, weights={"a": 1, "b": 0.5})
+    memory = CrossBatchMemory(RegularizedLoss(inner, MetricVarianceRegularizer(), weight=0.1), 6, 12)
+    outer = losses.MultipleLosses([memory, losses.ContrastiveLoss()], weights=[1, 2])
+    x, labels = batch()
+    expected = losses.ContrastiveLoss()(x, labels) * 3 + 0.5 * CBMLLoss()(x, labels)
+    expected = expected + 0.1 * MetricVarianceRegularizer()(x, labels)
+    torch.testing.assert_close(outer(x, labels), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_nothing_waits():
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30).cuda()
+    x, labels = batch(dtype=torch.float32)
+    x, labels = x.detach().cuda().requires_grad_(), labels.cuda()
+    memory(x, labels).backward()
+    cpu = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    torch.testing.assert_close(memory(x, labels).cpu(), (cpu(x.cpu(), labels.cpu()), cpu(x.cpu(), labels.cpu()))[1])
