@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pml_ext_cbml import CBMLLoss as CBMLLoss
     from pml_ext_cbml import HardPairMiner as HardPairMiner
     from pml_ext_cbml import MetricVarianceRegularizer as MetricVarianceRegularizer
+    from pml_ext_density import DensityRegularizer as DensityRegularizer
+    from pml_ext_density import EntropyRegularizer as EntropyRegularizer
+    from pml_ext_density import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
 
     from . import registry as registry
     from .distributed import DistributedLoss as DistributedLoss
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from .registry import register as register
     from .regularizers import LabelledRegularizer as LabelledRegularizer
     from .regularizers import RegularizedLoss as RegularizedLoss
+    from .samplers import WholeClassSampler as WholeClassSampler
 
 try:
     __version__ = _version("pml-ext")
@@ -59,6 +63,7 @@ _PUBLIC = {
     "LabelledRegularizer": "pml_ext.regularizers",
     "RegularizedLoss": "pml_ext.regularizers",
     "RetrievalAccuracyCalculator": "pml_ext.evaluation",
+    "WholeClassSampler": "pml_ext.samplers",
     "PmlExtError": "pml_ext.errors",
     "PluginError": "pml_ext.errors",
     "UnknownNameError": "pml_ext.errors",
@@ -69,7 +74,7 @@ _PUBLIC = {
 }
 _SUBMODULES = ("benchmark", "cli", "data", "distances", "distributed", "errors", "evaluation", "experiment",
                "hookspecs", "losses", "memory", "models", "pairwise", "reducers", "registry", "regularizers",
-               "settings")  # fmt: skip
+               "samplers", "settings")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import registry
-from .errors import ConfigError
+from .errors import ConfigError, UnknownNameError
+from .regularizers import RegularizedLoss
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
@@ -106,8 +108,8 @@ def bench(
     """Measures losses.
 
     Args:
-        losses: names of registered losses, or losses; None for every registered one, PML's left out, that needs no
-            settings.
+        losses: names of registered losses or regularizers (measured beside PML's contrastive loss), or losses; None
+            for every registered one, PML's left out, that needs no settings.
         shapes: the batches.
         repeats: how many rounds; in each, every function runs once.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
@@ -144,8 +146,9 @@ def bench(
 
 
 def default_losses() -> list[str | torch.nn.Module]:
-    """Names of the registered losses, PML's left out, that can be built without settings."""
-    return [c.name for c in registry.components("loss") if not c.name.startswith("pml/") and not _missing(c, SHAPES[0])]
+    """Names of the registered losses and regularizers, PML's left out, that can be built without settings."""
+    found = [*registry.components("loss"), *registry.components("regularizer")]
+    return [c.name for c in found if not c.name.startswith("pml/") and not _missing(c, SHAPES[0])]
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -198,13 +201,30 @@ def _functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[
     """A loss's name; the loss and its peers by label, the loss first."""
     if not isinstance(loss, str):
         return type(loss).__name__, {type(loss).__name__: loss}
-    component = registry.get(loss, kind="loss")
+    component = _measurable(loss)
     if missing := _missing(component, shape):
         raise ConfigError(f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
                           "pass an object to pml_ext.benchmark.bench instead")  # fmt: skip
     sizes = {name: value for name, value in _sizes(shape).items() if _required(component, name)}
-    functions = {loss: registry.build(loss, kind="loss", **sizes)}
-    return loss, functions | {label: factory() for label, factory in registry.benchmark_peers(component).items()}
+    built = registry.build(loss, component.kind, **sizes)
+    peers = {label: factory() for label, factory in registry.benchmark_peers(component).items()}
+    if component.kind == "regularizer":
+        return loss, {loss: RegularizedLoss(ContrastiveLoss(), built), _ALONE: ContrastiveLoss(), **peers}
+    return loss, {loss: built, **peers}
+
+
+_ALONE = "PML Contrastive without it"
+
+
+def _measurable(name: str) -> registry.Component:
+    """A loss, or a regularizer, which is measured beside PML's contrastive loss."""
+    try:
+        return registry.get(name, kind="loss")
+    except UnknownNameError as error:
+        try:
+            return registry.get(name, kind="regularizer")
+        except UnknownNameError:
+            raise error from None
 
 
 def _sizes(shape: Shape) -> dict[str, int]:

@@ -14,10 +14,11 @@ from .registry import Component
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The wrappers of the core."""
+    """The wrappers and samplers of the core."""
     from .regularizers import RegularizedLoss
+    from .samplers import WholeClassSampler
 
-    return [Component(RegularizedLoss, name="regularized")]
+    return [Component(RegularizedLoss, name="regularized"), Component(WholeClassSampler, name="whole-class")]
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_metric_learning.reducers import BaseReducer
+from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from torch import Tensor
 
 
@@ -33,3 +33,15 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
+
+
+class SumOfReducedReducer(MultipleReducers):  # type: ignore[misc]
+    """The sum of sub-losses that are all reduced already; PML's, which it replaces, writes them into a tensor first."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__({}, **kwargs)
+
+    def forward(self, loss_dict: dict[str, dict[str, Any]], embeddings: Tensor, labels: Tensor | None) -> Any:
+        """The sum."""
+        self.reset_stats()
+        return sum(info["losses"] for info in loss_dict.values())

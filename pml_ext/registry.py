@@ -505,7 +505,11 @@ def capabilities(component: object) -> frozenset[str]:
     declared = getattr(component, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
-    cls = component if isinstance(component, type) else type(component)
+    return _pml_capabilities(component if isinstance(component, type) else type(component))
+
+
+@functools.cache
+def _pml_capabilities(cls: type) -> frozenset[str]:
     pml = next((base for base in cls.__mro__ if base.__module__.startswith("pytorch_metric_learning.")), None)
     return _PML_CAPABILITIES.get(pml.__name__, _DEFAULT_CAPABILITIES) if pml else _DEFAULT_CAPABILITIES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor
 from . import registry
 from .losses import call_loss
 from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision
+from .reducers import SumOfReducedReducer
 from .settings import check_number
+
+OUTWEIGHED = 3.0  # how many times as long as the loss's a regularizer's gradient is when a warning says so
+
+
+class RegularizationWarning(UserWarning):
+    """A regularizer's gradient outweighs the loss's by far."""
 
 
 class LabelledRegularizer(BaseRegularizer):  # type: ignore[misc]
@@ -80,6 +88,10 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
     if it takes them, so PML's wrappers fit too. With ``collect_stats`` the values are recorded as ``loss_value`` and
     ``regularizer_value`` (without the weight).
 
+    The first time that gradients are wanted, those of both parts with respect to the embeddings are compared, and a
+    :class:`RegularizationWarning` tells if the regularizer's is far longer: its weight does not belong to the loss's
+    reduction then.
+
     Args:
         loss: any PML loss or loss wrapper.
         regularizer: a :class:`LabelledRegularizer`, or a regularizer of PML.
@@ -102,10 +114,11 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
                     f"{name} of RegularizedLoss must be an object such as {_EXAMPLES[name]}; got {module!r}"
                 )
         check_number(self, "weight", weight)
-        super().__init__(**kwargs)
+        super().__init__(**({"reducer": SumOfReducedReducer()} | kwargs))
         self.loss = loss
         self.regularizer = regularizer
         self.weight = weight
+        self._compared = False
         self._labelled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
@@ -124,9 +137,26 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         regularizer = (
             self.regularizer(embeddings, labels) if self._labelled_regularizer else self.regularizer(embeddings)
         )
+        self._compare_gradients(embeddings, loss, regularizer)
         if self.collect_stats:
             self.loss_value, self.regularizer_value = loss.detach(), regularizer.detach()
         return {"loss": _reduced(loss), "regularizer": _reduced(regularizer * self.weight)}
+
+    def _compare_gradients(self, embeddings: Tensor, loss: Tensor, regularizer: Tensor) -> None:
+        """Warns once if the regularizer's gradient would outweigh the loss's by far."""
+        if self._compared or not self.weight or not embeddings.requires_grad or torch.compiler.is_compiling():
+            return
+        lengths = [_gradient_length(value, embeddings) for value in (loss, regularizer)]
+        self._compared = lengths[0] > 0  # a batch without pairs says nothing
+        ratio = abs(self.weight) * lengths[1] / lengths[0] if lengths[0] > 0 else 0.0
+        if ratio > OUTWEIGHED:
+            fitting = float(f"{abs(self.weight) / ratio:.1g}")
+            warnings.warn(
+                f"the gradient of {type(self.regularizer).__name__} with weight {self.weight:g} is {ratio:.3g} times "
+                f"as long as that of {type(self.loss).__name__}; the weight belongs to the loss's reduction (a sum "
+                f"over pairs, or a mean): try weight={fitting:g}, where both are alike, or less",
+                RegularizationWarning, stacklevel=2,
+            )  # fmt: skip
 
     def _sub_loss_names(self) -> list[str]:
         return ["loss", "regularizer"]
@@ -134,6 +164,13 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
     def extra_repr(self) -> str:
         """The weight."""
         return f"weight={self.weight}"
+
+
+def _gradient_length(value: Tensor, embeddings: Tensor) -> float:
+    if not value.requires_grad:
+        return 0.0
+    (gradient,) = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
+    return 0.0 if gradient is None else float(gradient.norm())
 
 
 _EXAMPLES = {"loss": "MultiSimilarityLoss()", "regularizer": "LpRegularizer()"}

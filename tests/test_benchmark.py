@@ -85,10 +85,18 @@ def test_sizes_follow_from_the_batch():
     assert row.what == "pml/proxy-anchor"
 
 
+def test_a_regularizer_is_measured_beside_a_loss_and_that_loss_without_it():
+    rows = bench(["density"], SMALL, repeats=1, device="cpu")
+    assert [row.what for row in rows] == ["floor", "density", "PML Contrastive without it"]
+    with pytest.raises(UnknownNameError, match="no loss 'densitee'"):
+        bench(["densitee"], SMALL, repeats=1, device="cpu")
+
+
 def test_default_losses():
     names = benchmark.default_losses()
     assert "cbml" in names
     assert "regularized" not in names
+    assert {"density", "metric-variance"} <= set(names)
     assert not any(str(name).startswith("pml/") for name in names)
 
 

@@ -99,6 +99,7 @@ PHASES = {
     "raw": "raw pixels",
     "before": "before training",
     "after": "after training",
+    "training": "training images",
     "learned_metric": "learned metric",
 }
 

@@ -60,7 +60,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """
     figure = _figure(5.2, 3.4)
     axes = figure.subplots()
-    styles = zip((GREY, ORANGE, BLUE), ("s:", "^--", "o-"), strict=True)
+    styles = zip((GREY, ORANGE, BLUE, RIGHT), ("s:", "^--", "o-", "d-."), strict=True)
     for (label, curve), (color, style) in zip(curves.items(), styles, strict=False):
         axes.plot(list(curve), [100 * value for value in curve.values()], style, color=color, label=label)
     ks = sorted({k for curve in curves.values() for k in curve})
@@ -105,42 +105,68 @@ def similarity_distributions(
     return figure
 
 
-def projection(
-    embeddings: Tensor,
-    labels: Tensor,
+def projections(
+    parts: Mapping[str, tuple[Tensor, Tensor]],
     class_names: Sequence[str] = (),
     method: Literal["pca", "tsne"] = "tsne",
-    max_items: int = 2000,
+    max_items: int = 600,
     seed: int = 0,
 ) -> Figure:
-    """Normalised embeddings in two dimensions, coloured by class.
+    """Normalised embeddings in two dimensions, coloured by class, a panel for each part.
 
     Args:
-        embeddings: ``[N, D]``.
-        labels: ``[N]``.
+        parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
         class_names: names by label, for a legend where there are at most 20 classes.
         method: principal components, or t-SNE with them as its start.
-        max_items: of larger sets, so many rows are drawn at random.
+        max_items: of larger parts, so many rows are drawn at random.
         seed: of that draw and of t-SNE.
     """
-    chosen = _some(len(labels), max_items, seed)
-    points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen]).numpy()
-    classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
+    figure = _figure(5.2 * len(parts) + 1.0, 4.9)
+    panels = np.atleast_1d(figure.subplots(1, len(parts)))
+    for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
+        chosen = _some(len(labels), max_items, seed)
+        points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen]).numpy()
+        classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
+        flat = _flattened(points, method, seed)
+        few = len(classes) <= 20
+        palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
+        drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
+        if few and len(class_names) and axes is panels[-1]:
+            handles = drawn.legend_elements(num=list(range(len(classes))))[0]
+            names = [str(class_names[label]) for label in classes]
+            axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {_METHODS[method]}", fontsize=10)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
+def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:
     if method == "tsne" and len(points) > 10:
-        flat = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", random_state=seed).fit_transform(points)
-    else:
-        flat = PCA(2, random_state=seed).fit_transform(points)
-    figure = _figure(6.4, 5.2)
-    axes = figure.subplots()
-    few = len(classes) <= 20
-    palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
-    drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
-    if few and len(class_names):
-        handles = drawn.legend_elements(num=list(range(len(classes))))[0]
-        names = [str(class_names[label]) for label in classes]
-        axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.set(xticks=[], yticks=[], title=f"{len(flat)} embeddings of {len(classes)} classes, {_METHODS[method]}")
-    axes.spines[:].set_visible(False)
+        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", random_state=seed)
+        return tsne.fit_transform(points)  # type: ignore[no-any-return]
+    return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
+
+
+def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: str) -> Figure:
+    """Metrics over the values of a swept setting: means, and the values of every seed.
+
+    Args:
+        curves: ``{metric: {value: [result of each seed]}}``, results as fractions.
+        xlabel: the setting.
+    """
+    figure = _figure(3.6 * len(curves) + 0.4, 3.2)
+    panels = np.atleast_1d(figure.subplots(1, len(curves)))
+    for axes, (title, points) in zip(panels, curves.items(), strict=True):
+        values = sorted(points)
+        places = range(len(values))
+        for place, value in zip(places, values, strict=True):
+            results = [100 * result for result in points[value]]
+            axes.plot([place] * len(results), results, ".", color=GREY, alpha=0.6)
+        axes.plot(places, [100 * float(np.mean(points[value])) for value in values], "o-", color=BLUE)
+        axes.set_xticks(list(places), [f"{value:g}" for value in values])
+        axes.set(title=f"{title}, %", xlabel=xlabel)
+        _clean(axes)
     return figure
 
 

@@ -493,6 +493,8 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 _SAMPLER_CONTEXT: dict[str, Any] = {
     "labels": [label for label in range(4096) for _ in range(2)],
     "length_before_new_iter": 1 << 20,
+    "batch_size": 2,
+    "seed": 0,
 }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,12 +60,22 @@ class ReportFigure:
     figure: Figure
     caption: str = ""
 
-    @property
-    def png(self) -> str:
-        """The figure as PNG in base64."""
+    @functools.cached_property
+    def png(self) -> bytes:
+        """The figure as PNG."""
         buffer = io.BytesIO()
         self.figure.savefig(buffer, format="png")
-        return base64.b64encode(buffer.getvalue()).decode("ascii")
+        return buffer.getvalue()
+
+    @property
+    def base64(self) -> str:
+        """The PNG in base64, for the page."""
+        return base64.b64encode(self.png).decode("ascii")
+
+    @property
+    def file_name(self) -> str:
+        """The title as the name of a PNG file."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") + ".png"
 
 
 def write_report(
@@ -76,7 +88,7 @@ def write_report(
     appendix: Sequence[ReportTable] = (),
     recipe: str = "",
 ) -> None:
-    """Writes the report, in one step.
+    """Writes the report in one step, and its figures beside it, in ``figures/``.
 
     Args:
         path: the HTML file.
@@ -88,6 +100,8 @@ def write_report(
         appendix: tables shown after the figures.
         recipe: the text of the recipe, folded away.
     """
+    for each in figures:
+        write_atomically(path.parent / "figures" / each.file_name, functools.partial(_write_bytes, each.png))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment", "."), autoescape=True)
     text = environment.get_template("report.html.jinja").render(
         title=title,
@@ -99,3 +113,7 @@ def write_report(
         recipe=recipe,
     )
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def _write_bytes(data: bytes, path: Path) -> None:
+    path.write_bytes(data)

@@ -37,6 +37,7 @@ from ..distributed import (
 from ..errors import ConfigError, TrainingError
 from ..evaluation import RetrievalAccuracyCalculator, neighbours_under, retrieval_metrics
 from ..memory import CrossBatchMemory
+from ..regularizers import RegularizationWarning
 from . import checkpoint, records
 from .batches import EpochBatches, SeededImages, draw
 from .recipe import (
@@ -172,15 +173,40 @@ class Run:
         Returns:
             ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`.
         """
+        return torch.cat([features for features, _ in self.batches(split, layer)])
+
+    @torch.no_grad()
+    def batches(self, split: str, layer: str = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
+        """What :meth:`embeddings` and :meth:`labels` give, batch by batch, so that not all is held at a time.
+
+        Args:
+            split: as of :meth:`embeddings`.
+            layer: likewise.
+
+        Yields:
+            The output ``[B, D]`` and the labels ``[B]``.
+        """
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
-        tester = self._tester(self._calculator(), normalize_embeddings=False, use_trunk_output=layer == "trunk")
+        loader = torch.utils.data.DataLoader(
+            self._split(split), self.recipe.evaluation.batch_size, num_workers=self.recipe.data.workers
+        )
         training = [module.training for module in (self.trunk, self.embedder)]
-        with _quiet_tqdm():
-            found, _ = tester.get_all_embeddings(self._split(split), self.trunk, self.embedder)
-        for module, was_training in zip((self.trunk, self.embedder), training, strict=True):
-            module.train(was_training)
-        return found.float()  # type: ignore[no-any-return]
+        try:
+            for images, labels in loader:
+                self.trunk.eval()
+                self.embedder.eval()
+                features = self.trunk(images.to(self.device))
+                found = features if layer == "trunk" else self.embedder(features)
+                yield found.float(), labels.to(self.device)
+        finally:
+            for module, was_training in zip((self.trunk, self.embedder), training, strict=True):
+                module.train(was_training)
+
+    def embeddings_before(self) -> Tensor:
+        """The test embeddings of the untrained network, ``[N, D]``."""
+        saved = checkpoint.load(self.folder / "checkpoints" / "before.pt", self.device)
+        return saved["embeddings"]  # type: ignore[no-any-return]
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split: ``[N]``, int64, on the run's device."""
@@ -269,7 +295,7 @@ class Run:
             return torch.utils.data.RandomSampler(range(len(train))), iterations
         iterations = table.iterations or max(1, len(train) // table.batch_size)
         context = {"labels": np.asarray(train.labels), "batch_size": table.batch_size,
-                   "length_before_new_iter": iterations * table.batch_size}  # fmt: skip
+                   "length_before_new_iter": iterations * table.batch_size, "seed": self.seed}  # fmt: skip
         accepted = set(registry.get(table.name, "sampler").settings) - set(table.settings)
         filled = {key: value for key, value in context.items() if key in accepted}
         try:
@@ -339,6 +365,7 @@ class Run:
         pixels = nn.functional.normalize(torch.as_tensor(raw_pixels(test), device=self.device))
         raw = self._calculator().get_accuracy(pixels, self.labels("test"))
         metrics = {"raw": retrieval_metrics(raw), "before": self._test("test")}
+        checkpoint.save(self.folder / "checkpoints" / "before.pt", {"embeddings": self.embeddings("test").cpu()})
         return metrics, time.perf_counter() - started
 
     def _stage(self) -> Stage:
@@ -394,12 +421,27 @@ class Run:
         self._last_embeddings: Tensor | None = None
         handle = self.embedder.register_forward_hook(self._keep_embeddings)
         try:
-            with _quiet_tqdm(), warnings.catch_warnings():
+            with _quiet_tqdm(), warnings.catch_warnings(), self._heard():
                 # PML formats the loss, a tensor with a graph, for the progress bar that is not drawn.
                 warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
                 trainer.train(start_epoch=self.epoch, num_epochs=self.epoch)
         finally:
             handle.remove()
+
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        """What losses warn of in a run belongs to the run; inside ``catch_warnings``, which undoes it."""
+        shown = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, RegularizationWarning):
+                self._warn(str(message))
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        warnings.filterwarnings("always", category=RegularizationWarning)
+        yield
 
     def _keep_embeddings(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
         self._last_embeddings = output.detach()
@@ -450,13 +492,13 @@ class Run:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
-    def _calculator(self, metric: nn.Module | None = None) -> RetrievalAccuracyCalculator:
+    def _calculator(self, metric: nn.Module | None = None, clustering: bool = True) -> RetrievalAccuracyCalculator:
         """The metrics of the recipe; under a metric other than the Euclidean, those of retrieval alone."""
         table = self.recipe.evaluation
         retrieval = [f"recall_at_{k}" for k in table.recall_at]
         retrieval += ["precision_at_1", "r_precision", "mean_average_precision_at_r"]
         return RetrievalAccuracyCalculator(
-            include=retrieval if metric is not None else [*retrieval, "NMI", "f1"],
+            include=[*retrieval, "NMI", "f1"] if clustering and metric is None else retrieval,
             recall_at=table.recall_at,
             lone_queries=table.lone_queries,
             knn_func=neighbours_under(metric) if metric is not None else None,
@@ -471,11 +513,11 @@ class Run:
         )  # fmt: skip
 
     def _test(
-        self, split: str, hooks: HookContainer | None = None, metric: nn.Module | None = None
+        self, split: str, hooks: HookContainer | None = None, metric: nn.Module | None = None, clustering: bool = True
     ) -> dict[str, float]:
         """The metrics of a split, each image searched among all others of it."""
         tester = self._tester(
-            self._calculator(metric),
+            self._calculator(metric, clustering),
             normalize_embeddings=metric is None,
             end_of_testing_hook=hooks.end_of_testing_hook if hooks is not None else None,
         )
@@ -505,6 +547,7 @@ class Run:
         metrics = metrics | {"after": self._test("test", hooks)}
         keeper.save_records()
         keeper.tensorboard_writer.close()
+        metrics["training"] = self._test("train", clustering=False)
         metric = self._metric()
         if metric is not None:
             metrics["learned_metric"] = self._test("test", metric=metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 import torch
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..evaluation import default_neighbours
-from ..evaluation.figures import gallery, loss_curves, projection, recall_curve, similarity_distributions
+from ..evaluation.figures import gallery, loss_curves, projections, recall_curve, similarity_distributions
 from .records import loss_series
 from .report import Cell, ReportFigure, ReportTable, write_report
 
@@ -22,6 +22,7 @@ PHASES = {
     "raw": "raw pixels",
     "before": "before training",
     "after": "after training",
+    "training": "after training, among the training images",
     "learned_metric": "after training, by the learned metric",
 }
 GALLERY_QUERIES, GALLERY_WIDTH = 8, 8
@@ -65,7 +66,8 @@ def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
     ]
     return ReportTable(
         "Retrieval and clustering on the test images", ["%", *(_HEADINGS.get(name, name) for name in names)], rows,
-        "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes.",
+        "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes. "
+        "The row of the training images shows what is lost on unseen ones.",
     )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     if series := loss_series(run.folder, _recorded_terms(run)):
         terms = ", ".join(series).capitalize()
         yield ReportFigure("The loss and its terms", loss_curves(series), f"{terms}: in every iteration, and smoothed.")
-    curves = {PHASES[phase]: _recalls(metrics[phase]) for phase in ("raw", "before", "after")}
+    curves = {PHASES[phase]: _recalls(metrics[phase]) for phase in ("raw", "before", "after", "training")}
     yield ReportFigure("Recall@K before and after training", recall_curve(curves),
                        "The share of test images with one of their class among the K nearest.")  # fmt: skip
     train, test = run.embeddings("train"), run.embeddings("test")
@@ -101,8 +103,13 @@ def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
         "The further apart the two, the easier the retrieval; the legends give mean and standard deviation.",
     )
     names = run.splits["test"].class_names
-    flat = projection(test, run.labels("test"), names, seed=run.seed)
-    yield ReportFigure("The test embeddings in two dimensions", flat, "Coloured by class.")
+    parts = {"before training": (run.embeddings_before(), run.labels("test")),
+             "after training": (test, run.labels("test"))}  # fmt: skip
+    methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
+    for method, title in methods.items():
+        flat = projections(parts, names, method, seed=run.seed)
+        yield ReportFigure(f"The test embeddings in two dimensions: {title}", flat,
+                           "Before and after training, the same images, coloured by class.")  # fmt: skip
     yield ReportFigure("Queries and their nearest test images", _gallery(run, test),
                        "Half of these queries were answered wrongly, as far as there are such; framed green (✓): the "
                        "query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip

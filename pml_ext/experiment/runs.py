@@ -16,6 +16,8 @@ import torch
 
 from ..distributed import from_rank_0, process_group, rank
 from ..errors import ConfigError
+from ..evaluation.figures import sweep_curve
+from .checkpoint import write_atomically
 from .recipe import Recipe, load_recipes
 from .run import Listener, Run, write_json, write_toml
 
@@ -217,4 +219,31 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
             results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
         if len(plans) > 1 and rank() == 0:
             write_json(plans[0].folder.parent / "summary.json", summarize(results))
+            draw_sweep(results, plans[0].folder.parent / "sweep.png")
         return results
+
+
+def draw_sweep(results: Sequence[Metrics], path: Path) -> bool:
+    """Draws Recall@1, MAP@R and NMI after training over the values of a sweep, where those are numbers.
+
+    Args:
+        results: what stands in the runs' ``metrics.json``; their recipes' names end in ``@VALUE``.
+        path: the PNG to write.
+
+    Returns:
+        Whether there was something to draw.
+    """
+    variants = [result["recipe"].partition("@")[2] for result in results]
+    try:
+        values = [float(variant) for variant in variants]
+    except ValueError:
+        return False
+    if len(set(values)) < 2:
+        return False
+    curves: dict[str, dict[float, list[float]]] = {}
+    for value, result in zip(values, results, strict=True):
+        for metric in ("recall_at_1", "map_at_r", "nmi"):
+            curves.setdefault(metric, {}).setdefault(value, []).append(result["after"][metric])
+    figure = sweep_curve(curves, results[0]["recipe"].partition("@")[0])
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
+    return True

@@ -92,13 +92,17 @@ def pair_to_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[
 _WITH_AUTOCAST = frozenset(name for name in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(name))
 
 
+def _autocast_on(device: str) -> bool:
+    return bool(torch.compiler.is_compiling() or torch.is_autocast_enabled(device))  # the question breaks a graph
+
+
 def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast on a device, if the device has it at all.
 
     Args:
         device: where the tensors are.
     """
-    if device.type not in _WITH_AUTOCAST:
+    if device.type not in _WITH_AUTOCAST or not _autocast_on(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 

@@ -56,7 +56,8 @@ def test_similarity_distributions_tell_positive_from_negative():
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_projection_separates_clusters_and_is_seeded(method):
     embeddings, labels = clusters()
-    drawn = [figures.projection(embeddings, labels, ["a", "b", "c"], method).axes[0] for _ in range(2)]
+    parts = {"before": (torch.randn(60, 8), labels), "after": (embeddings, labels)}
+    drawn = [figures.projections(parts, ["a", "b", "c"], method).axes[1] for _ in range(2)]
     flat = [np.asarray(axes.collections[0].get_offsets()) for axes in drawn]
     assert np.array_equal(*flat)
     centers = np.stack([flat[0][labels.numpy() == c].mean(0) for c in range(3)])
@@ -64,6 +65,14 @@ def test_projection_separates_clusters_and_is_seeded(method):
     nearest = np.linalg.norm(flat[0][:, None] - centers, axis=2).argmin(1)
     assert (nearest == labels.numpy()).all(), spread
     assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
+
+
+def test_a_sweep_has_every_seed_and_the_means():
+    figure = figures.sweep_curve({"nmi": {10.0: [0.4, 0.6], 0.1: [0.7]}, "map_at_r": {0.1: [0.3], 10.0: [0.1]}}, "w")
+    axes = figure.axes[0]
+    assert list(axes.lines[-1].get_ydata()) == pytest.approx([70.0, 50.0])
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "10"]
+    assert sorted(y for line in axes.lines[:-1] for y in line.get_ydata()) == pytest.approx([40.0, 60.0, 70.0])
 
 
 def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():

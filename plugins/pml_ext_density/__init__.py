@@ -1,0 +1,42 @@
+"""Density adaptivity: Li et al., 2019."""
+
+from __future__ import annotations
+
+import importlib.resources
+from importlib.resources.abc import Traversable
+
+from pml_ext import Component, Paper, hookimpl
+
+from .functional import class_densities
+from .regularizers import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer
+
+__all__ = ["DensityRegularizer", "EntropyRegularizer", "GlobalOrthogonalRegularizer", "class_densities"]
+
+LI_2019 = Paper(
+    title="Deep Metric Learning with Density Adaptivity",
+    authors="Li et al.",
+    year=2019,
+    url="https://arxiv.org/abs/1909.03909",
+)
+ZHANG_2017 = Paper(
+    title="Learning Spread-out Local Feature Descriptors",
+    authors="Zhang et al.",
+    year=2017,
+    url="https://arxiv.org/abs/1708.06320",
+)
+
+
+@hookimpl
+def pml_ext_components() -> list[Component]:
+    """The regularizer, and those that the paper compares it with."""
+    return [
+        Component(DensityRegularizer, name="density", paper=LI_2019),
+        Component(EntropyRegularizer, name="entropy", paper=LI_2019),
+        Component(GlobalOrthogonalRegularizer, name="global-orthogonal", paper=ZHANG_2017),
+    ]
+
+
+@hookimpl
+def pml_ext_recipes() -> list[Traversable]:
+    """The paper's comparisons, on small data."""
+    return [importlib.resources.files(__name__) / "recipes"]

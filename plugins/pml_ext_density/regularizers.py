@@ -1,0 +1,381 @@
+"""Density adaptivity, and the regularizers that its paper compares it with."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor, nn
+
+from pml_ext import LabelledRegularizer
+from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
+from pml_ext.pairwise import autocast_off, check_batch, normalize, pair_masks, to_full_precision
+from pml_ext.settings import check_number
+
+from .functional import (
+    Adaptivity,
+    Slots,
+    density_adaptivity,
+    global_orthogonal,
+    nearest_distances,
+    slots,
+    streamed_class_densities,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TABLE = "density.csv"
+
+
+class DensityRegularizer(LabelledRegularizer):
+    r"""Adapts the density of every class to a learned target, Eq. (6), and keeps densities in proportion, Eq. (8).
+
+    .. math::
+        \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
+        + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
+
+    The sums run over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's
+    normalised embeddings to their mean; the targets :math:`\alpha_c` are parameters (``target_density``), and the
+    second term pushes them up: classes are kept from shrinking to points. Base densities :math:`D^{(0)}`, from features
+    before the embedding layer, keep classes that vary much varying much; a run computes them before training unless
+    they are given, and without them this is Eq. (6). A class whose base density is 0 takes no part in the penalty.
+    With embeddings held fixed and no penalty each target settles at its class's density + 1/2.
+
+    Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
+    of several images a class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
+
+    *The weight* belongs to the reduction of the loss beside it. The paper's is 10, on losses that are sums over the
+    batch's pairs or triplets. PML lists each pair twice, so beside its ``ContrastiveLoss`` with a ``SumReducer`` it is
+    20, beside its triplets with one 10. Beside a loss that averages, as PML's do by default, it is about 0.1: 10 there
+    destroys the embedding.
+
+    With ``collect_stats``, ``density_loss``, ``target_loss`` and ``correlation_loss``, the three terms of Eq. (8), are
+    recorded; a run also writes targets and densities of all classes to ``records/density.csv`` and plots them.
+
+    *Cost:* linear in the batch, ``O(B D)``; no pair of classes is formed.
+
+    Args:
+        num_classes: how many classes there are in training.
+        initial_density: what the targets start from; 0.5 in the paper, as all defaults here.
+        base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``; or None.
+        eta: :math:`\eta`, how much the base densities count; 0.5.
+        correlation_weight: w, of the penalty; 1, and 0 leaves it out.
+        class_labels: the label of every entry, of length ``num_classes``; None where labels are 0 to
+            ``num_classes - 1``.
+        kwargs: those of PML's regularizers: ``reducer``, ``collect_stats``.
+
+    Raises:
+        TypeError, ValueError: a setting outside its range, or of another length; in a call, a label without an entry.
+
+    Example:
+        >>> regularizer = DensityRegularizer(num_classes=2, class_labels=[101, 102])
+        >>> regularizer(torch.eye(4), torch.tensor([101, 101, 102, 102])).item()
+        -0.5
+
+    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909.
+    """
+
+    base_density: Tensor
+    density_sums: Tensor
+    sorted_labels: Tensor
+    label_order: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        initial_density: float = 0.5,
+        base_density: Sequence[float] | Tensor | None = None,
+        eta: float = 0.5,
+        correlation_weight: float = 1.0,
+        class_labels: Sequence[int] | Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+            raise ValueError(f"num_classes of DensityRegularizer must be a whole number of at least 1, "
+                             f"not {num_classes!r}")  # fmt: skip
+        check_number(self, "initial_density", initial_density)
+        check_number(self, "eta", eta, least=0)
+        check_number(self, "correlation_weight", correlation_weight, least=0)
+        super().__init__(**kwargs)
+        self.num_classes, self.initial_density = num_classes, initial_density
+        self.eta, self.correlation_weight = eta, correlation_weight
+        self.target_density = nn.Parameter(torch.full((num_classes,), float(initial_density)))
+        self._has_base = base_density is not None
+        self.register_buffer("base_density", self._base(base_density))
+        self._set_class_labels(class_labels)
+        self.register_buffer("density_sums", torch.zeros(2, num_classes, dtype=torch.float64))  # over an epoch
+        self._checked = False
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+        self.add_to_recordable_attributes(list_of_names=["eta", "correlation_weight"], is_stat=False)
+        self.add_to_recordable_attributes(
+            list_of_names=["density_loss", "target_loss", "correlation_loss"], is_stat=True
+        )
+
+    def _base(self, values: Sequence[float] | Tensor | None) -> Tensor:
+        """The base densities, 0 where there are none: such classes take no part in the penalty."""
+        if values is None:
+            return torch.zeros(self.num_classes, dtype=torch.float64)
+        base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
+        if base.shape != (self.num_classes,):
+            raise ValueError(f"base_density must have one value for each of the {self.num_classes} classes; "
+                             f"got shape {tuple(base.shape)}")  # fmt: skip
+        if not (base.isfinite() & (base >= 0)).all():
+            raise ValueError("base_density must be finite and 0 or more for every class")
+        return base
+
+    def _set_class_labels(self, class_labels: Sequence[int] | Tensor | None) -> None:
+        given = torch.arange(self.num_classes) if class_labels is None else torch.as_tensor(list(class_labels))
+        if given.shape != (self.num_classes,) or given.is_floating_point():
+            raise ValueError(f"class_labels must be {self.num_classes} integers, one for each class; "
+                             f"got {len(given)} of dtype {given.dtype}")  # fmt: skip
+        ordered, order = given.long().sort()
+        if (ordered[1:] == ordered[:-1]).any():
+            raise ValueError("class_labels has a label twice")
+        self.register_buffer("sorted_labels", ordered, persistent=False)
+        self.register_buffer("label_order", order, persistent=False)
+        self._identity = bool((order == ordered).all())  # labels are entries
+
+    # The equation
+
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
+        """Eq. (8), reduced."""
+        if len(embeddings) == 0:
+            return _reduced(self.target_density.sum() * 0 + embeddings.sum())
+        entries = self.entries(labels)
+        batch = slots(entries, embeddings.dtype)
+        targets, base = (values.index_select(0, batch.classes).to(embeddings.dtype)
+                         for values in (self.target_density, self.base_density))  # fmt: skip
+        found = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
+        self._record(entries, batch, found)
+        return _reduced(found.value)
+
+    def entries(self, labels: Tensor) -> Tensor:
+        """The entry of every label in ``target_density``.
+
+        Args:
+            labels: ``[B]``, integers.
+
+        Raises:
+            ValueError: a label without an entry. On a GPU nothing waits for that answer after the first call, so the
+                error comes with the next one.
+        """
+        place = torch.searchsorted(self.sorted_labels, labels.long()).clamp(max=self.num_classes - 1)
+        self._check_known(labels, (self.sorted_labels[place] == labels).all())
+        return place if self._identity else self.label_order[place]
+
+    def _check_known(self, labels: Tensor, known: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if labels.device.type == "cpu" or not self._checked:
+            self._checked = True
+            if not known:
+                self._refuse(labels)
+            return
+        if self._pending is not None:
+            answer, event = self._pending
+            event.synchronize()
+            if not answer:
+                self._refuse(labels)
+        answer = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(known, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()  # type: ignore[no-untyped-call]
+        self._pending = answer, event
+
+    def _refuse(self, labels: Tensor) -> None:
+        self._pending = None
+        unknown = sorted(set(labels.tolist()) - set(self.sorted_labels.tolist()))
+        found = f"{', '.join(map(str, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}" if unknown else "some"
+        seen = sorted(set(labels.tolist()))
+        raise ValueError(
+            f"labels {found} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
+            f"{self.sorted_labels[0]} to {self.sorted_labels[-1]}. Name the label of every class, for example "
+            f"DensityRegularizer(num_classes={self.num_classes}, "
+            f"class_labels=range({seen[0]}, {seen[0] + self.num_classes}))"
+        )
+
+    @torch.no_grad()
+    def _record(self, entries: Tensor, batch: Slots, found: Adaptivity) -> None:
+        if not self.collect_stats:
+            return
+        self.density_loss, self.target_loss, self.correlation_loss = found.fit, -found.spread, found.correlation
+        share = 1 / batch.counts[batch.of]  # of an embedding in its class, so that a class counts once a batch
+        self.density_sums[0].index_add_(0, entries, (found.densities[batch.of] * share).to(self.density_sums.dtype))
+        self.density_sums[1].index_add_(0, entries, share.to(self.density_sums.dtype))
+
+    # Taking part in a run
+
+    def prepare(self, run: Any) -> None:
+        """Computes the base densities from the trunk's features of the training images, unless they were given."""
+        if self._has_base or not self.correlation_weight:
+            return
+        base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.entries, self.num_classes)
+        self.base_density.copy_(base)
+
+    def start_epoch(self, run: Any) -> None:
+        """Writes the targets and the mean densities of the epoch before to the run's table."""
+        if run.rank == 0:
+            self._write(run.folder / "records" / _TABLE, run.epoch - 1)
+        self.density_sums.zero_()
+
+    def _write(self, path: Path, epoch: int) -> None:
+        path.parent.mkdir(exist_ok=True)
+        rows = [row for row in _rows(path) if int(row["epoch"]) < epoch]  # a resumed run goes on from its checkpoint
+        labels = self.sorted_labels.tolist()
+        targets = self.target_density.detach()[self.label_order].tolist()
+        sums, counts = self.density_sums[:, self.label_order].tolist()
+        densities = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+        for label, target, density in zip(labels, targets, densities, strict=True):
+            rows.append({"epoch": str(epoch), "label": str(label), "target": f"{target:.7g}",
+                         "density": f"{density:.7g}"})  # fmt: skip
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["epoch", "label", "target", "density"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def figures(self, run: Any) -> dict[str, Figure]:
+        """Targets and measured densities of the classes over the epochs."""
+        path = run.folder / "records" / _TABLE
+        self._write(path, run.epoch)
+        return {"Target densities, and densities measured in training, of every class": _plot(_rows(path))}
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        names = ("num_classes", "initial_density", "eta", "correlation_weight")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _plot(rows: list[dict[str, str]]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.2, 3.2), dpi=110, layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True)
+    for axes, name, title in zip(
+        panels, ("target", "density"), ("target densities", "measured densities"), strict=True
+    ):
+        by_label: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            by_label.setdefault(row["label"], []).append((int(row["epoch"]), float(row[name])))
+        for points in by_label.values():
+            axes.plot(*zip(*points, strict=True), color="#2b6cb0", alpha=max(0.08, 0.6 / len(by_label) ** 0.4), lw=0.9)
+        epochs = sorted({int(row["epoch"]) for row in rows})
+        means = [_mean(float(row[name]) for row in rows if int(row["epoch"]) == epoch) for epoch in epochs]
+        axes.plot(epochs, means, color="#dd6b20", lw=2, label="mean of the classes")
+        axes.set(title=title, xlabel="epoch")
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return figure
+
+
+def _mean(values: Any) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
+    r"""Spreads embeddings by a nearest-neighbour estimate of their entropy.
+
+    .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
+
+    This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalised embeddings. It
+    is our reading of the "entropy regularizer" that the density paper compares with (Fig. 4); the paper prints no
+    formula. It needs no labels, so it also fits PML's ``embedding_regularizer=`` slot. The reducer gets one value an
+    embedding; between equal embeddings the distance counts as ``least_distance``, without a gradient.
+
+    *Cost:* one product of ``B x D x B``, without gradient.
+
+    Args:
+        least_distance: what smaller distances count as, above 0.
+        kwargs: those of PML's regularizers: ``reducer``, ``collect_stats``.
+
+    Raises:
+        ValueError: ``least_distance`` is not above 0.
+
+    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909; the
+    estimator is Kozachenko and Leonenko's, 1987.
+    """
+
+    capabilities = frozenset[str]()
+
+    def __init__(self, least_distance: float = 1e-6, **kwargs: Any) -> None:
+        check_number(self, "least_distance", least_distance, above=0)
+        super().__init__(**kwargs)
+        self.least_distance = least_distance
+
+    def forward(self, embeddings: Tensor) -> Any:
+        """The reduced value.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+        """
+        check_batch(embeddings)
+        with autocast_off(embeddings.device):
+            return super().forward(to_full_precision(embeddings))
+
+    def compute_loss(self, embeddings: Tensor) -> dict[str, dict[str, Any]]:
+        """One value an embedding."""
+        if len(embeddings) < 2:
+            return _reduced(embeddings.sum() * 0)
+        distances = nearest_distances(normalize(embeddings))
+        losses = -distances.clamp(min=self.least_distance).log()
+        indices = torch.arange(len(losses), device=losses.device)
+        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
+
+    def extra_repr(self) -> str:
+        """The least distance."""
+        return f"least_distance={self.least_distance!r}"
+
+
+class GlobalOrthogonalRegularizer(LabelledRegularizer):
+    r"""Spreads negative pairs as points spread evenly on the sphere (global orthogonal regularization, GOR).
+
+    .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
+
+    with the mean :math:`\bar{s}` of the cosine similarities of all negative pairs of the batch and the mean
+    :math:`\overline{s^2}` of their squares; for points drawn evenly from the sphere in d dimensions these are 0 and
+    1/d.
+
+    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``.
+
+    Args:
+        kwargs: those of PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
+
+    Raises:
+        ValueError: a distance that is no similarity.
+
+    *Source:* Zhang et al., Learning Spread-out Local Feature Descriptors, 2017, https://arxiv.org/abs/1708.06320.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_similarity(self, self.distance)
+
+    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
+        """The value, reduced."""
+        if len(embeddings) == 0:
+            return _reduced(embeddings.sum())
+        similarity, _ = matrix_of(self.distance, embeddings, embeddings)
+        _, negatives = pair_masks(similarity, labels)
+        return _reduced(global_orthogonal(similarity, negatives, embeddings.shape[1]))
+
+    def get_default_distance(self) -> BaseDistance:
+        """Cosine similarity."""
+        return GramCosineSimilarity()
+
+
+def _reduced(value: Tensor) -> dict[str, dict[str, Any]]:
+    return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}

@@ -1,0 +1,345 @@
+"""Density adaptivity against slow loops from Eq. 5 to 8, its fixed point, and what it refuses."""
+
+import copy
+import math
+import pickle
+import warnings
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, reducers
+from pytorch_metric_learning.distances import LpDistance
+from torch.autograd import gradcheck, gradgradcheck
+
+from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
+from pml_ext.regularizers import RegularizationWarning
+from pml_ext_density import class_densities, functional
+
+
+def slow_density(points):
+    """Eq. 5 for the embeddings of one class."""
+    points = [x / x.norm().clamp(min=1e-12) for x in points]
+    mean = sum(points) / len(points)
+    return sum(((x - mean) ** 2).sum() for x in points) / len(points)
+
+
+def slow_loss(embeddings, labels, targets, base, eta, weight, entry_of):
+    """Eq. 8, class by class and pair by pair."""
+    present = sorted(set(labels.tolist()))
+    count = len(present)
+    total = 0
+    for label in present:
+        density = slow_density([x for x, y in zip(embeddings, labels.tolist(), strict=True) if y == label])
+        alpha = targets[entry_of[label]]
+        total = total + (density - alpha) ** 2 / count - alpha / count
+    for one in present:
+        for other in present:
+            i, j = entry_of[one], entry_of[other]
+            if base[i] > 0 and base[j] > 0:
+                total = total + weight / count**2 * (base[j] ** eta * targets[i] - base[i] ** eta * targets[j]) ** 2
+    return total
+
+
+def batch(labels, size=5, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(labels), size, generator=generator, dtype=torch.float64).to(dtype)
+    return x.requires_grad_(), torch.tensor(labels)
+
+
+LABELS = [
+    [0, 0, 1, 1, 2, 2, 3, 3],
+    [3, 0, 3, 0, 0, 1, 3, 3, 0],  # ragged, unsorted, a class of one
+    [2, 2, 2],  # one class
+    [0, 1, 2, 3],  # all of one
+    [1],
+]
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize(
+    ("base", "eta", "weight"),
+    [(None, 0.5, 1.0), ([0.3, 0.7, 0.1, 0.9], 0.5, 1.0), ([0.3, 0.0, 0.1, 0.9], 1.3, 0.4), ([0.3] * 4, 0.0, 2.0),
+     ([0.3, 0.0, 0.1, 0.9], 0.0, 1.0), ([0.3, 0.7, 0.1, 0.9], 0.5, 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("class_labels", [None, [7, 5, 9, 4]])
+def test_against_the_slow_loop(labels, base, eta, weight, class_labels):
+    names = class_labels or [0, 1, 2, 3]
+    x, y = batch(labels)
+    y = torch.tensor([names[label] for label in labels])
+    regularizer = DensityRegularizer(4, 0.4, base, eta, weight, class_labels).double()
+    with torch.no_grad():
+        regularizer.target_density += torch.tensor([0.1, -0.7, 0.3, 0.05])
+    twin, targets = x.detach().clone().requires_grad_(), regularizer.target_density.detach().clone().requires_grad_()
+    entry_of = {name: entry for entry, name in enumerate(names)}
+    expected = slow_loss(twin, y, targets, base or [0.0] * 4, eta, weight, entry_of)
+    found = regularizer(x, y)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    found.backward()
+    expected.backward()
+    torch.testing.assert_close(x.grad, twin.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(regularizer.target_density.grad, targets.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_slots_of_a_gpu_give_the_same(monkeypatch, compiling):
+    """The form without a shape that depends on the labels, which a CPU takes while compiling."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    classes = torch.tensor([3, 0, 3, 0, 0, 1, 3])
+    batch_slots = functional.slots(classes, torch.float64)
+    assert torch.equal(batch_slots.classes[batch_slots.of], classes)
+    assert batch_slots.counts[:3].tolist() == [3, 1, 3]
+    x, _ = batch([0] * 7)
+    terms = functional.density_adaptivity(
+        x, torch.ones_like(batch_slots.counts), torch.full_like(batch_slots.counts, 0.2), batch_slots
+    )
+    expected = [slow_density([x[i] for i in range(7) if classes[i] == c]) for c in (0, 1, 3)]
+    torch.testing.assert_close(terms.densities[:3], torch.stack(expected).detach(), rtol=1e-12, atol=1e-12)
+    value = sum((d - 1) ** 2 / 3 for d in expected) - 1
+    torch.testing.assert_close(terms.value, value, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_first_and_second_order():
+    regularizer = DensityRegularizer(4, base_density=[0.3, 0.7, 0.1, 0.9]).double()
+    x, y = batch(LABELS[1])
+
+    def value(embeddings, targets):
+        batch_slots = functional.slots(y, torch.float64)
+        base = regularizer.base_density[batch_slots.classes]
+        return functional.density_adaptivity(embeddings, targets[batch_slots.classes], base, batch_slots).value
+
+    targets = torch.tensor([0.4, 0.5, 0.2, 0.7], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(value, (x, targets))
+    assert gradgradcheck(value, (x, targets))
+
+
+@pytest.mark.parametrize("regularizer", [EntropyRegularizer(), GlobalOrthogonalRegularizer()])
+def test_gradients_of_the_others(regularizer):
+    x, y = batch(LABELS[1])
+    call = regularizer if isinstance(regularizer, EntropyRegularizer) else lambda e: regularizer(e, y)
+    assert gradcheck(call, (x,))
+
+
+def test_the_fixed_point_is_the_density_and_a_half():
+    x, y = batch(LABELS[1])
+    x = x.detach()
+    regularizer = DensityRegularizer(4).double()
+    optimizer = torch.optim.SGD(regularizer.parameters(), lr=0.5)
+    for _ in range(200):
+        optimizer.zero_grad()
+        regularizer(x, y).backward()
+        optimizer.step()
+    found = regularizer.target_density.detach()
+    for label in (0, 1, 3):
+        density = slow_density([p for p, q in zip(x, y.tolist(), strict=True) if q == label])
+        assert found[label].item() == pytest.approx(density.item() + 0.5, abs=1e-9)
+    assert found[2] == 0.5  # absent: left alone
+
+
+def test_class_densities():
+    x, y = batch([7, 3, 7, 7, 5, 3])
+    found = class_densities(x.detach() * 9, y)
+    expected = [slow_density([p for p, q in zip(x, y.tolist(), strict=True) if q == c]).item() for c in (3, 5, 7)]
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    assert found[1] == 0  # one image
+    assert class_densities(torch.ones(3, 4), torch.zeros(3, dtype=torch.long)).item() == pytest.approx(0, abs=1e-7)
+
+
+def test_streamed_densities_are_those_of_all_at_once():
+    x, y = batch([0, 1, 0, 1, 2, 0, 1, 2, 2, 0])
+    parts = [(x[i : i + 3], y[i : i + 3]) for i in range(0, 10, 3)]
+    found = functional.streamed_class_densities(lambda: iter(parts), lambda labels: labels, 4)
+    torch.testing.assert_close(found[:3], class_densities(x, y).detach(), rtol=1e-12, atol=1e-12)
+    assert found[3] == 0
+    assert functional.streamed_class_densities(lambda: iter(()), lambda labels: labels, 2).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(dtype):
+    x, y = batch(LABELS[0], dtype=dtype)
+    value = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4])(x, y)
+    assert value.dtype == torch.float32
+    expected = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4])(x.detach().double(), y)
+    assert value.item() == pytest.approx(expected.item(), abs=1e-5)
+    value.backward()
+    assert x.grad.dtype == dtype
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert EntropyRegularizer()(x.float()).dtype == torch.float32
+        assert GlobalOrthogonalRegularizer()(x.float(), y).dtype == torch.float32
+
+
+def test_constants_stay_double_beside_double_embeddings():
+    x, y = batch(LABELS[0])
+    base = [1 / 3, 1 / 7, 1 / 11, 1 / 13]
+    regularizer = DensityRegularizer(4, base_density=base)
+    expected = slow_loss(x, y, [0.5] * 4, base, 0.5, 1.0, {i: i for i in range(4)})
+    torch.testing.assert_close(regularizer(x, y), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_equal_embeddings_zeros_and_nothing():
+    regularizer = DensityRegularizer(2)
+    same = torch.ones(4, 3).requires_grad_()
+    value = regularizer(same, torch.zeros(4, dtype=torch.long))
+    assert value.item() == pytest.approx(0.25 - 0.5)
+    value.backward()
+    assert same.grad.abs().max() < 1e-6
+    zeros = torch.zeros(4, 3).requires_grad_()
+    regularizer(zeros, torch.tensor([0, 0, 1, 1])).backward()
+    assert (zeros.grad == 0).all()
+    none = torch.zeros(0, 3).requires_grad_()
+    regularizer(none, torch.zeros(0, dtype=torch.long)).backward()
+    assert regularizer.target_density.grad.isfinite().all()
+
+
+def test_scale_and_order_do_not_matter():
+    x, y = batch(LABELS[1])
+    regularizer = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(regularizer(x, y), regularizer(7 * x[order], y[order]))
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [101, 102], [-1, 0]])
+def test_labels_without_a_target_are_refused_and_told_what_to_type(labels):
+    x, y = batch(labels * 2)
+    with pytest.raises(ValueError, match=r"have no target: .* num_classes=2 with labels 0 to 1.*class_labels=range\("):
+        DensityRegularizer(2)(x, y)
+    low = labels[0]
+    assert DensityRegularizer(2, class_labels=range(low, low + 2))(x, y).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"num_classes": 0}, ValueError, "num_classes"),
+        ({"num_classes": 2.5}, ValueError, "num_classes"),
+        ({"initial_density": math.nan}, ValueError, "initial_density"),
+        ({"base_density": [0.1]}, ValueError, "base_density must have one value for each of the 3 classes"),
+        ({"base_density": [0.1, -0.1, 0.2]}, ValueError, "0 or more"),
+        ({"eta": -1}, ValueError, "eta"),
+        ({"correlation_weight": -1}, ValueError, "correlation_weight"),
+        ({"class_labels": [1, 2]}, ValueError, "class_labels must be 3 integers"),
+        ({"class_labels": [1, 2, 2]}, ValueError, "twice"),
+        ({"class_labels": [1.0, 2.0, 3.0]}, ValueError, "integers"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, error, text):
+    with pytest.raises(error, match=text):
+        DensityRegularizer(**({"num_classes": 3} | settings))
+
+
+def test_state_and_pickle():
+    regularizer = DensityRegularizer(3, base_density=[0.1, 0.2, 0.3], class_labels=[4, 5, 6])
+    with torch.no_grad():
+        regularizer.target_density.copy_(torch.tensor([0.1, 0.7, 0.2]))
+    other = DensityRegularizer(3, class_labels=[4, 5, 6])
+    other.load_state_dict(regularizer.state_dict())
+    x, y = batch([4, 4, 5, 6])
+    twins = [other, copy.deepcopy(regularizer), pickle.loads(pickle.dumps(regularizer))]
+    assert all(torch.equal(twin(x, y), regularizer(x, y)) for twin in twins)
+
+
+def test_terms_are_recorded():
+    x, y = batch(LABELS[0])
+    regularizer = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4], correlation_weight=0.3, collect_stats=True)
+    value = regularizer(x, y)
+    terms = regularizer.density_loss + regularizer.target_loss + 0.3 * regularizer.correlation_loss
+    torch.testing.assert_close(terms, value.detach())
+    assert regularizer.target_loss == -0.5
+
+
+def test_compiles():
+    x, y = batch(LABELS[0], dtype=torch.float32)
+    regularizer = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4])
+    compiled = torch.compile(regularizer, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, y), regularizer(x, y))
+
+
+# Beside losses
+
+
+@pytest.mark.parametrize("loss", [losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.NPairsLoss(),
+                                  losses.ProxyAnchorLoss(4, 5)])  # fmt: skip
+def test_beside_any_loss(loss):
+    x, y = batch(LABELS[0], dtype=torch.float32)
+    regularizer = DensityRegularizer(4)
+    value = RegularizedLoss(loss, regularizer, weight=0.1)(x, y)
+    torch.testing.assert_close(value, loss(x, y) + 0.1 * regularizer(x, y))
+    value.backward()
+    assert regularizer.target_density.grad.abs().min() > 0
+
+
+def test_labels_are_needed_in_pmls_slot_but_not_by_the_entropy():
+    x, y = batch(LABELS[0], dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"RegularizedLoss\(your_loss, DensityRegularizer"):
+        losses.ContrastiveLoss(embedding_regularizer=DensityRegularizer(4))(x, y)
+    plain = losses.ContrastiveLoss()(x, y)
+    found = losses.ContrastiveLoss(embedding_regularizer=EntropyRegularizer(), embedding_reg_weight=0.5)(x, y)
+    torch.testing.assert_close(found, plain + 0.5 * EntropyRegularizer()(x))
+
+
+def test_a_weight_that_belongs_to_another_reduction_is_warned_about_once():
+    x, y = batch([i // 8 for i in range(64)], size=16, dtype=torch.float32)
+
+    def heard(loss, weight):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            regularized = RegularizedLoss(loss, DensityRegularizer(8), weight=weight)
+            for _ in range(3):
+                regularized(x, y)
+        return [str(w.message) for w in caught if w.category is RegularizationWarning]
+
+    mean = losses.ContrastiveLoss(neg_margin=1.9, reducer=reducers.MeanReducer())
+    total = losses.ContrastiveLoss(neg_margin=1.9, reducer=reducers.SumReducer())
+    assert heard(mean, 0.1) == heard(total, 20) == []
+    (text,) = heard(mean, 1000)
+    assert "DensityRegularizer with weight 1000 is" in text
+    assert "try weight=" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RegularizedLoss(mean, DensityRegularizer(8), weight=1000)(x.detach(), y)  # no gradients, nothing to compare
+
+
+# The regularizers that the paper compares with
+
+
+def test_entropy_against_a_loop():
+    x, _ = batch(LABELS[1])
+    points = [p / p.norm() for p in x.detach()]
+    nearest = [min((p - q).norm().item() for j, q in enumerate(points) if j != i) for i, p in enumerate(points)]
+    expected = -sum(math.log(d) for d in nearest) / len(nearest)
+    assert EntropyRegularizer()(x).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_entropy_of_equal_embeddings_and_of_one():
+    x = torch.ones(3, 4).requires_grad_()
+    value = EntropyRegularizer(least_distance=1e-3)(x)
+    assert value.item() == pytest.approx(-math.log(1e-3))
+    value.backward()
+    assert (x.grad == 0).all()
+    EntropyRegularizer()(torch.ones(1, 4).requires_grad_()).backward()
+    with pytest.raises(ValueError, match="least_distance"):
+        EntropyRegularizer(least_distance=0)
+
+
+def test_global_orthogonal_against_a_loop():
+    x, y = batch(LABELS[1])
+    points = [p / p.norm() for p in x.detach()]
+    s = [float(points[i] @ points[j]) for i in range(len(y)) for j in range(len(y)) if y[i] != y[j]]
+    expected = (sum(s) / len(s)) ** 2 + max(0, sum(v * v for v in s) / len(s) - 1 / x.shape[1])
+    assert GlobalOrthogonalRegularizer()(x, y).item() == pytest.approx(expected, rel=1e-12)
+    assert GlobalOrthogonalRegularizer()(x, torch.zeros_like(y)).item() == 0
+    with pytest.raises(ValueError, match="similarity"):
+        GlobalOrthogonalRegularizer(distance=LpDistance())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu():
+    x, y = batch(LABELS[1], dtype=torch.float32)
+    regularizer = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4])
+    expected = regularizer(x, y)
+    moved = copy.deepcopy(regularizer).cuda()
+    for _ in range(2):
+        torch.testing.assert_close(moved(x.cuda(), y.cuda()).cpu(), expected)
+    moved(x.cuda(), y.cuda() + 9)  # the answer comes with the next call
+    with pytest.raises(ValueError, match="class_labels"):
+        moved(x.cuda(), y.cuda())

@@ -1,0 +1,97 @@
+"""Density adaptivity in whole runs: base densities, targets in checkpoints, the table and the figure."""
+
+import csv
+import math
+
+import pytest
+import torch
+
+from pml_ext.experiment import train
+from pml_ext_density import class_densities
+
+QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    return out, train("density/digits", out=out, overrides=QUICK, device="cpu")[0]
+
+
+def rows(out):
+    with (out / "records" / "density.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_base_densities_come_from_the_features_before_the_embedder(finished):
+    from pml_ext.experiment import load_recipes
+    from pml_ext.experiment.run import Run
+
+    out, _ = finished
+    state = torch.load(out / "checkpoints" / "model.pt")
+    recipe = next(iter(load_recipes(str(out / "recipe.toml")).values()))
+    fresh = Run(recipe, "again", out, seed=0)  # the untrained network of the same seed
+    expected = class_densities(fresh.embeddings("train", layer="trunk").double(), fresh.labels("train"))
+    torch.testing.assert_close(state["loss"]["regularizer.base_density"], expected, rtol=1e-6, atol=1e-9)
+    assert expected.min() > 0.01
+
+
+def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
+    out, metrics = finished
+    state = torch.load(out / "checkpoints" / "model.pt")
+    targets = state["loss"]["regularizer.target_density"]
+    assert (targets - 0.5).abs().min() > 1e-3
+    table = rows(out)
+    assert [(row["epoch"], row["label"]) for row in table] == [(str(e), str(c)) for e in range(4) for c in range(10)]
+    assert [float(row["target"]) for row in table[-10:]] == pytest.approx(targets.tolist(), rel=1e-5)
+    assert all(row["target"] == "0.5" and math.isnan(float(row["density"])) for row in table[:10])
+    assert all(0 < float(row["density"]) < 1 for row in table[10:])
+    report = (out / "report.html").read_text()
+    assert "Target densities" in report
+    assert metrics["warnings"] == []
+
+
+def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
+    from pml_ext.experiment.run import Run
+
+    def stop(self, *arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_finish", stop)
+    out = tmp_path / "out"
+    saved = Run._save
+
+    def stop_after_two(self, *arguments):
+        saved(self, *arguments)
+        if self.epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_save", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        train("density/digits", out=out, overrides=QUICK, device="cpu")
+    monkeypatch.undo()
+    metrics = train("density/digits", out=out, overrides=QUICK, device="cpu", resume=True)[0]
+    assert metrics["after"] == finished[1]["after"]
+    assert rows(out) == rows(finished[0])
+
+
+def test_a_weight_far_too_large_is_in_the_reports_warnings(tmp_path):
+    metrics = train("density/digits", out=tmp_path / "out", overrides=(*QUICK, "loss.regularizer.weight=1000"),
+                    device="cpu")[0]  # fmt: skip
+    assert any("DensityRegularizer with weight 1000" in text for text in metrics["warnings"])
+
+
+def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
+    overrides = (*QUICK, "loss.regularizer.correlation_weight=0.0", "schedule.epochs=1", "schedule.name=constant",
+                 "schedule.milestones=[]")  # fmt: skip
+    train("density/digits", out=tmp_path / "out", overrides=overrides, device="cpu")
+    state = torch.load(tmp_path / "out" / "checkpoints" / "model.pt")
+    assert (state["loss"]["regularizer.base_density"] == 0).all()
+
+
+def test_whole_classes_in_a_run(tmp_path):
+    metrics = train(
+        "density/digits", out=tmp_path / "out", device="cpu",
+        overrides=(*QUICK, "sampler.name=whole-class", "sampler.batch_size=200", "sampler.iterations=3"),
+    )[0]  # fmt: skip
+    assert metrics["after"]["map_at_r"] > 0
