@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pml_ext_density import DensityRegularizer as DensityRegularizer
     from pml_ext_density import EntropyRegularizer as EntropyRegularizer
     from pml_ext_density import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
+    from pml_ext_triplets import AnchorSwapMiner as AnchorSwapMiner
+    from pml_ext_triplets import BatchAllTripletLoss as BatchAllTripletLoss
+    from pml_ext_triplets import HardNegativePoolSampler as HardNegativePoolSampler
+    from pml_ext_triplets import LocalPositiveMiner as LocalPositiveMiner
 
     from . import registry as registry
     from .distributed import DistributedLoss as DistributedLoss

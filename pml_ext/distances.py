@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity
+from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
 from torch import Tensor
 
-from .pairwise import gram, normalize
+from .pairwise import euclidean_distances, gram, normalize
 
 
 class GramCosineSimilarity(CosineSimilarity):  # type: ignore[misc]
@@ -38,6 +38,25 @@ class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
         return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
 
 
+class EuclideanDistance(LpDistance):  # type: ignore[misc]
+    """PML's Euclidean distance of normalised embeddings, from one matrix product, and right for near points too.
+
+    PML's takes ``torch.cdist``, whose distance of equal points is 0 for up to 25 of them alone. Equal embeddings have
+    distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two with references).
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(normalize_embeddings=True, p=2, power=1, **kwargs)
+
+    def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
+        """L2-normalised rows; see :func:`pml_ext.pairwise.normalize`."""
+        return normalize(embeddings)
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``[B, R]`` distances of normalised rows."""
+        return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
+
+
 def require_similarity(owner: object, distance: BaseDistance) -> None:
     """Refuses a distance where an equation is written for similarities.
 
@@ -55,6 +74,25 @@ def require_similarity(owner: object, distance: BaseDistance) -> None:
     if not distance.is_inverted:
         raise ValueError(f"{name} needs a similarity, where larger means nearer (CosineSimilarity, "
                          f"DotProductSimilarity); got distance={type(distance).__name__}")  # fmt: skip
+
+
+def require_distance(owner: object, distance: BaseDistance) -> None:
+    """Refuses a similarity where an equation is written for distances.
+
+    Args:
+        owner: the object that needs it, for the text.
+        distance: a PML distance.
+
+    Raises:
+        TypeError: not a PML distance.
+        ValueError: larger values of it mean nearer.
+    """
+    name = type(owner).__name__
+    if not isinstance(distance, BaseDistance):
+        raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
+    if distance.is_inverted:
+        raise ValueError(f"{name} needs a distance, where smaller means nearer (LpDistance); got "
+                         f"distance={type(distance).__name__}")  # fmt: skip
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:

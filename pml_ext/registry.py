@@ -273,7 +273,7 @@ class Registry:
             raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={found[0].kind!r}")
         raise PluginError(_clash(name, {c.qualified_name: self._owner(c.plugin) for c in found}))
 
-    def build(self, name: str, kind: str | None = None, **settings: Any) -> Any:
+    def build(self, name: str, kind: str | None = None, /, **settings: Any) -> Any:
         """An instance of a component.
 
         A setting that is a table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is
@@ -281,12 +281,14 @@ class Registry:
 
         Args:
             name: as in :meth:`get`.
-            kind: as in :meth:`get`.
+            kind: as in :meth:`get`; ``kind="loss"`` is understood too, beside classes that have a setting ``kind``.
             settings: keyword arguments of the class.
 
         Raises:
             ConfigError: a setting that the class does not have; the text has the nearest ones.
         """
+        if kind is None and settings.get("kind") in KINDS:
+            kind = settings.pop("kind")
         component = self.get(name, kind)
         check_settings(component.name, component.settings, settings)
         return component.cls(**{key: self._built(key, value) for key, value in settings.items()})

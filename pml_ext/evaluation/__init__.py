@@ -4,7 +4,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "evaluation"):
     from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
-    from .clustering import kmeans, pairwise_f1
+    from .clustering import kmeans, pairwise_f1, purity
     from .neighbours import NearestNeighbours, default_neighbours, neighbours_under
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "kmeans",
     "neighbours_under",
     "pairwise_f1",
+    "purity",
     "retrieval_metrics",
 ]

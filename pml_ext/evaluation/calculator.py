@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,10 +15,11 @@ from pytorch_metric_learning.utils.accuracy_calculator import (
     nan_accuracy,
     precision_at_k,
 )
+from sklearn.metrics import normalized_mutual_info_score
 from torch import Tensor
 
 from .. import registry
-from .clustering import kmeans, pairwise_f1
+from .clustering import kmeans, pairwise_f1, purity
 from .neighbours import default_neighbours
 
 # Names in metrics.json, by the calculator's names where they differ.
@@ -26,24 +27,29 @@ _SHORT_NAMES = {"mean_average_precision_at_r": "map_at_r", "NMI": "nmi"}
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
-    r"""PML's calculator with Recall@K, precision@K for any K, and pairwise F1.
+    r"""PML's calculator with Recall@K, precision@K for any K, pairwise F1 and purity, for any number of clusters.
 
     ``recall_at_K``: the share of queries with at least one image of their class among their K nearest,
 
     .. math:: \frac{1}{N} \sum_i \mathbf 1[\,\exists j \in kNN_K(i) : y_j = y_i\,].
 
     ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of
-    k-means clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). PML's metrics keep their names
-    and meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as many as their K asks for. A
-    gallery that is smaller than K counts what is missing as wrong. Labels are compared as integers (PML's float32
-    merges 16777216 and 16777217), and a query is left out of its own neighbours by index (PML leaves out the first
-    neighbour, which is another image where exact duplicates are).
+    k-means clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). ``purity``: the share of images
+    that are of their cluster's most frequent class. With ``clusters_per_class=(1, 3)`` there are ``nmi_3``, ``f1_3``
+    and ``purity_3`` too, of three times as many clusters as classes.
+
+    PML's metrics keep their names and meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as
+    many as their K asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
+    integers (PML's float32 merges 16777216 and 16777217), and a query is left out of its own neighbours by index (PML
+    leaves out the first neighbour, which is another image where exact duplicates are).
 
     Args:
         include: names of metrics to compute; all, if empty.
         exclude: names of metrics to leave out.
         recall_at: every K of ``recall_at_K``.
         precision_at: every K of ``precision_at_K``; 1 is PML's.
+        clusters_per_class: k-means has so many clusters for each class of the queries; 1 gives ``NMI``, ``f1`` and
+            ``purity``, another c ``nmi_c``, ``f1_c`` and ``purity_c``.
         lone_queries: a query whose class has no other member is a ``"miss"`` in ``recall_at_K``, or is left out
             (``"drop"``), as PML's own metrics do.
         knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch.
@@ -66,6 +72,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: Iterable[str] = (),
         recall_at: Iterable[int] = (1, 2, 4, 8),
         precision_at: Iterable[int] = (1,),
+        clusters_per_class: Iterable[int] = (1,),
         lone_queries: Literal["miss", "drop"] = "miss",
         knn_func: Any = None,
         kmeans_func: Any = None,
@@ -85,6 +92,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 if (name := f"{names}_{k}") != "precision_at_1":
                     self._largest[name] = k
                     setattr(self, f"calculate_{name}", functools.partial(function, k=k))
+        self._clusters_of: dict[str, int] = {}  # how many clusters a class every metric of other clusters has
+        for count in clusters_per_class:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"clusters_per_class wants integers of at least 1, not {count!r}")
+            for name, measure in CLUSTER_METRICS.items() if count > 1 else ():
+                self._clusters_of[f"{name}_{count}"] = count
+                setattr(self, f"calculate_{name}_{count}", functools.partial(_measured, measure))
         super().__init__(
             include=tuple(include),
             exclude=tuple(exclude),
@@ -99,7 +113,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def requires_clustering(self) -> list[str]:
         """Names of the metrics that need clusters."""
-        return [*super().requires_clustering(), "f1"]
+        return [*super().requires_clustering(), "f1", "purity"]
 
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
         """Refuses metrics that there are not."""
@@ -149,10 +163,17 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def _get_accuracy(self, function_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         found = {}
+        clusters: dict[int, Tensor] = {}
         for name, function in function_dict.items():
             seen = kwargs
             if "knn_labels" in kwargs and name not in self._largest:
                 seen = kwargs | {key: kwargs[key][:, : self._pml_k] for key in ("knn_labels", "knn_distances")}
+            if name in self._clusters_of:
+                count = self._clusters_of[name]
+                if count not in clusters:
+                    number = count * len(torch.unique(kwargs["query_labels"]))
+                    clusters[count] = self.kmeans_func(kwargs["query"], number)
+                seen = kwargs | {"cluster_labels": clusters[count]}
             found[name] = function(**seen)
         return found
 
@@ -176,7 +197,22 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def calculate_f1(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
         """Pairwise F1 of the clusters."""
-        return pairwise_f1(query_labels.cpu().numpy(), cluster_labels.cpu().numpy())
+        return _measured(pairwise_f1, query_labels, cluster_labels)
+
+    def calculate_purity(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
+        """Purity of the clusters."""
+        return _measured(purity, query_labels, cluster_labels)
+
+
+def _nmi(labels: Any, clusters: Any) -> float:
+    return float(normalized_mutual_info_score(labels, clusters))
+
+
+CLUSTER_METRICS: dict[str, Callable[[Any, Any], float]] = {"nmi": _nmi, "f1": pairwise_f1, "purity": purity}
+
+
+def _measured(measure: Callable[[Any, Any], float], query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
+    return measure(query_labels.cpu().numpy(), cluster_labels.cpu().numpy())
 
 
 def _small_labels(query_labels: Any, reference_labels: Any) -> tuple[Tensor, Tensor | None]:
@@ -196,10 +232,16 @@ def retrieval_metrics(accuracies: Mapping[str, Any]) -> dict[str, float]:
         accuracies: what :meth:`RetrievalAccuracyCalculator.get_accuracy` returns, averaged over queries.
 
     Returns:
-        ``recall_at_K``, ``precision_at_1``, ``r_precision``, ``map_at_r``, ``nmi``, ``f1``: those that were computed,
-        as fractions.
+        ``recall_at_K``, ``precision_at_K``, ``r_precision``, ``map_at_r``, ``nmi``, ``f1``, ``purity``, ``nmi_C``, ...:
+        those that were computed, as fractions.
     """
-    order = ["precision_at_1", "r_precision", "mean_average_precision_at_r", "NMI", "f1"]
-    recalls = sorted((name for name in accuracies if name.startswith("recall_at_")), key=lambda name: int(name[10:]))
-    names = [*recalls, *(name for name in order if name in accuracies)]
+    order = ["r_precision", "mean_average_precision_at_r", "NMI", "f1", "purity"]
+    groups = [sorted((name for name in accuracies if name.startswith(prefix)), key=_number)
+              for prefix in ("recall_at_", "precision_at_")]  # fmt: skip
+    others = [name for name in accuracies if name.rpartition("_")[0] in CLUSTER_METRICS]
+    names = [*groups[0], *groups[1], *(name for name in order if name in accuracies), *sorted(others, key=_number)]
     return {_SHORT_NAMES.get(name, name): float(accuracies[name]) for name in names}
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("_")[2])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.cluster import KMeans
-from sklearn.metrics.cluster import pair_confusion_matrix
+from sklearn.metrics.cluster import contingency_matrix, pair_confusion_matrix
 from torch import Tensor
 
 from .neighbours import has_faiss
@@ -25,7 +25,12 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
 
     Returns:
         The cluster of every point: ``[N]``, integers.
+
+    Raises:
+        ValueError: fewer than 1 cluster, or more than there are points.
     """
+    if not 1 <= clusters <= len(points):
+        raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
     if has_faiss():
         on_gpu = points.is_cuda and _faiss_sees_a_gpu()
         return FaissKMeans(niter=20, nredo=10, gpu=on_gpu, min_points_per_centroid=1)(points, clusters)  # type: ignore[no-any-return]
@@ -37,6 +42,22 @@ def _faiss_sees_a_gpu() -> bool:
     import faiss
 
     return bool(faiss.get_num_gpus())
+
+
+def purity(labels: Any, clusters: Any) -> float:
+    r"""The share of points that are of their cluster's most frequent class ("accuracy" of clustering).
+
+    .. math:: \frac{1}{N} \sum_k \max_c |\omega_k \cap c|
+
+    Args:
+        labels: the class of every point, ``[N]``.
+        clusters: the cluster of every point, ``[N]``.
+
+    Returns:
+        From 0 to 1; 1 where every point is a cluster.
+    """
+    table = contingency_matrix(np.asarray(labels), np.asarray(clusters))
+    return float(table.max(axis=0).sum() / table.sum())
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:

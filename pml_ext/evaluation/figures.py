@@ -52,11 +52,12 @@ def _smoothed(values: Sequence[float]) -> NDArray[np.float64]:
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
-def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Recall@K over K.
+def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recall@K, %") -> Figure:
+    """Recall@K, or precision@K, over K.
 
     Args:
-        curves: ``{label: {K: recall}}``, recall as a fraction.
+        curves: ``{label: {K: value}}``, values as fractions.
+        ylabel: what the values are.
     """
     figure = _figure(5.2, 3.4)
     axes = figure.subplots()
@@ -67,7 +68,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
-    axes.set(xlabel="K", ylabel="Recall@K, %")
+    axes.set(xlabel="K", ylabel=ylabel)
     axes.legend(frameon=False)
     _clean(axes)
     return figure

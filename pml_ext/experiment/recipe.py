@@ -139,6 +139,8 @@ class EvaluationTable(_Table):
     """``[evaluation]``: what is measured, and how the tested epoch is chosen."""
 
     recall_at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
+    precision_at: list[Annotated[int, Field(ge=1)]] = [1]
+    clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"
     batch_size: int = Field(256, ge=1)
     validation: float = Field(0.0, ge=0, lt=1)
@@ -154,6 +156,8 @@ class EvaluationTable(_Table):
             )
         if not {1, 2, 4, 8} <= set(self.recall_at):
             raise ValueError("recall_at includes 1, 2, 4 and 8, which every run reports")
+        if 1 not in self.precision_at or 1 not in self.clusters_per_class:
+            raise ValueError("precision_at and clusters_per_class include 1, which every run reports")
         return self
 
 
@@ -470,8 +474,12 @@ def _check_memory(key: str, table: MemoryTable | None, batch_size: int, epochs: 
 
 def metric_names(recipe: Recipe) -> list[str]:
     """The names of the metrics that a run of the recipe reports."""
-    recalls = [f"recall_at_{k}" for k in sorted(recipe.evaluation.recall_at)]
-    return [*recalls, "precision_at_1", "r_precision", "map_at_r", "nmi", "f1"]
+    table = recipe.evaluation
+    ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
+    ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
+    clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
+                for name in ("nmi", "f1", "purity")]  # fmt: skip
+    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters]
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:

@@ -495,11 +495,15 @@ class Run:
     def _calculator(self, metric: nn.Module | None = None, clustering: bool = True) -> RetrievalAccuracyCalculator:
         """The metrics of the recipe; under a metric other than the Euclidean, those of retrieval alone."""
         table = self.recipe.evaluation
-        retrieval = [f"recall_at_{k}" for k in table.recall_at]
-        retrieval += ["precision_at_1", "r_precision", "mean_average_precision_at_r"]
+        retrieval = [f"recall_at_{k}" for k in table.recall_at] + [f"precision_at_{k}" for k in table.precision_at]
+        retrieval += ["r_precision", "mean_average_precision_at_r"]
+        clusters = ["NMI", "f1", "purity"]
+        clusters += [f"{name}_{c}" for c in table.clusters_per_class if c > 1 for name in ("nmi", "f1", "purity")]
         return RetrievalAccuracyCalculator(
-            include=[*retrieval, "NMI", "f1"] if clustering and metric is None else retrieval,
+            include=[*retrieval, *clusters] if clustering and metric is None else retrieval,
             recall_at=table.recall_at,
+            precision_at=table.precision_at,
+            clusters_per_class=table.clusters_per_class,
             lone_queries=table.lone_queries,
             knn_func=neighbours_under(metric) if metric is not None else None,
             k="max_bin_count",

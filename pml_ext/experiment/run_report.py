@@ -52,9 +52,15 @@ def write_run_report(run: Run, metrics: Mapping[str, Any]) -> None:
 
 
 _HEADINGS = {
-    **{f"recall_at_{k}": f"Recall@{k}" for k in (1, 2, 4, 8)},
-    "precision_at_1": "P@1", "r_precision": "R-prec.", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1",
+    "r_precision": "R-prec.", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1", "purity": "purity",
 }  # fmt: skip
+
+
+def _heading(name: str) -> str:
+    stem, _, number = name.rpartition("_")
+    if name.startswith(("recall_at_", "precision_at_")):
+        return f"{'Recall' if name.startswith('recall') else 'P'}@{number}"
+    return f"{_HEADINGS[stem]}, {number} a class" if stem in _HEADINGS else _HEADINGS.get(name, name)
 
 
 def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
@@ -65,7 +71,7 @@ def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
         [Cell(PHASES[phase]), *(_percent(metrics[phase].get(name), best[name]) for name in names)] for phase in phases
     ]
     return ReportTable(
-        "Retrieval and clustering on the test images", ["%", *(_HEADINGS.get(name, name) for name in names)], rows,
+        "Retrieval and clustering on the test images", ["%", *(_heading(name) for name in names)], rows,
         "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes. "
         "The row of the training images shows what is lost on unseen ones.",
     )  # fmt: skip
@@ -91,9 +97,15 @@ def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     if series := loss_series(run.folder, _recorded_terms(run)):
         terms = ", ".join(series).capitalize()
         yield ReportFigure("The loss and its terms", loss_curves(series), f"{terms}: in every iteration, and smoothed.")
-    curves = {PHASES[phase]: _recalls(metrics[phase]) for phase in ("raw", "before", "after", "training")}
+    shown = ("raw", "before", "after", "training")
+    curves = {PHASES[phase]: _at_each_k(metrics[phase], "recall_at_") for phase in shown}
     yield ReportFigure("Recall@K before and after training", recall_curve(curves),
                        "The share of test images with one of their class among the K nearest.")  # fmt: skip
+    if len(run.recipe.evaluation.precision_at) > 1:
+        curves = {PHASES[phase]: _at_each_k(metrics[phase], "precision_at_") for phase in shown}
+        yield ReportFigure("Query accuracy (precision@K) before and after training",
+                           recall_curve(curves, "precision@K, %"),
+                           "The mean share of the query's class among the K nearest.")  # fmt: skip
     train, test = run.embeddings("train"), run.embeddings("test")
     yield ReportFigure(
         "Similarities of positive and negative pairs",
@@ -124,8 +136,8 @@ def _recorded_terms(run: Run) -> list[str]:
     return terms
 
 
-def _recalls(metrics: Mapping[str, float]) -> dict[int, float]:
-    return {int(name[10:]): value for name, value in metrics.items() if name.startswith("recall_at_")}
+def _at_each_k(metrics: Mapping[str, float], prefix: str) -> dict[int, float]:
+    return {int(name.removeprefix(prefix)): value for name, value in metrics.items() if name.startswith(prefix)}
 
 
 def _gallery(run: Run, embeddings: Tensor) -> Figure:

@@ -14,6 +14,7 @@ from .batch import (
     to_full_precision,
 )
 from .classes import ClassMembers, class_members
+from .euclidean import euclidean_distances
 from .masks import hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from .similarity import cosine_similarity, gram, normalize
@@ -26,6 +27,7 @@ __all__ = [
     "check_references",
     "class_members",
     "cosine_similarity",
+    "euclidean_distances",
     "exp_bounded",
     "gram",
     "hard_pair_masks",

@@ -12,7 +12,15 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext import RetrievalAccuracyCalculator
-from pml_ext.evaluation import default_neighbours, kmeans, neighbours, neighbours_under, pairwise_f1, retrieval_metrics
+from pml_ext.evaluation import (
+    default_neighbours,
+    kmeans,
+    neighbours,
+    neighbours_under,
+    pairwise_f1,
+    purity,
+    retrieval_metrics,
+)
 
 
 def data(count=60, classes=7, size=5, seed=0):
@@ -132,6 +140,33 @@ def test_pairwise_f1_equals_a_loop_over_pairs():
     assert pairwise_f1([0, 0, 1], [5, 5, 6]) == 1
 
 
+def test_purity_equals_a_loop_over_clusters():
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        labels, clusters = generator.integers(4, size=25), generator.integers(5, size=25)
+        right = sum(max((labels[clusters == k] == c).sum() for c in range(4)) for k in set(clusters.tolist()))
+        assert purity(labels, clusters) == pytest.approx(right / 25)
+    assert purity([0, 1, 2], [2, 1, 0]) == 1
+    assert purity([0, 0, 1, 1], [5, 5, 5, 5]) == 0.5
+
+
+def test_several_clusters_a_class():
+    points, labels = data()
+    names = ("purity", "NMI", "purity_3", "nmi_3", "f1_3")
+    calculator = RetrievalAccuracyCalculator(include=names, clusters_per_class=(1, 3))
+    found = calculator.get_accuracy(points, labels)
+    count = len(labels.unique())
+    assert found["purity"] == pytest.approx(purity(labels, kmeans(points, count)))
+    clusters = kmeans(points, 3 * count)
+    assert len(clusters.unique()) == 3 * count
+    assert found["purity_3"] == pytest.approx(purity(labels, clusters))
+    assert found["nmi_3"] == pytest.approx(normalized_mutual_info_score(labels, clusters))
+    assert found["f1_3"] == pytest.approx(pairwise_f1(labels, clusters))
+    assert set(retrieval_metrics(found)) == {"nmi", "purity", "nmi_3", "f1_3", "purity_3"}
+    with pytest.raises(ValueError, match="clusters of 60 points"):
+        RetrievalAccuracyCalculator(include=("purity_40",), clusters_per_class=(40,)).get_accuracy(points, labels)
+
+
 def test_nmi_is_scikit_learns_of_the_same_clusters():
     points, labels = data()
     found = RetrievalAccuracyCalculator(include=("NMI", "f1")).get_accuracy(points, labels)
@@ -146,7 +181,7 @@ def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     assert not neighbours.has_faiss()
     without = RetrievalAccuracyCalculator().get_accuracy(points, labels)
-    for name in set(without) - {"NMI", "AMI", "f1"}:
+    for name in set(without) - {"NMI", "AMI", "f1", "purity"}:
         assert without[name] == pytest.approx(with_faiss[name]), name
     assert 0 < without["NMI"] <= 1
     assert torch.equal(kmeans(points, 7), kmeans(points, 7))
@@ -190,7 +225,7 @@ def test_names_for_json():
     points, labels = data()
     found = retrieval_metrics(RetrievalAccuracyCalculator(recall_at=(8, 1, 2)).get_accuracy(points, labels))
     assert list(found) == ["recall_at_1", "recall_at_2", "recall_at_8", "precision_at_1", "r_precision", "map_at_r",
-                           "nmi", "f1"]  # fmt: skip
+                           "nmi", "f1", "purity"]  # fmt: skip
     assert all(type(value) is float for value in found.values())
 
 
@@ -199,6 +234,7 @@ def test_names_for_json():
     [
         ({"recall_at": (0,)}, "recall_at wants integers of at least 1, not 0"),
         ({"precision_at": (1.5,)}, "precision_at wants integers of at least 1, not 1.5"),
+        ({"clusters_per_class": (0,)}, "clusters_per_class wants integers of at least 1, not 0"),
         ({"lone_queries": "keep"}, "'miss' or 'drop', not 'keep'"),
         ({"include": ("recall_at_3",)}, "no metric 'recall_at_3'; nearest: recall_at_"),
     ],

@@ -23,7 +23,7 @@ from pml_ext.experiment import plan, summarize, train
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {
     "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "precision_at_1", "r_precision", "map_at_r", "nmi",
-    "f1",
+    "f1", "purity",
 }  # fmt: skip
 
 

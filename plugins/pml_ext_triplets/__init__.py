@@ -1,0 +1,48 @@
+"""Triplets over the whole batch, and the conventional approach: Shah, clustering and querying."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pml_ext import Component, Paper, hookimpl
+
+from .losses import BatchAllTripletLoss
+from .miners import AnchorSwapMiner, LocalPositiveMiner
+from .samplers import HardNegativePoolSampler
+
+__all__ = ["AnchorSwapMiner", "BatchAllTripletLoss", "HardNegativePoolSampler", "LocalPositiveMiner"]
+
+SHAH = Paper(
+    title="Clustering and Querying Images from Unknown Classes Using Metric Learning",
+    authors="Shah",
+    year=2017,
+    url="https://github.com/schinmayee/metric-learning",
+)
+
+
+@hookimpl
+def pml_ext_components() -> list[Component]:
+    """The loss, its miners and its sampler."""
+    return [
+        Component(BatchAllTripletLoss, name="batch-all-triplets", paper=SHAH),
+        Component(LocalPositiveMiner, name="local-positive", paper=SHAH),
+        Component(AnchorSwapMiner, name="anchor-swap", paper=SHAH),
+        Component(HardNegativePoolSampler, name="hard-negative-pool", paper=SHAH),
+    ]
+
+
+@hookimpl
+def pml_ext_recipes() -> list[Traversable]:
+    """The rows of the paper's table, on small data."""
+    return [importlib.resources.files(__name__) / "recipes"]
+
+
+@hookimpl
+def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
+    """What the loss is measured against."""
+    from . import peers
+
+    return {"batch-all-triplets": {"PML TripletMargin, all listed": peers.all_triplets}}

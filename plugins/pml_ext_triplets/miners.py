@@ -1,0 +1,155 @@
+"""Local positives for any loss, and in-triplet flips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
+from torch import Tensor
+
+from pml_ext.distances import EuclideanDistance, matrix_of, require_distance
+from pml_ext.pairwise import autocast_off, check_batch, check_references, pair_masks, pair_to_full_precision
+from pml_ext.settings import check_number
+
+from .functional import local_positives
+
+
+class LocalPositiveMiner(BaseMiner):  # type: ignore[misc]
+    r"""Positive pairs that are near, as pairs for any loss, Sec. 5.3.
+
+    A pair (a, p) is kept where
+
+    .. math:: d_{ap} \le P_{60}\{d_{ap'} : p' \text{ a positive of } a\},
+
+    so that a class may stretch along a manifold instead of shrinking to a ball. All negative pairs are kept.
+
+    *Cost:* one product of ``B x D x R``, memory of a few ``B x R``.
+
+    Args:
+        percentile: from 0 (the nearest positive alone) to 100 (all); 60 in the paper, interpolated linearly.
+        kwargs: those of PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+
+    Raises:
+        ValueError: the percentile is outside 0 to 100, or the distance is a similarity.
+
+    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.3.
+    """
+
+    capabilities = frozenset({"labels", "references"})
+
+    def __init__(self, percentile: float = 60.0, **kwargs: Any) -> None:
+        check_number(self, "percentile", percentile, least=0, most=100)
+        super().__init__(**kwargs)
+        require_distance(self, self.distance)
+        self.percentile = percentile
+        self.add_to_recordable_attributes(name="percentile", is_stat=False)
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Indices of the pairs.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+            labels: ``[B]``, integers.
+            ref_emb: references ``[R, D]``, or None for the batch itself.
+            ref_labels: ``[R]``, integers.
+
+        Returns:
+            Anchors and local positives, anchors and negatives: four index tensors, in row-major order.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: an argument has a wrong shape.
+        """
+        check_batch(embeddings, labels)
+        check_references(embeddings, ref_emb, ref_labels)
+        with autocast_off(embeddings.device):
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            return super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[no-any-return]
+
+    def mine(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The pairs."""
+        if len(embeddings) == 0 or len(ref_emb) == 0:
+            none = torch.zeros(0, dtype=torch.long, device=embeddings.device)
+            return none, none, none, none
+        distances, references = matrix_of(self.distance, embeddings, ref_emb)
+        positives, negatives = pair_masks(distances, labels, None, ref_labels, references=references)
+        a1, p = torch.where(local_positives(distances, positives, self.percentile))
+        a2, n = torch.where(negatives)
+        return a1, p, a2, n
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalised embeddings."""
+        return EuclideanDistance()
+
+    def extra_repr(self) -> str:
+        """The percentile."""
+        return f"percentile={self.percentile!r}"
+
+
+class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
+    r"""Exchanges anchor and positive of a triplet where the positive is nearer to the negative, Sec. 5.1.
+
+    .. math:: (a, p, n) \mapsto (p, a, n) \quad \text{where } d_{pn} < d_{an},
+
+    which makes the loss larger ("in-triplet hard mining").
+
+    Args:
+        miner: finds the triplets; None where the batch is triplets already, an anchor, its positive, its negative, and
+            so on, as :class:`pml_ext.HardNegativePoolSampler` draws them.
+        kwargs: those of PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+
+    Raises:
+        ValueError: the miner gives pairs, or the distance is a similarity.
+
+    *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
+    """
+
+    capabilities = frozenset({"labels"})
+
+    def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        require_distance(self, self.distance)
+        self.miner = EmbeddingsAlreadyPackagedAsTriplets() if miner is None else miner
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The triplets, anchors and positives exchanged where that makes them harder.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+            labels: ``[B]``, integers.
+            ref_emb: not taken: a reference is no anchor.
+            ref_labels: likewise.
+
+        Raises:
+            ValueError: references were given, or the miner gave pairs.
+        """
+        if ref_emb is not None:
+            raise ValueError("AnchorSwapMiner makes positives anchors, so that it takes no references")
+        check_batch(embeddings, labels)
+        with torch.no_grad(), autocast_off(embeddings.device):
+            x = pair_to_full_precision(embeddings, None)[0]
+            found = self.miner(embeddings, labels)
+            if len(found) != 3:
+                raise ValueError(f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} "
+                                 "gives pairs")  # fmt: skip
+            a, p, n = found
+            swap = self.distance.pairwise_distance(*self._ends(x, p, n)) < self.distance.pairwise_distance(
+                *self._ends(x, a, n)
+            )
+            return torch.where(swap, p, a), torch.where(swap, a, p), n
+
+    def _ends(self, x: Tensor, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        points = self.distance.maybe_normalize(x)
+        return points[one], points[other]
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalised embeddings."""
+        return EuclideanDistance()
