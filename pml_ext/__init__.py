@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .registry import register as register
     from .regularizers import LabelledRegularizer as LabelledRegularizer
     from .regularizers import RegularizedLoss as RegularizedLoss
+    from .retrieval import load_run as load_run
     from .samplers import WholeClassSampler as WholeClassSampler
 
 try:
@@ -68,6 +69,7 @@ _PUBLIC = {
     "RegularizedLoss": "pml_ext.regularizers",
     "RetrievalAccuracyCalculator": "pml_ext.evaluation",
     "WholeClassSampler": "pml_ext.samplers",
+    "load_run": "pml_ext.retrieval",
     "PmlExtError": "pml_ext.errors",
     "PluginError": "pml_ext.errors",
     "UnknownNameError": "pml_ext.errors",
@@ -78,7 +80,7 @@ _PUBLIC = {
 }
 _SUBMODULES = ("benchmark", "cli", "data", "distances", "distributed", "errors", "evaluation", "experiment",
                "hookspecs", "losses", "memory", "models", "pairwise", "reducers", "registry", "regularizers",
-               "samplers", "settings")  # fmt: skip
+               "retrieval", "samplers", "settings")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

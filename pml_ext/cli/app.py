@@ -9,6 +9,7 @@ import typer
 from .bench import bench
 from .listing import list_names
 from .plugins import plugins
+from .retrieve import cluster, embed, export, index, query
 from .show import show
 from .train import train
 
@@ -17,13 +18,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
-    help="More methods for pytorch-metric-learning: list them, train them, measure them.",
+    help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained.",
 )
 app.command("train")(train)
 app.command("list")(list_names)
 app.command("show")(show)
 app.command("plugins")(plugins)
 app.command("bench")(bench)
+for command in (embed, index, query, cluster, export):
+    app.command(command.__name__)(command)
 
 
 def _version(wanted: bool) -> None:

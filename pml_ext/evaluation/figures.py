@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -206,16 +207,65 @@ def gallery(
     return figure
 
 
-def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
+def galleries(
+    rows: Sequence[tuple[str, Path, Sequence[tuple[Path, str, bool | None]]]], image: Callable[[Path], Tensor]
+) -> Figure:
+    """Queries and their answers from files, a row each: right ones green, wrong ones red, unknown ones grey.
+
+    Args:
+        rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer.
+        image: reads a file, uint8 ``[C, H, W]``.
+    """
+    width = max(len(answers) for _, _, answers in rows) + 1
+    figure = _figure(1.05 * width + 0.6, 1.4 * len(rows) + 0.2)
+    panels = figure.subplots(len(rows), width, squeeze=False)
+    for line, (caption, query, answers) in zip(panels, rows, strict=True):
+        for axes in line:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        if query.is_file():
+            _show(line[0], image(query), caption, BLUE)
+        for axes, (path, text, right) in zip(line[1:], answers, strict=False):
+            mark = "" if right is None else "✓ " if right else "✗ "
+            color = GREY if right is None else RIGHT if right else WRONG
+            _show(axes, image(path), f"{mark}{text}\n{_name((), path.name)}", color)
+    return figure
+
+
+def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figure:
+    """Images in rows.
+
+    Args:
+        title: above them.
+        images: uint8 ``[C, H, W]``.
+        width: images a row.
+    """
+    height = -(-len(images) // width)
+    figure = _figure(0.9 * width, 0.9 * height + 0.5)
+    panels = figure.subplots(height, width, squeeze=False).flatten()
+    figure.suptitle(title, fontsize=10)
+    for axes in panels:
+        axes.set_axis_off()
+    for axes, picture in zip(panels, images, strict=False):
+        _draw(axes, picture)
+    return figure
+
+
+def _draw(axes: Any, image: Tensor) -> None:
     pixels = image.detach().cpu().permute(1, 2, 0).numpy()
     grey = pixels.shape[2] == 1
-    axes.imshow(pixels[..., 0] if grey else pixels, cmap="gray" if grey else None, interpolation="nearest")
+    limits = {"cmap": "gray", "vmin": 0, "vmax": 255} if grey else {}
+    axes.imshow(pixels[..., 0] if grey else pixels, interpolation="nearest", **limits)
+
+
+def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
+    _draw(axes, image)
     axes.set_title(title, fontsize=6.5, color=color, pad=2)
     axes.spines[:].set(visible=True, color=color, linewidth=3)
 
 
-def _name(class_names: Sequence[str], label: int) -> str:
-    text = str(class_names[label]) if len(class_names) else str(label)
+def _name(class_names: Sequence[str], label: int | str) -> str:
+    text = str(class_names[int(label)]) if len(class_names) else str(label)
     return text if len(text) <= 18 else f"…{text[-17:]}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -62,7 +62,12 @@ def default_neighbours() -> NearestNeighbours:
     """By Euclidean distance: with faiss where it is installed, else with torch in tiles."""
     if not has_faiss():
         return neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
-    return NearestNeighbours(lambda query, k, reference: FaissKNN()(query.contiguous(), k, reference.contiguous()))
+
+    def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+        squared, indices = FaissKNN()(query.contiguous(), k, reference.contiguous())
+        return squared.clamp(min=0).sqrt(), indices
+
+    return NearestNeighbours(search)
 
 
 def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbours:
@@ -84,3 +89,41 @@ def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbou
             distance.train(training)
 
     return NearestNeighbours(search)
+
+
+def reranked_under(distance: BaseDistance, shortlist: int) -> NearestNeighbours:
+    """By a PML distance, among so many nearest by the Euclidean distance of normalised embeddings.
+
+    Args:
+        distance: any PML distance, learned or not.
+        shortlist: how many candidates there are for each query; at least as many as are asked for are taken.
+    """
+
+    @torch.no_grad()
+    def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+        points, gallery = (torch.nn.functional.normalize(x) for x in (query, reference))
+        _, candidates = default_neighbours().search(points, min(max(k, shortlist), len(reference)), gallery)
+        candidates = candidates.to(reference.device)
+        training: Any = distance.training
+        distance.eval()
+        try:
+            values = torch.cat([distance(point[None], reference[row])
+                                for point, row in zip(query, candidates, strict=True)])  # fmt: skip
+        finally:
+            distance.train(training)
+        best = values.topk(k, dim=1, largest=distance.is_inverted)
+        return best.values, candidates.gather(1, best.indices)
+
+    return NearestNeighbours(search)
+
+
+def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
+    """The distance that a component declares as its ``metric``, by which retrieval searches as well.
+
+    Args:
+        parts: components and their modules; the first that has one counts.
+    """
+    for part in parts:
+        if isinstance(metric := getattr(part, "metric", None), BaseDistance):
+            return metric
+    return None

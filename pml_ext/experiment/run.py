@@ -19,6 +19,7 @@ import numpy as np
 import tomli_w
 import torch
 import tqdm
+from pytorch_metric_learning.distances import BaseDistance
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.trainers import MetricLossOnly
 from pytorch_metric_learning.utils.logging_presets import HookContainer
@@ -35,7 +36,7 @@ from ..distributed import (
     synchronize_batch_norm,
 )
 from ..errors import ConfigError, TrainingError
-from ..evaluation import RetrievalAccuracyCalculator, neighbours_under, retrieval_metrics
+from ..evaluation import RetrievalAccuracyCalculator, learned_metric, neighbours_under, retrieval_metrics
 from ..memory import CrossBatchMemory
 from ..regularizers import RegularizationWarning
 from . import checkpoint, records
@@ -224,6 +225,7 @@ class Run:
         train, test = splits.train, splits.test
         self.image_size, self.channels = splits.image_size, splits.channels
         normalize = models.pretrained_normalization(self.recipe.model.trunk.name, self.recipe.model.trunk.settings)
+        self._preprocessing = (splits.crop, normalize)
         augmented, plain = build_transforms(self.image_size, self.channels, splits.crop, normalize, **table.augment)
         self.splits: dict[str, Any] = {"test": test.with_transform(plain)}
         if self.recipe.evaluation.validation:
@@ -236,8 +238,8 @@ class Run:
     def _build_networks(self) -> None:
         table = self.recipe.model
         self.trunk = registry.trunk(table.trunk.name)(self.channels, self.image_size, **table.trunk.settings)
-        features = models.output_size(self.trunk, self.channels, self.image_size)
-        self.embedder = models.embedder(features, table.embedding_size, table.hidden_sizes)
+        self._features = models.output_size(self.trunk, self.channels, self.image_size)
+        self.embedder = models.embedder(self._features, table.embedding_size, table.hidden_sizes)
         if self.processes > 1:
             self.trunk = synchronize_batch_norm(self.trunk, self.device)
         self.trunk.to(self.device)
@@ -338,6 +340,7 @@ class Run:
             self._restore(state)
         hooks = None
         if self.rank == 0:
+            write_json(self.folder / "network.json", self._network_json())
             keeper = records.open_records(self.folder, self._iterations_before(self.epoch + 1), self.epoch)
             hooks = HookContainer(keeper, log_freq=1, save_models=False)
         while self.epoch < self.recipe.schedule.epochs:
@@ -478,12 +481,9 @@ class Run:
         function = getattr(part, method, None)
         return function(self) if callable(function) else None
 
-    def _metric(self) -> nn.Module | None:
+    def _metric(self) -> BaseDistance | None:
         """The distance that a component of the last stage declares, by which evaluation searches as well."""
-        for part in self.parts():
-            if (metric := getattr(part, "metric", None)) is not None and isinstance(metric, nn.Module):
-                return metric
-        return None
+        return learned_metric(self.stages[-1].loss.modules()) or learned_metric(self.parts())
 
     # Testing
 
@@ -492,7 +492,7 @@ class Run:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
-    def _calculator(self, metric: nn.Module | None = None, clustering: bool = True) -> RetrievalAccuracyCalculator:
+    def _calculator(self, metric: BaseDistance | None = None, clustering: bool = True) -> RetrievalAccuracyCalculator:
         """The metrics of the recipe; under a metric other than the Euclidean, those of retrieval alone."""
         table = self.recipe.evaluation
         retrieval = [f"recall_at_{k}" for k in table.recall_at] + [f"precision_at_{k}" for k in table.precision_at]
@@ -517,7 +517,11 @@ class Run:
         )  # fmt: skip
 
     def _test(
-        self, split: str, hooks: HookContainer | None = None, metric: nn.Module | None = None, clustering: bool = True
+        self,
+        split: str,
+        hooks: HookContainer | None = None,
+        metric: BaseDistance | None = None,
+        clustering: bool = True,
     ) -> dict[str, float]:
         """The metrics of a split, each image searched among all others of it."""
         tester = self._tester(
@@ -575,6 +579,15 @@ class Run:
         return result
 
     # State
+
+    def _network_json(self) -> dict[str, Any]:
+        """What the networks were made for: with the recipe and ``model.pt`` it is enough to use them."""
+        crop, normalize = self._preprocessing
+        return {
+            "image_size": self.image_size, "channels": self.channels, "crop": crop,
+            "normalize": {"mean": normalize[0], "std": normalize[1]} if normalize else None,
+            "features": self._features, "classes": self.train_labels,
+        }  # fmt: skip
 
     def model_state(self) -> dict[str, Any]:
         """The weights of the networks and of the last stage's loss (a learned metric, say)."""

@@ -155,7 +155,7 @@ def _gallery(run: Run, embeddings: Tensor) -> Figure:
         labels.tolist(),
         split.image,
         split.class_names,
-        [distances[query].clamp(min=0).sqrt().tolist() for query in queries],
+        [distances[query].tolist() for query in queries],
     )
 
 

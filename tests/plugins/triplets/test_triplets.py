@@ -1,0 +1,458 @@
+"""The batch-all triplet loss against listing all triplets; its miners and its sampler."""
+
+import copy
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from torch.autograd import gradcheck
+
+from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, HardNegativePoolSampler, LocalPositiveMiner
+from pml_ext.pairwise import euclidean_distances, normalize
+from pml_ext_triplets import functional
+
+KINDS = functional.KINDS
+
+
+def value_of(kind, margin, ap, an, pn):
+    """Sec. 5.1 and 5.2 as printed."""
+    if kind == "hinge":
+        return (ap - an + margin).clamp(min=0)
+    if kind == "squared-hinge":
+        return (ap**2 - an**2 + margin).clamp(min=0)
+    if kind == "ratio":
+        r = ap.exp() / (ap.exp() + an.exp())
+        return r**2 - (1 - r) ** 2
+    return ap + ((margin - an).exp() + (margin - pn).exp()).log()
+
+
+def distance(x, y):
+    if torch.equal(x, y):
+        return x.sum() * 0
+    return (x - y).norm()
+
+
+def listed(x, labels, kind="hinge", margin=0.2, triplets="violating", percentile=None, references=None, tuples=None):
+    """The mean over S, one triplet after the other."""
+    points = torch.stack([p / p.norm().clamp(min=1e-12) for p in x])
+    others, other_labels = (points, labels) if references is None else (
+        torch.stack([p / p.norm().clamp(min=1e-12) for p in references[0]]), references[1])  # fmt: skip
+    d = [[distance(p, q) for q in others] for p in points]
+    between = [[distance(p, q) for q in others] for p in others]
+    rows, columns = range(len(points)), range(len(others))
+    positives = {(a, p) for a in rows for p in columns
+                 if labels[a] == other_labels[p] and (references is not None or a != p)}  # fmt: skip
+    negatives = {(a, n) for a in rows for n in columns if labels[a] != other_labels[n]}
+    if tuples is not None:
+        positives = {(a, p) for a, p in zip(*(t.tolist() for t in tuples[:2]), strict=True) if a != p}
+        negatives = set(zip(*(t.tolist() for t in tuples[2:]), strict=True))
+    if percentile is not None:
+        limit = {a: np.percentile([d[a][p].item() for b, p in positives if b == a], percentile)
+                 for a in {a for a, _ in positives}}  # fmt: skip
+        positives = {(a, p) for a, p in positives if d[a][p].item() <= limit[a] + 1e-12}
+    total, count = x.sum() * 0, 0
+    for (a, p), (b, n) in itertools.product(sorted(positives), sorted(negatives)):
+        if a == b and (triplets == "all" or d[a][n] < d[a][p] + margin):
+            total, count = total + value_of(kind, margin, d[a][p], d[a][n], between[p][n]), count + 1
+    return total / max(1, count)
+
+
+def batch(labels, size=4, seed=0, dtype=torch.float64, spread=0.6):
+    """Clusters that overlap."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor(labels)
+    centers = torch.randn(10, size, generator=generator, dtype=torch.float64)
+    x = centers[labels % 10] + spread * torch.randn(len(labels), size, generator=generator, dtype=torch.float64)
+    return x.to(dtype).requires_grad_(), labels
+
+
+LABELS = [0, 1, 0, 2, 1, 0, 2, 1, 0, 3, 1]  # ragged, unsorted, a class of one
+
+
+def compare(found, expected, x, twin, rtol, atol):
+    torch.testing.assert_close(found, expected.to(found.dtype), rtol=rtol, atol=atol)
+    found.backward()
+    expected.backward()
+    torch.testing.assert_close(x.grad, twin.grad.to(x.dtype), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
+@pytest.mark.parametrize("positives", ["all", "local"])
+@pytest.mark.parametrize("triplets", ["violating", "all"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_listing_all_triplets(monkeypatch, kind, triplets, positives, many):
+    if many:
+        monkeypatch.setattr(functional, "_MANY", 0)
+    x, labels = batch(LABELS)
+    twin = x.detach().clone().requires_grad_()
+    found = BatchAllTripletLoss(kind=kind, triplets=triplets, positives=positives)(x, labels)
+    expected = listed(twin, labels, kind, 0.2, triplets, 60 if positives == "local" else None)
+    assert expected != 0
+    compare(found, expected, x, twin, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
+@pytest.mark.parametrize("margin", [-0.1, 0.0, 0.5, 3.0])
+@pytest.mark.parametrize("kind", ["hinge", "squared-hinge"])
+def test_margins(monkeypatch, kind, margin, many):
+    if many:
+        monkeypatch.setattr(functional, "_MANY", 0)
+    x, labels = batch(LABELS, seed=3)
+    twin = x.detach().clone().requires_grad_()
+    compare(BatchAllTripletLoss(margin, kind)(x, labels), listed(twin, labels, kind, margin), x, twin, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_ties_and_duplicates(kind, dtype):
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    x, labels = batch([0, 0, 0, 1, 1, 1, 2, 2], dtype=dtype)
+    with torch.no_grad():
+        x[1] = x[0]  # an exact duplicate of the class
+        x[3] = x[0]  # and one of another class
+        x[6] = 3 * x[7]  # the same direction
+    twin = x.detach().double().requires_grad_()
+    found = BatchAllTripletLoss(kind=kind)(x, labels)
+    torch.testing.assert_close(found.double(), listed(twin, labels, kind), rtol=tolerance, atol=tolerance)
+    found.backward()
+    assert x.grad.isfinite().all()
+    corners = torch.eye(4, dtype=dtype).repeat(2, 1).requires_grad_()  # all distances are 0 or the same
+    twin = corners.detach().double().requires_grad_()
+    y = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    compare(BatchAllTripletLoss(kind=kind)(corners, y), listed(twin, y, kind), corners, twin, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_float32(kind):
+    x, labels = batch([i // 4 for i in range(32)], size=64, dtype=torch.float32)
+    twin = x.detach().double().requires_grad_()
+    compare(BatchAllTripletLoss(kind=kind)(x, labels), listed(twin, labels, kind), x, twin, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_references(kind):
+    x, labels = batch(LABELS)
+    y, others = batch([0, 1, 1, 4, 2], seed=1)
+    for name, given in (("x", x), ("y", y)):
+        found = torch.autograd.grad(BatchAllTripletLoss(kind=kind)(x, labels, None, y, others), given)[0]
+        expected = torch.autograd.grad(listed(x, labels, kind, references=(y, others)), given)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["hinge", "soft"])
+def test_tuples_of_pairs_and_of_triplets(kind):
+    x, labels = batch(LABELS)
+    pairs = miners.MultiSimilarityMiner(epsilon=0.3)(x, labels)
+    loss = BatchAllTripletLoss(kind=kind)
+    torch.testing.assert_close(loss(x, labels, pairs), listed(x, labels, kind, tuples=pairs))
+    points = normalize(x)
+    chosen = miners.TripletMarginMiner(margin=0.6)(x, labels)  # some of them outside of S
+    values = []
+    for a, p, n in zip(*(t.tolist() for t in chosen), strict=True):
+        ap, an, pn = (distance(points[i], points[j]) for i, j in ((a, p), (a, n), (p, n)))
+        if an < ap + 0.2:
+            values.append(value_of(kind, 0.2, ap, an, pn))
+    assert 0 < len(values) < len(chosen[0])
+    torch.testing.assert_close(loss(x, labels, chosen), sum(values) / len(values))
+    none = tuple(torch.zeros(0, dtype=torch.long) for _ in range(3))
+    assert loss(x, labels, none) == 0
+
+
+def test_is_pmls_loss_on_all_triplets():
+    x, labels = batch([i % 6 for i in range(36)], dtype=torch.float64)
+    torch.testing.assert_close(BatchAllTripletLoss()(x, labels), losses.TripletMarginLoss(margin=0.2)(x, labels))
+
+
+def test_what_the_reducer_gets():
+    x, labels = batch(LABELS)
+    loss = BatchAllTripletLoss(reducer=reducers.DoNothingReducer())
+    info = loss(x, labels)["loss"]
+    a, p = info["indices"]
+    assert info["reduction_type"] == "pos_pair"
+    assert list(zip(a.tolist(), p.tolist(), strict=True)) == sorted(
+        (i, j) for i in range(11) for j in range(11) if i != j and labels[i] == labels[j]
+    )
+    torch.testing.assert_close(info["losses"].sum() / info["divisor"], BatchAllTripletLoss()(x, labels))
+    mean = BatchAllTripletLoss(reducer=reducers.MeanReducer())(x, labels)
+    torch.testing.assert_close(mean, info["losses"].mean())
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_reducers_with_weights_of_their_own(monkeypatch, kind, many):
+    if many:
+        monkeypatch.setattr(functional, "_MANY", 0)
+    x, labels = batch(LABELS)
+    weights = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Weighted(reducers.BaseReducer):
+        def pos_pair_reduction(self, losses, *_):
+            return losses @ weights[: len(losses)]
+
+    assert gradcheck(lambda e: BatchAllTripletLoss(kind=kind, reducer=Weighted())(e, labels), (x,))
+
+
+@pytest.mark.parametrize(
+    "labels", [[0, 0, 0, 0], [0, 1, 2, 3], [0], []], ids=["one class", "no positives", "one image", "none"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_without_triplets(kind, labels):
+    x = torch.randn(len(labels), 4, requires_grad=True)
+    value = BatchAllTripletLoss(kind=kind, collect_stats=True)(x, torch.tensor(labels, dtype=torch.long))
+    assert value == 0
+    value.backward()
+    assert (x.grad == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_embeddings(kind):
+    x = torch.ones(8, 4, requires_grad=True)
+    value = BatchAllTripletLoss(kind=kind)(x, torch.arange(8) % 2)
+    expected = {"hinge": 0.2, "squared-hinge": 0.2, "ratio": 0.0, "soft": 0.2 + math.log(2)}[kind]
+    assert value.item() == pytest.approx(expected, abs=1e-6)
+    value.backward()
+    assert (x.grad == 0).all()
+
+
+def test_the_share_of_violating_triplets_is_recorded():
+    x, labels = batch(LABELS)
+    loss = BatchAllTripletLoss(collect_stats=True)
+    info = BatchAllTripletLoss(reducer=reducers.DoNothingReducer())(x, labels)["loss"]
+    loss(x, labels)
+    possible = sum(
+        labels[a] == labels[p] and a != p and labels[a] != labels[n] for a in range(11) for p in range(11)
+        for n in range(11)
+    )  # fmt: skip
+    assert loss.violating.item() == pytest.approx(info["divisor"].item() / int(possible))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_in_full_precision_out(dtype):
+    x, labels = batch(LABELS, dtype=dtype)
+    value = BatchAllTripletLoss()(x, labels)
+    assert value.dtype == torch.float32
+    value.backward()
+    assert x.grad.dtype == dtype
+
+
+def test_state_pickle_and_another_distance():
+    x, labels = batch(LABELS)
+    loss = BatchAllTripletLoss(margin=0.3, distance=LpDistance(p=1))
+    twins = copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))
+    assert all(torch.equal(twin(x, labels), loss(x, labels)) for twin in twins)
+    assert loss.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"kind": "hing"}, "kind of BatchAllTripletLoss must be 'hinge' or"),
+        ({"triplets": "some"}, "'violating' or 'all'"),
+        ({"positives": "near"}, "'all' or 'local'"),
+        ({"percentile": 101}, "percentile .* at most 100"),
+        ({"percentile": -1}, "percentile .* at least 0"),
+        ({"distance": CosineSimilarity()}, "needs a distance, where smaller means nearer"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, text):
+    with pytest.raises(ValueError, match=text):
+        BatchAllTripletLoss(**settings)
+
+
+def test_memory_is_quadratic():
+    from pml_ext.benchmark import Shape, bench
+
+    loss = BatchAllTripletLoss()
+    small, large = (bench([loss], [Shape(n, 32, 4)], repeats=1, device="cpu")[1].peak_bytes for n in (256, 512))
+    assert large < 4.5 * small
+
+
+# Distances
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_distances_are_right_between_near_points(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = normalize(torch.randn(40, 16, generator=generator, dtype=dtype))
+    x = torch.cat([x, normalize(x[:20] + 1e-3 * torch.randn(20, 16, generator=generator, dtype=dtype)), x[:5]])
+    exact = (x.double()[:, None] - x.double()).square().sum(2).sqrt()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    for found in (euclidean_distances(x), euclidean_distances(x, x.clone())):
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=tolerance)
+    assert (euclidean_distances(x)[range(65), range(65)] == 0).all()
+    assert (euclidean_distances(x)[60:, :5].diagonal() == 0).all()
+
+
+def test_gradients_of_distances():
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda a, b: euclidean_distances(normalize(a), normalize(b)), (x, y))
+    upper = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    assert gradcheck(lambda a: euclidean_distances(normalize(a))[upper], (x,))
+
+
+# Miners
+
+
+@pytest.mark.parametrize("percentile", [0, 30, 60, 100])
+def test_local_positives_against_numpy(percentile):
+    x, labels = batch(LABELS)
+    points = normalize(x.detach())
+    d = (points[:, None] - points).norm(dim=2)
+    a1, p, a2, n = LocalPositiveMiner(percentile)(x, labels)
+    wanted = []
+    for a in range(11):
+        mine = [j for j in range(11) if j != a and labels[j] == labels[a]]
+        if mine:
+            limit = np.percentile([d[a, j].item() for j in mine], percentile)
+            wanted += [(a, j) for j in mine if d[a, j].item() <= limit + 1e-12]
+    assert list(zip(a1.tolist(), p.tolist(), strict=True)) == wanted
+    assert len(a2) == int((labels[:, None] != labels).sum())
+    assert not a1.requires_grad
+    assert n.dtype == torch.long
+
+
+def test_local_positives_before_any_loss_and_the_loss_with_its_own():
+    x, labels = batch(LABELS, dtype=torch.float32)
+    mined = LocalPositiveMiner(60)(x, labels)
+    for loss in (losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.MultiSimilarityLoss()):
+        assert loss(x, labels, mined).isfinite()
+    torch.testing.assert_close(
+        BatchAllTripletLoss()(x, labels, mined), BatchAllTripletLoss(positives="local")(x, labels)
+    )
+    assert len(LocalPositiveMiner()(x, labels, x + 1, labels)[0]) > 0
+    empty = LocalPositiveMiner()(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
+    assert all(len(index) == 0 for index in empty)
+
+
+def test_anchor_swap():
+    x = torch.tensor([[1.0, 0], [0, 1], [0.1, 1], [1, 0.1], [1, 0], [0, 1]])  # a p n, a p n
+    labels = torch.tensor([0, 0, 1, 2, 2, 3])
+    assert [index.tolist() for index in AnchorSwapMiner()(x, labels)] == [[1, 3], [0, 4], [2, 5]]
+    swapped = AnchorSwapMiner(miners.TripletMarginMiner(margin=5))(x, labels)
+    plain = miners.TripletMarginMiner(margin=5)(x, labels)
+    assert len(swapped[0]) == len(plain[0])
+    distances = euclidean_distances(normalize(x))
+    assert (distances[swapped[0], swapped[2]] <= distances[swapped[1], swapped[2]] + 1e-6).all()
+    with pytest.raises(ValueError, match="MultiSimilarityMiner gives pairs"):
+        AnchorSwapMiner(miners.MultiSimilarityMiner())(x, labels)
+    with pytest.raises(ValueError, match="no references"):
+        AnchorSwapMiner()(x, labels, x, labels)
+
+
+@pytest.mark.parametrize("percentile", [-1, 101])
+def test_percentiles_outside(percentile):
+    with pytest.raises(ValueError, match="percentile"):
+        LocalPositiveMiner(percentile)
+
+
+# The sampler
+
+
+def pool_labels():
+    return [c for c in range(6) for _ in range(5)]
+
+
+def triplets_of(sampler):
+    drawn = list(sampler)
+    assert len(drawn) == len(sampler)
+    return [tuple(drawn[i : i + 3]) for i in range(0, len(drawn), 3)]
+
+
+def test_triplets_are_triplets():
+    labels = pool_labels()
+    sampler = HardNegativePoolSampler(labels, 12, 600)
+    for a, p, n in triplets_of(sampler):
+        assert labels[a] == labels[p] != labels[n]
+        assert a != p
+    assert len(HardNegativePoolSampler(labels, 12, 610)) == 600
+
+
+@pytest.mark.parametrize("strategy", ["hard", "semihard", "misclassified"])
+def test_the_pool_has_what_the_strategy_says(strategy):
+    labels = torch.tensor(pool_labels())
+    x, _ = batch(pool_labels(), spread=0.9)
+    x = x.detach()
+    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=3)
+    sampler.refresh_pool(x)
+    distances = euclidean_distances(normalize(x))
+    pool = sampler._pool
+    assert pool.shape == (30, 3)
+    assert (pool >= 0).any()
+    from pml_ext.evaluation import kmeans
+
+    clusters = kmeans(normalize(x), 6)
+    for anchor in range(30):
+        known = [int(n) for n in pool[anchor] if n >= 0]
+        assert all(labels[n] != labels[anchor] for n in known)
+        others = torch.where(labels != labels[anchor])[0]
+        if strategy == "hard":
+            wanted = others[distances[anchor, others].argsort()[:3]]
+            assert sorted(known) == sorted(wanted.tolist())
+        elif strategy == "semihard":
+            farthest = distances[anchor, labels == labels[anchor]].max()
+            assert all(distances[anchor, n] < farthest for n in known)
+        else:
+            assert all(clusters[n] == clusters[anchor] for n in known)
+    drawn = [(a, n) for a, _, n in triplets_of(sampler) if (pool[a] >= 0).any()]
+    assert all(n in pool[a] for a, n in drawn)
+    mixed = HardNegativePoolSampler(labels, 12, 3000, strategy, hard_fraction=0.5, pool_size=3)
+    mixed.refresh_pool(x)
+    hits = [n in mixed._pool[a] for a, _, n in triplets_of(mixed) if (mixed._pool[a] >= 0).all()]
+    assert 0.4 < np.mean(hits) < 0.75
+
+
+def test_the_samplers_state():
+    labels = pool_labels()
+    one, other = HardNegativePoolSampler(labels, 12, 120, seed=1), HardNegativePoolSampler(labels, 12, 120, seed=2)
+    one.refresh_pool(torch.randn(30, 4))
+    list(one)
+    other.load_state_dict(one.state_dict())
+    assert list(one) == list(other)
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "text"),
+    [
+        (None, {"batch_size": 10}, "multiple of 3"),
+        (None, {"length_before_new_iter": 3}, "length_before_new_iter"),
+        (None, {"strategy": "harder"}, "strategy"),
+        (None, {"hard_fraction": 1.5}, "hard_fraction"),
+        (None, {"refresh": 0}, "refresh"),
+        ([0, 0, 0], {}, "two classes"),
+        ([0, 1, 2], {}, "two images"),
+    ],
+)
+def test_samplers_that_do_not_fit(labels, settings, text):
+    with pytest.raises(ValueError, match=text):
+        HardNegativePoolSampler(
+            labels or pool_labels(), **({"batch_size": 12, "length_before_new_iter": 120} | settings)
+        )
+
+
+def test_the_conventional_pipeline_in_a_run(tmp_path):
+    from pml_ext.experiment import train
+
+    metrics = train(
+        "triplets/digits", out=tmp_path / "out", device="cpu",
+        overrides=("schedule.epochs=3", "schedule.milestones=[2]", "model.trunk.width=16",
+                   "sampler={name='hard-negative-pool', batch_size=60, iterations=4, refresh=1}",
+                   "sampler.strategy=misclassified",
+                   "loss.triplets=all", "loss.miner=anchor-swap"),
+    )[0]  # fmt: skip
+    assert {"nmi_3", "f1_3", "purity", "purity_3", "precision_at_8"} <= set(metrics["after"])
+    assert "Query accuracy" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu(kind):
+    x, labels = batch([i // 4 for i in range(64)], size=16, dtype=torch.float32)
+    on_gpu = BatchAllTripletLoss(kind=kind)(x.cuda(), labels.cuda()).cpu()
+    torch.testing.assert_close(on_gpu, BatchAllTripletLoss(kind=kind)(x, labels), rtol=1e-5, atol=1e-6)
