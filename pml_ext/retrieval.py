@@ -30,6 +30,7 @@ from .experiment.recipe import Recipe, build_loss, load_recipes, loss_context
 from .experiment.runs import choose_device
 
 INDEX = "index"  # the folder in a run's folder that `pml-ext index` writes by default
+SHEET = 60  # images of a cluster on its contact sheet
 METRICS = ("euclidean", "learned")
 Images = Path | str | Tensor | Sequence[Any]
 
@@ -418,9 +419,11 @@ class TrainedRun:
             center = points[members].mean(0)
             distances[members] = (points[members] - center).norm(dim=1)
             order = members[distances[members].argsort()].tolist()
+            shown = order[:SHEET]
+            some = f", the {SHEET} nearest to its centre" if len(order) > SHEET else ", nearest to its centre first"
             figure = contact_sheet(
-                f"cluster {number}: {len(order)} images, nearest to its centre first",
-                [read_image(embedded.folder / embedded.paths[index], self.network["channels"]) for index in order[:60]],
+                f"cluster {number}: {len(order)} images{some}",
+                [read_image(embedded.folder / embedded.paths[index], self.network["channels"]) for index in shown],
             )
             checkpoint.write_atomically(place / f"cluster-{number:03d}.png", _as_png(figure))
 

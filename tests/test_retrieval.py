@@ -2,9 +2,11 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,3 +313,29 @@ def test_an_exported_network_gives_the_embeddings_without_this_package(runs, fol
     line = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "exported"), str(file)]
     found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
     assert found == pytest.approx(load_run(runs[0], "cpu").embed(file)[0].tolist(), abs=1e-5)
+
+
+def test_the_lines_of_the_readme_load_an_export(tmp_path):
+    """A colour folder, a torchvision trunk, and the README's words."""
+    generator = np.random.default_rng(0)
+    for name in ("a", "b", "c", "d"):
+        for number in range(6):
+            file = tmp_path / "photos" / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(256, size=(40, 48, 3), dtype=np.uint8)).save(file)
+    train(
+        "pml/contrastive/digits", out=tmp_path / "run", device="cpu",
+        overrides=(f"data.name=folder:{tmp_path / 'photos'}", "data.image_size=32", "data.augment={}",
+                   "model.trunk=torchvision/resnet18", "sampler={name='shuffle', batch_size=6, iterations=1}",
+                   "schedule={epochs=1}"),
+    )  # fmt: skip
+    run = load_run(tmp_path / "run", "cpu")
+    run.export(tmp_path / "exported")
+    photo = tmp_path / "photos" / "a" / "3.png"
+    (tmp_path / "photo.png").write_bytes(photo.read_bytes())
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "load_file" in block]
+    script = f"import sys\nsys.modules['pml_ext'] = None\n{block}\nprint(embedding[0].tolist())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == pytest.approx(run.embed(photo)[0].tolist(), abs=1e-5)

@@ -275,6 +275,7 @@ def _plot(rows: list[dict[str, str]]) -> Figure:
         means = [_mean(float(row[name]) for row in rows if int(row["epoch"]) == epoch) for epoch in epochs]
         axes.plot(epochs, means, color="#dd6b20", lw=2, label="mean of the classes")
         axes.set(title=title, xlabel="epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
