@@ -140,9 +140,21 @@ class DensityRegularizer(LabelledRegularizer):
             raise ValueError("class_labels has a label twice")
         self.register_buffer("sorted_labels", ordered, persistent=False)
         self.register_buffer("label_order", order, persistent=False)
-        self._identity = bool((order == ordered).all())  # labels are entries
+        self._identity = ordered.tolist() == order.tolist() == list(range(self.num_classes))  # labels are entries
 
     # The equation
+
+    def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
+        """The value; see :class:`pml_ext.LabelledRegularizer`.
+
+        Raises:
+            ValueError: a label without a target, too. On a GPU nothing waits for that answer after the first call, so
+                that the error comes with the next one.
+        """
+        if labels is not None:
+            check_batch(embeddings, labels)
+            self._check_known(labels.to(self.sorted_labels.device))
+        return super().forward(embeddings, labels)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """Eq. (8), reduced."""
@@ -160,19 +172,23 @@ class DensityRegularizer(LabelledRegularizer):
         """The entry of every label in ``target_density``.
 
         Args:
-            labels: ``[B]``, integers.
-
-        Raises:
-            ValueError: a label without an entry. On a GPU nothing waits for that answer after the first call, so the
-                error comes with the next one.
+            labels: ``[B]``, integers that have one.
         """
-        place = torch.searchsorted(self.sorted_labels, labels.long()).clamp(max=self.num_classes - 1)
-        self._check_known(labels, (self.sorted_labels[place] == labels).all())
-        return place if self._identity else self.label_order[place]
+        if self._identity:
+            return labels.long().clamp(0, self.num_classes - 1)
+        return self.label_order[self._places(labels)]
 
-    def _check_known(self, labels: Tensor, known: Tensor) -> None:
+    def _places(self, labels: Tensor) -> Tensor:
+        return torch.searchsorted(self.sorted_labels, labels.long()).clamp(max=self.num_classes - 1)
+
+    def _check_known(self, labels: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
+        if self._identity and len(labels):
+            low, high = labels.aminmax()
+            known = (low >= 0) & (high < self.num_classes)
+        else:
+            known = (self.sorted_labels[self._places(labels)] == labels).all()
         if labels.device.type == "cpu" or not self._checked:
             self._checked = True
             if not known:

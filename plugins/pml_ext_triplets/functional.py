@@ -44,8 +44,7 @@ def lay_out(mask: Tensor) -> Positives:
     counts = mask.sum(1)
     starts = counts.cumsum(0) - counts
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
-    most = int(places.max()) + 1 if len(places) else 1
-    return Positives(anchors, positives, places, most)
+    return Positives(anchors, positives, places, max(1, len(torch.unique(places))))
 
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:

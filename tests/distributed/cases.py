@@ -15,6 +15,7 @@ from torch import nn
 import pml_ext
 from pml_ext import (
     CrossBatchMemory,
+    DensityRegularizer,
     DistributedLoss,
     DistributedMiner,
     LabelledRegularizer,
@@ -77,6 +78,9 @@ def cases():
         "triplets, miner": (losses.TripletMarginLoss(), miners.BatchHardMiner()),
         "random triplets": (losses.TripletMarginLoss(triplets_per_anchor=3), None),
         "learned targets": (RegularizedLoss(losses.ContrastiveLoss(), LearnedTargets(), weight=0.3), None),
+        "density": (
+            RegularizedLoss(losses.ContrastiveLoss(), DensityRegularizer(CLASSES, 0.3, [0.2, 0.5, 0.1, 0.4]), 0.3), None
+        ),
         "dropout": (WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)), None),
         "memory": (CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40), None),
         "memory, regularized, two losses": (

@@ -449,6 +449,19 @@ def test_the_conventional_pipeline_in_a_run(tmp_path):
     assert "Query accuracy" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_the_epoch_is_chosen_by_purity_with_three_clusters_a_class(tmp_path):
+    """Sec. 6.2, on held-out classes."""
+    from pml_ext.experiment import train
+
+    metrics = train(
+        "triplets/digits", out=tmp_path / "out", device="cpu",
+        overrides=("schedule.epochs=3", "schedule.milestones=[2]", "model.trunk.width=16", "sampler.iterations=4",
+                   "sampler.batch_size=56", "evaluation.validation=0.3", "evaluation.select=purity_3"),
+    )[0]  # fmt: skip
+    state = torch.load(tmp_path / "out" / "checkpoints" / "best.pt", weights_only=True)
+    assert state["epoch"] == metrics["best_epoch"] <= 3
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
