@@ -80,7 +80,7 @@ _PUBLIC = {
 }
 _SUBMODULES = ("benchmark", "cli", "data", "distances", "distributed", "errors", "evaluation", "experiment",
                "hookspecs", "losses", "memory", "models", "pairwise", "reducers", "registry", "regularizers",
-               "retrieval", "samplers", "settings")  # fmt: skip
+               "retrieval", "samplers", "settings", "testing")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -175,7 +175,7 @@ def _bench_shape(
     labels = (torch.arange(shape.batch) // shape.per_class).to(device)
 
     times: dict[tuple[str, str], list[float]] = {key: [] for key in functions}
-    peaks = {key: _peak_bytes(function, embeddings, labels) for key, function in functions.items()}  # and warm up
+    peaks = {key: peak_bytes(function, embeddings, labels) for key, function in functions.items()}  # and warm up
     for _ in range(repeats):
         for key, function in functions.items():
             if len(times[key]) < 3 or sum(times[key]) < seconds:
@@ -263,7 +263,14 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """The most memory that forward and backward of a loss hold at one time beyond the inputs, after a warm-up.
+
+    Args:
+        function: a loss.
+        embeddings: ``[B, D]``, a leaf with gradient.
+        labels: ``[B]``.
+    """
     function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
     embeddings.grad = None
     if embeddings.device.type == "cuda":

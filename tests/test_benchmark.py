@@ -61,8 +61,8 @@ def test_peak_memory_counts_what_lives_at_one_time():
         return embeddings.sum()
 
     x = torch.randn(1000, 10, requires_grad=True)
-    kept = benchmark._peak_bytes(keeps_two, x, torch.arange(1000))
-    dropped = benchmark._peak_bytes(drops_each, x, torch.arange(1000))
+    kept = benchmark.peak_bytes(keeps_two, x, torch.arange(1000))
+    dropped = benchmark.peak_bytes(drops_each, x, torch.arange(1000))
     assert 3 * 40_000 <= kept <= 8 * 40_000
     assert 40_000 <= dropped <= 3 * 40_000
 

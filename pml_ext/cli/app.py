@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from .bench import bench
+from .check import check
 from .listing import list_names
 from .plugins import plugins
 from .retrieve import cluster, embed, export, index, query
+from .scaffold import new_plugin
 from .show import show
 from .train import train
 
@@ -25,6 +27,8 @@ app.command("list")(list_names)
 app.command("show")(show)
 app.command("plugins")(plugins)
 app.command("bench")(bench)
+app.command("check")(check)
+app.command("new-plugin")(new_plugin)
 for command in (embed, index, query, cluster, export):
     app.command(command.__name__)(command)
 

@@ -1,0 +1,45 @@
+"""``pml-ext check``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def check(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="An importable package, package.Class, an entry point, a component's name, or pml."
+        ),
+    ],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what passed and was skipped, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Run the conformance checks over a package's components; exit code 1 if one fails."""
+    import dataclasses
+
+    from ..errors import ConfigError
+    from ..testing.runner import CheckResult, check_component
+    from ..testing.targets import components_of
+    from .output import print_json, print_table, stderr, stdout
+
+    results: list[CheckResult] = []
+    for name, component in components_of(what):
+        stderr().print(f"checking {name}")
+        try:
+            results += check_component(component, on_fail=None)
+        except ConfigError as error:
+            results.append(CheckResult(name, "-", "skipped", str(error)))
+    failed = any(result.fails for result in results)
+    if as_json:
+        print_json([dataclasses.asdict(result) for result in results])
+    else:
+        shown = [r for r in results if verbose or r.fails or r.check == "-"]
+        if shown:
+            print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
+        counts = {status: sum(r.status == status for r in results) for status in ("passed", "failed", "skipped")}
+        stdout().print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,59 @@
+"""Writes the package of a new plugin."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+
+from . import registry
+from .errors import ConfigError, needs_extra
+
+_FILES = {
+    "pyproject.toml": "pyproject.toml.jinja",
+    "README.md": "README.md.jinja",
+    "src/{module}/__init__.py": "__init__.py.jinja",
+    "src/{module}/losses.py": "losses.py.jinja",
+    "src/{module}/recipes/digits.toml": "digits.toml.jinja",
+    "tests/test_{module}.py": "test_plugin.py.jinja",
+}
+
+
+def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
+    """Writes a package with a loss, a recipe and tests that pass as written.
+
+    Args:
+        name: of the distribution, the entry point and the loss, kebab-case.
+        folder: where to write it; by default a folder of that name.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: the name is not kebab-case, or taken, or the folder exists and is not empty.
+    """
+    with needs_extra("train", "pml-ext new-plugin"):
+        import jinja2
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and single hyphens, "
+                          "such as my-loss")  # fmt: skip
+    taken = {component.name for component in registry.components()} | {each.name for each in registry.plugins()}
+    if name in taken | {registry.BUILTIN, registry.LOCAL}:
+        raise ConfigError(f"{name}: that name is taken; pml-ext list and pml-ext plugins show which are")
+    place = Path(name) if folder is None else folder
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError(f"{place} exists and is not empty; choose another name, or --out another folder")
+    module = name.replace("-", "_")
+    words = name.removesuffix("-loss").split("-")
+    about = {"name": name, "module": module, "class_name": "".join(map(str.capitalize, words)) + "Loss",
+             "year": datetime.date.today().year}  # fmt: skip
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pml_ext", "templates/plugin"), keep_trailing_newline=True, autoescape=False
+    )
+    written = []
+    for path, template in _FILES.items():
+        file = place / path.format(module=module)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(environment.get_template(template).render(about), "utf-8")
+        written.append(file)
+    return written

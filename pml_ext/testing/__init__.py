@@ -1,0 +1,18 @@
+"""The conformance kit: does a loss, miner, regularizer, distance, sampler or reducer keep what PML's users rely on?
+
+.. code-block:: python
+
+    from pml_ext.testing import parametrize_with_checks
+
+    @parametrize_with_checks([MyLoss(), MyMiner])
+    def test_conformance(component, check):
+        check(component)
+
+or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml-ext check my_package``. Names and
+habits are those of scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
+"""
+
+from .runner import CheckResult, check_component, checks_of, parametrize_with_checks
+from .subject import SkipCheck
+
+__all__ = ["CheckResult", "SkipCheck", "check_component", "checks_of", "parametrize_with_checks"]

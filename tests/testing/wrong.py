@@ -1,0 +1,163 @@
+"""Losses with a fault each, for the checks to find. A module of its own, so that other processes can import it."""
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from torch import nn
+
+
+def similarities(embeddings, ref_emb):
+    x, y = (nn.functional.normalize(e) for e in (embeddings, ref_emb))
+    return x @ y.T
+
+
+def masks(labels, indices_tuple, size):
+    if indices_tuple is None:
+        same = labels[:, None] == labels
+        return same.clone().fill_diagonal_(False), ~same
+    a1, p, a2, n = indices_tuple if len(indices_tuple) == 4 else (indices_tuple[0], indices_tuple[1], indices_tuple[0],
+                                                                  indices_tuple[2])  # fmt: skip
+    found = torch.zeros(2, size, size, dtype=torch.bool)
+    found[0, a1, p] = True
+    found[1, a2, n] = True
+    return found[0], found[1]
+
+
+class GoodLoss(BaseMetricLossFunction):
+    """Right: one value an anchor, the mean over negatives minus the mean over positives of the similarity."""
+
+    capabilities = frozenset({"labels", "indices_tuple"})
+
+    def values(self, s, positives, negatives):
+        means = [(s * mask).sum(1) / mask.sum(1).clamp(min=1) for mask in (positives, negatives)]
+        return torch.where(positives.any(1) & negatives.any(1), means[1] - means[0] + 1, 0 * s.sum(1))
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        if ref_emb is not embeddings:
+            raise ValueError("no references")
+        embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+        with torch.autocast("cpu", enabled=False):
+            s = similarities(embeddings, embeddings)
+        values = self.values(s, *masks(labels, indices_tuple, len(embeddings)))
+        indices = torch.arange(len(values))
+        return {"loss": {"losses": values, "indices": indices, "reduction_type": "element"}}
+
+
+class MeanInside(GoodLoss):
+    def compute_loss(self, *arguments):
+        values = super().compute_loss(*arguments)["loss"]["losses"]
+        return {"loss": {"losses": values.mean(), "indices": None, "reduction_type": "already_reduced"}}
+
+
+class LabelsIgnored(GoodLoss):
+    def compute_loss(self, embeddings, labels, *more):
+        return super().compute_loss(embeddings, torch.arange(len(labels)) // 2, *more)
+
+
+class MinedNegativesIgnored(GoodLoss):
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        if indices_tuple is not None and len(indices_tuple) == 4:
+            indices_tuple = (*indices_tuple[:2], *torch.where(labels[:, None] != labels))
+        return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+
+class LoopOverAnchors(GoodLoss):
+    def values(self, s, positives, negatives):
+        found = [super(LoopOverAnchors, self).values(s[i : i + 1], positives[i : i + 1], negatives[i : i + 1])
+                 for i in range(len(s))]  # fmt: skip
+        return torch.cat(found)
+
+
+class CallsItem(GoodLoss):
+    def values(self, s, positives, negatives):
+        return super().values(s, positives, negatives) * (1 if s.max().item() < 10 else 2)
+
+
+class CallsTolist(GoodLoss):
+    def values(self, s, positives, negatives):
+        return super().values(s, positives, negatives) * (1 + 0 * len(s.tolist()))
+
+
+class CrashesWithoutPositives(GoodLoss):
+    def values(self, s, positives, negatives):
+        hardest = s[positives].min()
+        return super().values(s, positives, negatives) + 0 * hardest
+
+
+class StateNotSaved(GoodLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mean = 0.0
+
+    def values(self, s, positives, negatives):
+        self.mean = 0.9 * self.mean + 0.1 * s.detach().mean()
+        return super().values(s, positives, negatives) * (1 + self.mean)
+
+
+class NotInvariantToOrder(GoodLoss):
+    def values(self, s, positives, negatives):
+        return super().values(s, positives, negatives) * torch.linspace(0.5, 1.5, len(s), dtype=s.dtype)
+
+
+class RightForSortedLabelsAlone(GoodLoss):
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        counts = torch.bincount(labels)
+        assumed = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        return super().compute_loss(embeddings, assumed, indices_tuple, ref_emb, ref_labels)
+
+
+class ReferencesIgnored(GoodLoss):
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        return super().compute_loss(embeddings, labels, indices_tuple, embeddings, labels)
+
+
+class CubicMemory(GoodLoss):
+    def values(self, s, positives, negatives):
+        cube = (s[:, :, None] - s[:, None]) * (positives[:, :, None] & negatives[:, None])
+        return super().values(s, positives, negatives) + 0 * cube.sum((1, 2))
+
+
+class SummedInHalfPrecision(GoodLoss):
+    def compute_loss(self, embeddings, *more):
+        found = super().compute_loss(embeddings, *more)
+        found["loss"]["losses"] = found["loss"]["losses"].to(embeddings.dtype)
+        return found
+
+
+class GradientCut(GoodLoss):
+    def values(self, s, positives, negatives):
+        return super().values(s, positives, negatives) + super().values(s.detach(), positives, negatives)
+
+
+class NotDeterministic(GoodLoss):
+    calls = 0
+
+    def values(self, s, positives, negatives):
+        NotDeterministic.calls += 1
+        return super().values(s, positives, negatives) * (1 + 0.1 * NotDeterministic.calls)
+
+
+class CannotBePickled(GoodLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.function = lambda x: x
+
+
+# The name of the check that finds each.
+WRONG = {
+    MeanInside: "check_reducers",
+    LabelsIgnored: "check_labels_are_used",
+    MinedNegativesIgnored: "check_indices_tuple_of_pairs",
+    LoopOverAnchors: "check_no_loop_over_anchors",
+    CallsItem: "check_no_host_sync",
+    CallsTolist: "check_no_host_sync",
+    CrashesWithoutPositives: "check_batch_without_positives",
+    StateNotSaved: "check_state_dict",
+    NotInvariantToOrder: "check_order_does_not_matter",
+    RightForSortedLabelsAlone: "check_order_does_not_matter",
+    ReferencesIgnored: "check_references",
+    CubicMemory: "check_memory_growth",
+    SummedInHalfPrecision: "check_dtypes",
+    GradientCut: "check_gradients",
+    NotDeterministic: "check_determinism",
+    CannotBePickled: "check_pickle",
+}
