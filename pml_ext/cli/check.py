@@ -16,6 +16,7 @@ def check(
     ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what passed and was skipped, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Write a Markdown table of what failed, a row a component.")] = False,
 ) -> None:
     """Run the conformance checks over a package's components; exit code 1 if one fails."""
     import dataclasses
@@ -35,6 +36,13 @@ def check(
     failed = any(result.fails for result in results)
     if as_json:
         print_json([dataclasses.asdict(result) for result in results])
+    elif markdown:
+        lines = ["| component | fails |", "|---|---|"]
+        for name in dict.fromkeys(result.component for result in results):
+            checks = [f"`{r.check.removeprefix('check_')}`" for r in results if r.component == name and r.fails]
+            ran = any(result.component == name and result.check != "-" for result in results)
+            lines.append(f"| `{name}` | {', '.join(checks) if checks else 'nothing' if ran else 'not checked'} |")
+        stdout().print("\n".join(lines))
     else:
         shown = [r for r in results if verbose or r.fails or r.check == "-"]
         if shown:

@@ -132,7 +132,7 @@ def batch_of(subject: Subject, labels: Tensor | tuple[int, int] = (CLASSES, 4), 
     generator = torch.Generator().manual_seed(seed)
     centers = torch.randn(subject.classes, subject.size, generator=generator, dtype=torch.float64)
     noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
-    return Batch(fresh((centers[labels] + 0.8 * noise).to(dtype)), labels)
+    return Batch(fresh((centers[labels] + 1.2 * noise).to(dtype)), labels)
 
 
 def fresh(x: Tensor) -> Tensor:

@@ -1,0 +1,100 @@
+"""Somebody else's plugin, in an environment of its own that sees the packages of the running one."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Environment:
+    """A virtual environment beside the running one."""
+
+    def __init__(self, place: Path) -> None:
+        venv.create(place, with_pip=True)
+        self.bin = place / "bin"
+        packages = next((place / "lib").glob("python*/site-packages"))
+        running = sysconfig.get_paths()["purelib"]
+        (packages / "running.pth").write_text(f"import site; site.addsitedir({running!r})\n")
+        # pip's own options: no second torch, and what builds is what is installed
+        self.variables = os.environ | {
+            "PATH": f"{self.bin}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_INDEX": "1", "VIRTUAL_ENV": str(place),
+        }  # fmt: skip
+        for name in ("pml-ext", "pytest"):
+            module = {"pml-ext": "pml_ext", "pytest": "pytest"}[name]
+            script = self.bin / name
+            script.write_text(f'#!/bin/sh\nexec "{self.bin}/python" -m {module} "$@"\n')
+            script.chmod(0o755)
+
+    def run(self, line: str, cwd: Path) -> str:
+        done = subprocess.run(
+            line, shell=True, cwd=cwd, env=self.variables, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    pytest.importorskip("hatchling")
+    return Environment(tmp_path_factory.mktemp("environment") / "venv")
+
+
+def test_a_third_partys_package(environment, tmp_path):
+    package = tmp_path / "package"
+    ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
+    shutil.copytree(ROOT / "examples" / "third_party_plugin", package, ignore=ignored)
+    environment.run("pip install ./package", tmp_path)
+    name = "from pml_ext import AlignmentUniformityLoss; print(AlignmentUniformityLoss.__module__)"
+    assert environment.run(f'python -c "{name}"', tmp_path).strip() == "spread_out.losses"
+    listed = environment.run("pml-ext list", tmp_path)
+    assert all(wanted in listed for wanted in ("alignment-uniformity", "spread-out/shapes", "shapes"))
+    shown = environment.run("pml-ext show alignment-uniformity", tmp_path)
+    assert "uniformity_weight" in shown
+    assert "Wang and Isola" in shown
+    assert "alignment-uniformity" in environment.run(
+        "pml-ext bench alignment-uniformity --shapes 64x16x4 --repeats 2", tmp_path
+    )
+    environment.run("pml-ext train spread-out/shapes --out run --set schedule.epochs=3", tmp_path)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "alignment" in report.lower()
+    some = "loop or registered or shapes or call_forms or reducers or order"
+    assert "passed" in environment.run(f"pytest -q -p no:cacheprovider -k '{some}'", package)
+    environment.run("pip uninstall -y spread-out", tmp_path)
+    assert "alignment-uniformity" not in environment.run("pml-ext list", tmp_path)
+    assert "spread-out" not in environment.run("pml-ext plugins", tmp_path)
+
+
+def test_the_commands_of_the_page_for_authors(environment, tmp_path):
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    (block,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+    commands = block.strip().splitlines()
+    assert len(commands) <= 10
+    for command in commands:
+        if command.startswith("pml-ext train"):
+            command += " --set schedule.epochs=2 --set schedule.milestones=[1] --set sampler.iterations=3"
+        if command.startswith("pml-ext bench"):
+            command += " --shapes 64x16x4 --repeats 2"
+        output = environment.run(command, tmp_path)
+        if command.startswith("pml-ext check"):
+            assert "0 failed" in output
+    assert (tmp_path / "run" / "report.html").exists()
+    assert "my-loss" not in environment.run("pml-ext plugins", tmp_path)
+
+
+@pytest.mark.parametrize("block", re.findall(r"## (.*?)\n.*?```python\n(.*?)```",
+                                             (ROOT / "docs" / "pml-losses.md").read_text(), re.S))  # fmt: skip
+def test_the_lines_on_pmls_losses_show_what_they_say(block):
+    import torch
+
+    torch.manual_seed(0)
+    exec(compile(block[1], block[0], "exec"), {})

@@ -1,0 +1,37 @@
+"""What pml-ext new-plugin writes, and what it refuses."""
+
+import tomllib
+
+import pytest
+
+from pml_ext.errors import ConfigError
+from pml_ext.scaffold import new_plugin
+
+
+def test_writes_a_package(tmp_path):
+    files = new_plugin("soft-margin-loss", tmp_path / "out")
+    assert all(file.is_file() for file in files)
+    project = tomllib.loads((tmp_path / "out" / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["pml_ext"] == {"soft-margin-loss": "soft_margin_loss"}
+    assert "class SoftMarginLoss(" in (tmp_path / "out" / "src" / "soft_margin_loss" / "losses.py").read_text()
+    for file in files:
+        text = file.read_text()
+        assert "{{" not in text
+        if file.suffix == ".py":
+            compile(text, str(file), "exec")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("MyLoss", "kebab-case"), ("my_loss", "kebab-case"), ("cbml", "taken"), ("pml", "taken"), ("", "kebab-case")],
+)
+def test_names_that_will_not_do(tmp_path, name, text):
+    with pytest.raises(ConfigError, match=text):
+        new_plugin(name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_written_over(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        new_plugin("my-loss", tmp_path)
