@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ..testing.runner import CheckResult
 
 
 def check(
@@ -44,10 +47,19 @@ def check(
             lines.append(f"| `{name}` | {', '.join(checks) if checks else 'nothing' if ran else 'not checked'} |")
         stdout().print("\n".join(lines))
     else:
+        names = list(dict.fromkeys(result.component for result in results))
+        print_table(["component", *COUNTED], [[name, *_counts(results, name)] for name in names], right=[1, 2, 3])
         shown = [r for r in results if verbose or r.fails or r.check == "-"]
         if shown:
             print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
-        counts = {status: sum(r.status == status for r in results) for status in ("passed", "failed", "skipped")}
-        stdout().print(", ".join(f"{count} {status}" for status, count in counts.items()))
+        stdout().print(", ".join(f"{count} {status}" for status, count in zip(COUNTED, _counts(results), strict=True)))
     if failed:
         raise typer.Exit(1)
+
+
+COUNTED = ("passed", "failed", "skipped")
+
+
+def _counts(results: list[CheckResult], component: str | None = None) -> list[str]:
+    mine: list[str] = [result.status for result in results if component in (None, result.component)]
+    return [str(mine.count(status)) for status in COUNTED]
