@@ -66,10 +66,13 @@ def _heading(name: str) -> str:
 def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
     phases = [phase for phase in PHASES if phase in metrics]
     names = list(metrics["after"])
-    best = {name: max(metrics[phase].get(name, 0) for phase in phases) for name in names}
+    compared = [phase for phase in phases if phase != "training"]  # on other images
+    best = {name: max(metrics[phase].get(name, 0) for phase in compared) for name in names}
     rows = [
-        [Cell(PHASES[phase]), *(_percent(metrics[phase].get(name), best[name]) for name in names)] for phase in phases
-    ]
+        [Cell(PHASES[phase]),
+         *(_percent(metrics[phase].get(name), best[name] if phase in compared else -1) for name in names)]
+        for phase in phases
+    ]  # fmt: skip
     return ReportTable(
         "Retrieval and clustering on the test images", ["%", *(_heading(name) for name in names)], rows,
         "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes. "
