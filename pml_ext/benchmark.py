@@ -9,7 +9,6 @@ alike.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import statistics
 import time
@@ -148,7 +147,9 @@ def bench(
 def default_losses() -> list[str | torch.nn.Module]:
     """Names of the registered losses and regularizers, PML's left out, that can be built without settings."""
     found = [*registry.components("loss"), *registry.components("regularizer")]
-    return [c.name for c in found if not c.name.startswith("pml/") and not _missing(c, SHAPES[0])]
+    return [
+        c.name for c in found if not c.name.startswith("pml/") and not registry.required(c.cls, _sizes(SHAPES[0]))[1]
+    ]
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -202,12 +203,13 @@ def _functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[
     if not isinstance(loss, str):
         return type(loss).__name__, {type(loss).__name__: loss}
     component = _measurable(loss)
-    if missing := _missing(component, shape):
+    sizes = _sizes(shape)
+    if missing := registry.required(component.cls, sizes)[1]:
         raise ConfigError(f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
                           "pass an object to pml_ext.benchmark.bench instead")  # fmt: skip
-    sizes = {name: value for name, value in _sizes(shape).items() if _required(component, name)}
-    built = registry.build(loss, component.kind, **sizes)
-    peers = {label: factory() for label, factory in registry.benchmark_peers(component).items()}
+    built = registry.build(loss, component.kind, sizes)
+    peers = {label: factory(**registry.required(factory, sizes)[0])
+             for label, factory in registry.benchmark_peers(component).items()}  # fmt: skip
     if component.kind == "regularizer":
         return loss, {loss: RegularizedLoss(ContrastiveLoss(), built), _ALONE: ContrastiveLoss(), **peers}
     return loss, {loss: built, **peers}
@@ -230,15 +232,6 @@ def _measurable(name: str) -> registry.Component:
 def _sizes(shape: Shape) -> dict[str, int]:
     """Settings that follow from the batch."""
     return {"num_classes": -(-shape.batch // shape.per_class), "embedding_size": shape.size}
-
-
-def _required(component: registry.Component, name: str) -> bool:
-    parameter = component.settings.get(name)
-    return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _missing(component: registry.Component, shape: Shape) -> list[str]:
-    return [name for name in component.settings if _required(component, name) and name not in _sizes(shape)]
 
 
 def _device(name: str) -> torch.device:

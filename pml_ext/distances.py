@@ -10,17 +10,21 @@ from torch import Tensor
 from .pairwise import euclidean_distances, gram, normalize
 
 
-class GramCosineSimilarity(CosineSimilarity):  # type: ignore[misc]
-    """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
-
-    A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
-    """
+class NormalizedRows(BaseDistance):  # type: ignore[misc]
+    """Mixin that goes before PML's distance: L2 normalisation that is finite, with gradient 0, at a row of zeros."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
         """L2-normalised rows; see :func:`pml_ext.pairwise.normalize`."""
         if self.p != 2 or dim != 1 or kwargs:
             return super().normalize(embeddings, dim=dim, **kwargs)  # type: ignore[no-any-return]
         return normalize(embeddings)
+
+
+class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[misc]
+    """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
+
+    A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
+    """
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``[B, R]`` dot products of normalised rows."""
@@ -38,7 +42,7 @@ class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
         return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
 
 
-class EuclideanDistance(LpDistance):  # type: ignore[misc]
+class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
     """PML's Euclidean distance of normalised embeddings, from one matrix product, and right for near points too.
 
     PML's takes ``torch.cdist``, whose distance of equal points is 0 for up to 25 of them alone. Equal embeddings have
@@ -47,10 +51,6 @@ class EuclideanDistance(LpDistance):  # type: ignore[misc]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(normalize_embeddings=True, p=2, power=1, **kwargs)
-
-    def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """L2-normalised rows; see :func:`pml_ext.pairwise.normalize`."""
-        return normalize(embeddings)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``[B, R]`` distances of normalised rows."""

@@ -16,7 +16,7 @@ from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor, nn
 
 from . import registry
-from .losses import call_loss
+from .losses import call_loss, inside
 from .pairwise import check_batch, check_references
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -69,7 +69,7 @@ class _Capabilities:
     def __get__(self, instance: DistributedLoss | None, owner: type) -> frozenset[str]:
         if instance is None:
             return frozenset({"labels", "indices_tuple", "references"})
-        return registry.capabilities(_inside(instance.loss))
+        return registry.capabilities(inside(instance.loss))
 
 
 class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
@@ -106,10 +106,10 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     capabilities = _Capabilities()
     joins_processes = True
 
-    def __init__(self, loss: nn.Module, **kwargs: Any) -> None:
+    def __init__(self, loss: nn.Module) -> None:
         if not isinstance(loss, nn.Module):
             raise TypeError(f"loss of DistributedLoss must be an object such as ContrastiveLoss(); got {loss!r}")
-        super().__init__(loss=loss, **kwargs)
+        super().__init__(loss=loss)
         self.loss = loss
         self._alike = False
 
@@ -141,9 +141,8 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
             ValueError: a wrong shape; embeddings that differ in size or dtype between processes; an
                 ``indices_tuple`` that does.
         """
-        inner = _inside(self.loss)
         if num_processes() == 1:
-            return _call(self.loss, inner, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
+            return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         if not self._alike:
@@ -153,8 +152,7 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
                  "enqueue_mask": enqueue_mask}  # fmt: skip
         joined = join(batch, indices_tuple)
         with _random_as_rank_0(embeddings.device):
-            return _call(self.loss, inner, joined["embeddings"], joined["labels"], indices_tuple, joined["ref_emb"],
-                         joined["ref_labels"], joined["enqueue_mask"])  # fmt: skip
+            return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
 
 
 class DistributedMiner(BaseMiner):  # type: ignore[misc]
@@ -170,12 +168,12 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         TypeError: not a module.
     """
 
-    def __init__(self, miner: nn.Module, **kwargs: Any) -> None:
+    def __init__(self, miner: nn.Module) -> None:
         if not isinstance(miner, nn.Module):
             raise TypeError(
                 f"miner of DistributedMiner must be an object such as MultiSimilarityMiner(); got {miner!r}"
             )
-        super().__init__(**kwargs)
+        super().__init__()
         self.miner = miner
 
     @property
@@ -213,7 +211,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         return _broadcast(found, embeddings.device)
 
 
-def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Tensor | None]:
+def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
     """Every tensor of all processes, joined in the order of their ranks.
 
     Args:
@@ -234,7 +232,7 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
     own = [batch[name] for name in present]
     parts = _gather_bytes([tensor.detach() for tensor in own if tensor is not None],
                           [[_size(header, names.index(name)) for name in present] for header in headers])  # fmt: skip
-    joined: dict[str, Tensor | None] = dict.fromkeys(names)
+    joined: dict[str, Any] = dict.fromkeys(names)
     for number, (name, tensor) in enumerate(zip(present, own, strict=True)):
         assert tensor is not None
         each = [part[number] for part in parts]
@@ -357,31 +355,6 @@ class _ScaleGradient(torch.autograd.Function):
 def _scale_gradient(x: Tensor, factor: int) -> Tensor:
     scaled: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return scaled
-
-
-def _inside(loss: nn.Module) -> nn.Module:
-    """The loss inside DistributedDataParallel, or the loss."""
-    if isinstance(loss, nn.parallel.DistributedDataParallel):
-        return loss.module  # type: ignore[no-any-return]
-    return loss
-
-
-def _call(loss: nn.Module, inner: nn.Module, embeddings: Any, labels: Any, indices_tuple: Any, ref_emb: Any,
-          ref_labels: Any, enqueue_mask: Any) -> Any:  # fmt: skip
-    if loss is inner:
-        return call_loss(loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
-    return call_loss(_Called(loss, inner), embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
-
-
-class _Called(nn.Module):
-    """DistributedDataParallel around a loss, with the loss's capabilities."""
-
-    def __init__(self, outer: nn.Module, inner: nn.Module) -> None:
-        super().__init__()
-        self.outer, self.capabilities = outer, registry.capabilities(inner)
-
-    def forward(self, *arguments: Any, **optional: Any) -> Any:
-        return self.outer(*arguments, **optional)
 
 
 @torch.no_grad()

@@ -54,6 +54,10 @@ class TrainingError(PmlExtError):
     """Training had to stop (the loss became NaN, say); what was written stays."""
 
 
+class TrainingWarning(UserWarning):
+    """Something that a loss or a regularizer noticed while training; a run shows it and keeps it with its metrics."""
+
+
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Turns a failing import inside the block into a :class:`MissingExtraError` that says what to install.

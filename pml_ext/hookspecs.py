@@ -67,10 +67,11 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 
 
 @hookspec
-def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[[], Any]]]:  # type: ignore[empty-body]
+def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
     """What ``pml-ext bench`` measures a loss of this plugin against.
 
     Returns:
         ``{loss name: {label: factory}}``; ``factory()`` returns a callable ``(embeddings, labels) -> loss``, what a
-        user would pick instead, or a straightforward form of the same equation.
+        user would pick instead, or a straightforward form of the same equation. A factory that requires
+        ``embedding_size`` or ``num_classes`` gets them by name.
     """

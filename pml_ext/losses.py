@@ -13,6 +13,11 @@ from . import registry
 from .pairwise import check_batch, check_references, to_full_precision
 
 
+def inside(loss: torch.nn.Module) -> torch.nn.Module:
+    """The loss inside DistributedDataParallel, or the loss itself: whose capabilities count."""
+    return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss
+
+
 def call_loss(
     loss: torch.nn.Module,
     embeddings: Tensor,
@@ -27,7 +32,7 @@ def call_loss(
     So PML's wrappers fit too, whose ``forward`` have fewer arguments.
 
     Args:
-        loss: a loss of PML or of ours, or a wrapper around one.
+        loss: a loss of PML or of ours, or a wrapper around one, DistributedDataParallel too.
         embeddings: ``[B, D]``.
         labels: ``[B]``, integers, or None.
         indices_tuple: what a miner found, or None.
@@ -35,7 +40,7 @@ def call_loss(
         ref_labels: ``[R]``, or None.
         enqueue_mask: ``[B]``, boolean, or None; for :class:`pml_ext.CrossBatchMemory` alone.
     """
-    arguments = [embeddings, labels] if "labels" in registry.capabilities(loss) else [embeddings]
+    arguments = [embeddings, labels] if "labels" in registry.capabilities(inside(loss)) else [embeddings]
     optional = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels,
                 "enqueue_mask": enqueue_mask}  # fmt: skip
     return loss(*arguments, **{name: value for name, value in optional.items() if value is not None})

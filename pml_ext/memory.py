@@ -14,6 +14,7 @@ from torch import Tensor
 from . import registry
 from .losses import call_loss
 from .pairwise import autocast_off, check_batch, to_full_precision
+from .settings import check_count
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 
@@ -86,8 +87,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         if missing or getattr(loss, "joins_processes", False):
             raise TypeError(_refusal(loss, missing))
         for name, size in (("embedding_size", embedding_size), ("memory_size", memory_size)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} of CrossBatchMemory must be a whole number of at least 1, not {size!r}")
+            check_count(self, name, size)
         super().__init__(loss=loss, **kwargs)
         self.loss = loss
         self.miner = miner
@@ -202,12 +202,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     ) -> tuple[Tensor, ...]:
         """What the miner finds, or all pairs; without an embedding and its own place."""
         if self.miner is None:
-            same = labels[:, None] == ring_labels
-            different = ~same
-            if places is not None:
-                same[torch.arange(len(places), device=places.device), places] = False
-            return (*torch.where(same), *torch.where(different))
-        found = self.miner(embeddings, labels, ring, ring_labels)
+            found = loss_and_miner_utils.get_all_pairs_indices(labels, ring_labels)
+        else:
+            found = self.miner(embeddings, labels, ring, ring_labels)
         if places is None:
             return found  # type: ignore[no-any-return]
         anchors, positives = found[:2]

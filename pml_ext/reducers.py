@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from torch import Tensor
 
@@ -21,13 +22,14 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         return losses, indices, reduction_type, {**kwargs, "divisor": loss_info.get("divisor", 1)}
 
     def element_reduction(
-        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | int = 1
+        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
         """The sum over the divisor."""
-        return losses.sum() / (divisor.clamp(min=1) if isinstance(divisor, Tensor) else max(1, divisor))
+        total = losses.sum()
+        return total / (torch.where(divisor > 0, divisor, 1) if isinstance(divisor, Tensor) else divisor or 1)
 
     def already_reduced_reduction(
-        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | int = 1
+        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
         """The value itself."""
         return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]

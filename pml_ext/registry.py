@@ -273,7 +273,9 @@ class Registry:
             raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={found[0].kind!r}")
         raise PluginError(_clash(name, {c.qualified_name: self._owner(c.plugin) for c in found}))
 
-    def build(self, name: str, kind: str | None = None, /, **settings: Any) -> Any:
+    def build(
+        self, name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any
+    ) -> Any:
         """An instance of a component.
 
         A setting that is a table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is
@@ -282,6 +284,8 @@ class Registry:
         Args:
             name: as in :meth:`get`.
             kind: as in :meth:`get`; ``kind="loss"`` is understood too, beside classes that have a setting ``kind``.
+            context: what required settings are taken from that are left out, here and in such tables: see
+                :func:`required`.
             settings: keyword arguments of the class.
 
         Raises:
@@ -291,12 +295,13 @@ class Registry:
             kind = settings.pop("kind")
         component = self.get(name, kind)
         check_settings(component.name, component.settings, settings)
-        return component.cls(**{key: self._built(key, value) for key, value in settings.items()})
+        built = {key: self._built(key, value, context) for key, value in settings.items()}
+        return component.cls(**required(component.cls, context or {}, settings)[0], **built)
 
-    def _built(self, key: str, value: Any) -> Any:
+    def _built(self, key: str, value: Any, context: Mapping[str, Any] | None) -> Any:
         kind = key.rsplit("_", 1)[-1]
         if isinstance(value, Mapping) and "name" in value and kind in KINDS:
-            return self.build(value["name"], kind, **{k: v for k, v in value.items() if k != "name"})
+            return self.build(value["name"], kind, context, **{k: v for k, v in value.items() if k != "name"})
         return value
 
     def register(self, cls: type, name: str, paper: Paper | None = None) -> None:
@@ -375,7 +380,7 @@ class Registry:
         """The factory of a trunk: see :func:`pml_ext.hookspecs.pml_ext_trunks`."""
         return self._one("trunk", "pml_ext_trunks", name)
 
-    def benchmark_peers(self, component: Component) -> dict[str, Callable[[], Any]]:
+    def benchmark_peers(self, component: Component) -> dict[str, Callable[..., Any]]:
         """What ``pml-ext bench`` measures a loss against, by label."""
         return dict(self._named("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
 
@@ -537,6 +542,48 @@ def settings_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
+
+
+def required(
+    target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Settings without a default, from what is known beside them.
+
+    One that the context does not have, but whose annotation is a component's class (``distance: PDDMDistance``), is an
+    instance of that, made from the context in the same way.
+
+    Args:
+        target: a class or a function.
+        context: values by name, such as ``{"embedding_size": 64}``.
+        given: names that need no value.
+
+    Returns:
+        Values by name, and the names of those that are still missing.
+    """
+    values: dict[str, Any] = {}
+    missing = []
+    given = set(given)
+    for name, parameter in settings_of(target).items():
+        if parameter.default is not parameter.empty or name in given:
+            continue
+        annotation = parameter.annotation
+        if name in context:
+            values[name] = context[name]
+        elif isinstance(annotation, type) and issubclass(
+            annotation, tuple(b for base in _bases().values() for b in base)
+        ):
+            inner, lacking = required(annotation, context)
+            if (
+                lacking
+                or inspect.isabstract(annotation)
+                or annotation.__module__.startswith("pytorch_metric_learning.")
+            ):
+                missing.append(name)
+            else:
+                values[name] = annotation(**inner)
+        else:
+            missing.append(name)
+    return values, missing
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -11,6 +11,7 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from . import registry
+from .errors import TrainingWarning
 from .losses import call_loss
 from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision
 from .reducers import SumOfReducedReducer
@@ -19,7 +20,7 @@ from .settings import check_number
 OUTWEIGHED = 3.0  # how many times as long as the loss's a regularizer's gradient is when a warning says so
 
 
-class RegularizationWarning(UserWarning):
+class RegularizationWarning(TrainingWarning):
     """A regularizer's gradient outweighs the loss's by far."""
 
 

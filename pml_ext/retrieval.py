@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
 from . import models, registry
-from .data import build_transforms, image_files, read_image
+from .data import build_transforms, image_files, read_image, visible_files
 from .errors import ConfigError, DataError, needs_extra
 from .evaluation import Search, default_neighbours, kmeans, learned_metric, neighbours_under, reranked_under
 from .evaluation.figures import contact_sheet, galleries
@@ -192,7 +191,7 @@ class TrainedRun:
         place = Path(folder)
         if not place.is_dir():
             raise DataError(f"{place}: no such folder")
-        files, skipped, kept = _listed(place), {}, []
+        files, skipped, kept = visible_files(place), {}, []
         known = set(image_files(place))
 
         def images() -> Iterator[Tensor]:
@@ -490,13 +489,6 @@ def _save_npz(path: Path, embedded: Embedded, points: NDArray[np.float32]) -> No
 
 def _as_png(figure: Figure) -> Callable[[Path], None]:
     return lambda path: figure.savefig(path, format="png")
-
-
-def _listed(place: Path) -> list[Path]:
-    """All files below a folder, hidden ones left out, sorted."""
-    found = (Path(root) / name for root, _, names in os.walk(place) for name in names)
-    return sorted(file for file in found
-                  if not any(part.startswith(".") for part in file.relative_to(place).parts))  # fmt: skip
 
 
 def _names(images: Images) -> list[str]:

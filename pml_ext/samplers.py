@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,3 +81,16 @@ class WholeClassSampler(Sampler[int]):
         """Goes on where :meth:`state_dict` was taken."""
         self._generator.bit_generator.state = state["generator"]
         self._waiting = list(state["waiting"])
+
+
+def sampler_state(sampler: Any) -> Any:
+    """A sampler's state: its ``state_dict()``, or all its attributes (PML's shuffle their label lists in place)."""
+    return sampler.state_dict() if hasattr(sampler, "state_dict") else copy.deepcopy(vars(sampler))
+
+
+def set_sampler_state(sampler: Any, state: Any) -> None:
+    """Puts a sampler back to what :func:`sampler_state` found."""
+    if hasattr(sampler, "load_state_dict"):
+        sampler.load_state_dict(state)
+    else:
+        vars(sampler).update(state)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 
 def check_number(
     owner: object,
@@ -44,6 +46,38 @@ def check_number(
         raise TypeError(text)
     if not (math.isfinite(value) and least <= value <= most and above < value < below):
         raise ValueError(text)
+
+
+def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
+    """Refuses what is not a whole number of at least so many.
+
+    Args:
+        owner: the object that has the setting, or its name, for the text.
+        name: the setting.
+        value: what was given.
+        least: the least value allowed.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        who = owner if isinstance(owner, str) else type(owner).__name__
+        raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
+
+
+def check_flag(owner: object, name: str, value: Any) -> None:
+    """Refuses what is not True or False.
+
+    Args:
+        owner: the object that has the setting, for the text.
+        name: the setting.
+        value: what was given.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} of {type(owner).__name__} must be True or False, not {value!r}")
 
 
 def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -> None:

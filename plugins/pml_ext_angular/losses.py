@@ -12,7 +12,7 @@ from torch import Tensor
 from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity, matrix_of
 from pml_ext.pairwise import ClassMembers, FullPrecisionForward, class_members, pair_masks
 from pml_ext.reducers import SumOverDivisorReducer
-from pml_ext.settings import check_number
+from pml_ext.settings import check_flag, check_number
 
 from . import functional as F
 
@@ -35,10 +35,7 @@ class _DotProductLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
     capabilities = frozenset({"labels", "indices_tuple", "references"})
 
     def __init__(self, normalize_embeddings: bool = True, **kwargs: Any) -> None:
-        if not isinstance(normalize_embeddings, bool):
-            raise TypeError(
-                f"normalize_embeddings of {type(self).__name__} must be True or False, not {normalize_embeddings!r}"
-            )
+        check_flag(self, "normalize_embeddings", normalize_embeddings)
         if "distance" in kwargs:
             raise ValueError(
                 f"{type(self).__name__} is written in dot products and takes no distance; normalize_embeddings=False "

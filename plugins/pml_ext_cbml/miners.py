@@ -11,17 +11,14 @@ from torch import Tensor
 
 from pml_ext.distances import GramCosineSimilarity, matrix_of
 from pml_ext.pairwise import (
-    autocast_off,
-    check_batch,
-    check_references,
+    FullPrecisionMining,
     hard_pair_masks,
     pair_masks,
-    pair_to_full_precision,
 )
 from pml_ext.settings import check_number
 
 
-class HardPairMiner(BaseMiner):  # type: ignore[misc]
+class HardPairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     r"""Hard positive and negative pairs, Eq. (25) and (26).
 
     .. math::
@@ -52,30 +49,6 @@ class HardPairMiner(BaseMiner):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.epsilon = epsilon
         self.add_to_recordable_attributes(name="epsilon", is_stat=False)
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices of the hard pairs.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers.
-            ref_emb: references ``[R, D]``, or None for the batch itself.
-            ref_labels: ``[R]``, integers.
-
-        Returns:
-            Anchors and positives, anchors and negatives: four index tensors, in row-major order.
-
-        Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: an argument has a wrong shape.
-        """
-        check_batch(embeddings, labels)
-        check_references(embeddings, ref_emb, ref_labels)
-        with autocast_off(embeddings.device):
-            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
-            return super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[no-any-return]
 
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor

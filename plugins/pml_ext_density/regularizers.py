@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.reducers import BaseReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from pml_ext import LabelledRegularizer
 from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
 from pml_ext.pairwise import autocast_off, check_batch, normalize, pair_masks, to_full_precision
-from pml_ext.settings import check_number
+from pml_ext.settings import check_count, check_number
 
 from .functional import (
     Adaptivity,
@@ -69,7 +70,8 @@ class DensityRegularizer(LabelledRegularizer):
         correlation_weight: w, of the penalty; 1, and 0 leaves it out.
         class_labels: the label of every entry, of length ``num_classes``; None where labels are 0 to
             ``num_classes - 1``.
-        kwargs: those of PML's regularizers: ``reducer``, ``collect_stats``.
+        collect_stats: whether the terms are recorded. There is no ``distance`` and no ``reducer``: the equation has
+            both.
 
     Raises:
         TypeError, ValueError: a setting outside its range, or of another length; in a call, a label without an entry.
@@ -95,15 +97,13 @@ class DensityRegularizer(LabelledRegularizer):
         eta: float = 0.5,
         correlation_weight: float = 1.0,
         class_labels: Sequence[int] | Tensor | None = None,
-        **kwargs: Any,
+        collect_stats: bool | None = None,
     ) -> None:
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-            raise ValueError(f"num_classes of DensityRegularizer must be a whole number of at least 1, "
-                             f"not {num_classes!r}")  # fmt: skip
+        check_count(self, "num_classes", num_classes)
         check_number(self, "initial_density", initial_density)
         check_number(self, "eta", eta, least=0)
         check_number(self, "correlation_weight", correlation_weight, least=0)
-        super().__init__(**kwargs)
+        super().__init__(collect_stats=collect_stats)
         self.num_classes, self.initial_density = num_classes, initial_density
         self.eta, self.correlation_weight = eta, correlation_weight
         self.target_density = nn.Parameter(torch.full((num_classes,), float(initial_density)))
@@ -261,6 +261,9 @@ class DensityRegularizer(LabelledRegularizer):
         self._write(path, run.epoch)
         return {"Target densities, and densities measured in training, of every class": _plot(_rows(path))}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_pending": None}  # an event of the device cannot be copied
+
     def extra_repr(self) -> str:
         """The settings."""
         names = ("num_classes", "initial_density", "eta", "correlation_weight")
@@ -317,7 +320,8 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     Args:
         least_distance: what smaller distances count as, above 0.
-        kwargs: those of PML's regularizers: ``reducer``, ``collect_stats``.
+        reducer: one of PML's; the mean by default. There is no ``distance``: the estimator is that of the Euclidean.
+        collect_stats: as of PML's.
 
     Raises:
         ValueError: ``least_distance`` is not above 0.
@@ -328,9 +332,11 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     capabilities = frozenset[str]()
 
-    def __init__(self, least_distance: float = 1e-6, **kwargs: Any) -> None:
+    def __init__(
+        self, least_distance: float = 1e-6, reducer: BaseReducer | None = None, collect_stats: bool | None = None
+    ) -> None:
         check_number(self, "least_distance", least_distance, above=0)
-        super().__init__(**kwargs)
+        super().__init__(reducer=reducer, collect_stats=collect_stats)
         self.least_distance = least_distance
 
     def forward(self, embeddings: Tensor) -> Any:
@@ -369,7 +375,8 @@ class GlobalOrthogonalRegularizer(LabelledRegularizer):
     *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``.
 
     Args:
-        kwargs: those of PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
+        distance: a similarity of PML; cosine by default.
+        collect_stats: as of PML's. There is no ``reducer``: the value is one of the whole batch.
 
     Raises:
         ValueError: a distance that is no similarity.
@@ -377,8 +384,8 @@ class GlobalOrthogonalRegularizer(LabelledRegularizer):
     *Source:* Zhang et al., Learning Spread-out Local Feature Descriptors, 2017, https://arxiv.org/abs/1708.06320.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, distance: BaseDistance | None = None, collect_stats: bool | None = None) -> None:
+        super().__init__(distance=distance, collect_stats=collect_stats)
         require_similarity(self, self.distance)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:

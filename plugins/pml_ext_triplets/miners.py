@@ -10,13 +10,13 @@ from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedA
 from torch import Tensor
 
 from pml_ext.distances import EuclideanDistance, matrix_of, require_distance
-from pml_ext.pairwise import autocast_off, check_batch, check_references, pair_masks, pair_to_full_precision
+from pml_ext.pairwise import FullPrecisionMining, autocast_off, check_batch, pair_masks, pair_to_full_precision
 from pml_ext.settings import check_number
 
 from .functional import local_positives
 
 
-class LocalPositiveMiner(BaseMiner):  # type: ignore[misc]
+class LocalPositiveMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     r"""Positive pairs that are near, as pairs for any loss, Sec. 5.3.
 
     A pair (a, p) is kept where
@@ -45,30 +45,6 @@ class LocalPositiveMiner(BaseMiner):  # type: ignore[misc]
         require_distance(self, self.distance)
         self.percentile = percentile
         self.add_to_recordable_attributes(name="percentile", is_stat=False)
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Indices of the pairs.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers.
-            ref_emb: references ``[R, D]``, or None for the batch itself.
-            ref_labels: ``[R]``, integers.
-
-        Returns:
-            Anchors and local positives, anchors and negatives: four index tensors, in row-major order.
-
-        Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: an argument has a wrong shape.
-        """
-        check_batch(embeddings, labels)
-        check_references(embeddings, ref_emb, ref_labels)
-        with autocast_off(embeddings.device):
-            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
-            return super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[no-any-return]
 
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
@@ -131,7 +107,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         Raises:
             ValueError: references were given, or the miner gave pairs.
         """
-        if ref_emb is not None:
+        if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner makes positives anchors, so that it takes no references")
         check_batch(embeddings, labels)
         with torch.no_grad(), autocast_off(embeddings.device):

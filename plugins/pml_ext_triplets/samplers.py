@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from pml_ext.pairwise import normalize
-from pml_ext.settings import check_choice, check_number
+from pml_ext.settings import check_choice, check_count, check_number
 
 STRATEGIES = ("hard", "semihard", "misclassified")
 _TILE = 512  # anchors compared with all images at a time
@@ -61,8 +61,8 @@ class HardNegativePoolSampler(Sampler[int]):
     ) -> None:
         check_choice(self, "strategy", strategy, STRATEGIES)
         check_number(self, "hard_fraction", hard_fraction, least=0, most=1)
-        check_number(self, "refresh", refresh, least=1)
-        check_number(self, "pool_size", pool_size, least=1)
+        check_count(self, "refresh", refresh)
+        check_count(self, "pool_size", pool_size)
         if batch_size < 3 or batch_size % 3:
             raise ValueError(f"batch_size must be a multiple of 3, for whole triplets; got {batch_size}")
         if length_before_new_iter < batch_size:

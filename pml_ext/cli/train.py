@@ -101,6 +101,7 @@ PHASES = {
     "after": "after training",
     "training": "training images",
     "learned_metric": "learned metric",
+    "shortlist": "learned metric, shortlist",
 }
 
 

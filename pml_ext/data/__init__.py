@@ -8,7 +8,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "a data set"):
     from .digits import digits, digits_unseen
-    from .folder import folder, image_files
+    from .folder import folder, image_files, visible_files
     from .omniglot import omniglot_small
     from .splits import DataSplits, LabelledImages, hold_out_classes, read_image
     from .transforms import build_transforms, raw_pixels
@@ -32,4 +32,5 @@ __all__ = [
     "omniglot_small",
     "raw_pixels",
     "read_image",
+    "visible_files",
 ]

@@ -63,6 +63,19 @@ def folder(
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
 
 
+def visible_files(place: Path) -> list[Path]:
+    """All files below a folder, sorted; hidden ones, and those in hidden folders, are left out.
+
+    Args:
+        place: the folder.
+    """
+    return sorted(
+        file
+        for file in place.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(place).parts)
+    )
+
+
 def image_files(place: Path) -> list[Path]:
     """The image files below a folder, sorted; other files and hidden ones are left out.
 
@@ -71,13 +84,7 @@ def image_files(place: Path) -> list[Path]:
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
 
-    return sorted(
-        file
-        for file in place.rglob("*")
-        if file.is_file()
-        and has_file_allowed_extension(file.name, IMG_EXTENSIONS)
-        and not any(part.startswith(".") for part in file.relative_to(place).parts)
-    )
+    return [file for file in visible_files(place) if has_file_allowed_extension(file.name, IMG_EXTENSIONS)]
 
 
 def _classes(place: Path) -> list[str]:

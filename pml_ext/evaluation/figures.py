@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from pytorch_metric_learning.distances import BaseDistance
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from torch import Tensor
+
+from .neighbours import matrix_under
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
@@ -76,7 +79,10 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
 
 
 def similarity_distributions(
-    parts: Mapping[str, tuple[Tensor, Tensor]], max_items: int = 2000, seed: int = 0
+    parts: Mapping[str, tuple[Tensor, Tensor]],
+    max_items: int = 2000,
+    seed: int = 0,
+    learned: Mapping[str, BaseDistance] | None = None,
 ) -> Figure:
     """Distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
@@ -84,23 +90,29 @@ def similarity_distributions(
         parts: ``{title: (embeddings [N, D], labels [N])}``.
         max_items: of larger parts, so many rows are drawn at random.
         seed: of that draw.
+        learned: of these parts the values of a learned metric are shown instead, which have a scale of their own.
     """
+    learned = learned or {}
     figure = _figure(4.6 * len(parts), 3.2)
-    panels = np.atleast_1d(figure.subplots(1, len(parts), sharex=True, sharey=True))
+    panels = np.atleast_1d(figure.subplots(1, len(parts), sharex=not learned, sharey=not learned))
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = _some(len(labels), max_items, seed)
-        points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen])
-        classes = labels.cpu()[chosen]
-        similarity = points @ points.T
+        points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
+        if title in learned:
+            similarity = matrix_under(learned[title], points).cpu()
+        else:
+            points = torch.nn.functional.normalize(points.cpu())
+            similarity = points @ points.T
         above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
         same = classes[:, None] == classes
-        bins = np.linspace(float(similarity.min()), 1, 81)
+        top = float(similarity.max()) if title in learned else 1.0
+        bins = np.linspace(float(similarity.min()), top, 81)
         for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
             values = similarity[mask].numpy()
             if len(values):
                 label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
                 axes.hist(values, bins=bins, density=True, color=color, alpha=0.55, label=label)
-        axes.set(title=title, xlabel="cosine similarity")
+        axes.set(title=title, xlabel="learned score" if title in learned else "cosine similarity")
         axes.legend(frameon=False, loc="upper left", fontsize=8)
         _clean(axes)
     panels[0].set_ylabel("density")

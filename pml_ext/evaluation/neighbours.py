@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import BaseDistance, LpDistance
 from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 from torch import Tensor
+
+_PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
@@ -79,16 +82,34 @@ def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbou
     """
     knn = CustomKNN(distance, batch_size=tile)
 
-    @torch.no_grad()
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-        training: Any = distance.training
-        distance.eval()
-        try:
+        with _in_use(distance):
             return knn(query, k, reference)  # type: ignore[no-any-return]
-        finally:
-            distance.train(training)
 
     return NearestNeighbours(search)
+
+
+def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
+    """``[N, N]`` values of a PML distance, as it is in use: no gradient, no dropout.
+
+    Args:
+        distance: any PML distance, learned or not.
+        points: ``[N, D]``.
+    """
+    with _in_use(distance):
+        matrix: Tensor = distance(points)
+    return matrix
+
+
+@contextlib.contextmanager
+def _in_use(distance: BaseDistance) -> Iterator[None]:
+    training: Any = distance.training
+    distance.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        distance.train(training)
 
 
 def reranked_under(distance: BaseDistance, shortlist: int) -> NearestNeighbours:
@@ -99,18 +120,19 @@ def reranked_under(distance: BaseDistance, shortlist: int) -> NearestNeighbours:
         shortlist: how many candidates there are for each query; at least as many as are asked for are taken.
     """
 
-    @torch.no_grad()
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
         points, gallery = (torch.nn.functional.normalize(x) for x in (query, reference))
         _, candidates = default_neighbours().search(points, min(max(k, shortlist), len(reference)), gallery)
         candidates = candidates.to(reference.device)
-        training: Any = distance.training
-        distance.eval()
-        try:
-            values = torch.cat([distance(point[None], reference[row])
-                                for point, row in zip(query, candidates, strict=True)])  # fmt: skip
-        finally:
-            distance.train(training)
+        width = candidates.shape[1]
+        tile = max(1, _PAIRS // max(1, width))
+        values = query.new_empty(candidates.shape)
+        with _in_use(distance):
+            query, reference = distance.maybe_normalize(query), distance.maybe_normalize(reference)
+            for start in range(0, len(query), tile):
+                rows = candidates[start : start + tile]
+                ends = query[start : start + tile].repeat_interleave(width, 0), reference[rows.flatten()]
+                values[start : start + tile] = distance.pairwise_distance(*ends).view(rows.shape)
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 from pathlib import Path
@@ -70,16 +69,3 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
-
-
-def sampler_state(sampler: Any) -> Any:
-    """A sampler's state: its ``state_dict()``, or all its attributes (PML's shuffle their label lists in place)."""
-    return sampler.state_dict() if hasattr(sampler, "state_dict") else copy.deepcopy(vars(sampler))
-
-
-def set_sampler_state(sampler: Any, state: Any) -> None:
-    """Puts a sampler back to what :func:`sampler_state` found."""
-    if hasattr(sampler, "load_state_dict"):
-        sampler.load_state_dict(state)
-    else:
-        vars(sampler).update(state)

@@ -142,6 +142,7 @@ class EvaluationTable(_Table):
     precision_at: list[Annotated[int, Field(ge=1)]] = [1]
     clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"
+    shortlist: int | None = Field(None, ge=1)
     batch_size: int = Field(256, ge=1)
     validation: float = Field(0.0, ge=0, lt=1)
     every: int = Field(1, ge=1)
@@ -520,12 +521,9 @@ def build(kind: str, table: _NamedTable, context: Mapping[str, Any]) -> Any:
         table: its name and settings.
         context: values by argument name.
     """
-    component = registry.get(table.name, kind)
-    given = table.settings
-    wanted = {name for name, parameter in component.settings.items() if parameter.default is parameter.empty}
-    wanted |= {"class_labels", "collect_stats"} & set(component.settings)
-    filled = {name: context[name] for name in wanted if name in context and name not in given}
-    return registry.build(table.name, kind, **given, **filled)
+    offered = {"class_labels", "collect_stats"} & set(registry.get(table.name, kind).settings)
+    filled = {name: context[name] for name in offered if name not in table.settings}
+    return registry.build(table.name, kind, context, **table.settings, **filled)
 
 
 def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
@@ -571,7 +569,8 @@ def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
 
 def _check_component(key: str, kind: str, table: _NamedTable, context: Mapping[str, Any]) -> None:
     component = _looked_up(f"{key}.name", lambda: registry.get(table.name, kind))
-    _check_call(key, table.name, component.settings, table.settings, supplied=tuple(context))
+    lacking = registry.required(component.cls, context, table.settings)[1]
+    _check_call(key, table.name, component.settings, table.settings, supplied=set(component.settings) - set(lacking))
     if kind == "sampler":  # its arguments are the data's; tried when they are there
         return
     try:
@@ -608,7 +607,7 @@ def _looked_up(key: str, look_up: Callable[[], Any]) -> Any:
 
 
 def _check_call(key: str, owner: str, accepted: Mapping[str, inspect.Parameter], given: Mapping[str, Any],
-                supplied: tuple[str, ...]) -> None:  # fmt: skip
+                supplied: Iterable[str]) -> None:  # fmt: skip
     """Checks the names and types of settings, and that none is missing but those that the run supplies."""
     for name, value in given.items():
         if name not in accepted:

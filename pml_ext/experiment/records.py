@@ -7,13 +7,23 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import record_keeper
+import torch
 from pytorch_metric_learning.utils import common_functions
 from torch.utils.tensorboard import SummaryWriter
 
 _ITERATION = "~iteration~"  # record-keeper's name of the column
 _BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
+
+
+class _Scalars(record_keeper.RecordKeeper):  # type: ignore[misc]
+    """PML hands over the parameters of losses as well, whole, in every iteration; records are of numbers."""
+
+    def append_primitive(self, group: str, series: str, value: Any, global_iteration: int) -> None:
+        if not (isinstance(value, torch.Tensor) and value.numel() != 1):
+            super().append_primitive(group, series, value, global_iteration)
 
 
 def open_records(folder: Path, iteration: int, epoch: int) -> record_keeper.RecordKeeper:
@@ -25,7 +35,7 @@ def open_records(folder: Path, iteration: int, epoch: int) -> record_keeper.Reco
         epoch: the last epoch to keep.
     """
     _trim(folder / "records", iteration, epoch)
-    return record_keeper.RecordKeeper(
+    return _Scalars(
         SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=iteration + 1),
         record_keeper.RecordWriter(str(folder / "records")),
         common_functions.list_of_recordable_attributes_list_names(),

@@ -35,10 +35,17 @@ from ..distributed import (
     rank,
     synchronize_batch_norm,
 )
-from ..errors import ConfigError, TrainingError
-from ..evaluation import RetrievalAccuracyCalculator, learned_metric, neighbours_under, retrieval_metrics
+from ..errors import ConfigError, TrainingError, TrainingWarning
+from ..evaluation import (
+    NearestNeighbours,
+    RetrievalAccuracyCalculator,
+    learned_metric,
+    neighbours_under,
+    reranked_under,
+    retrieval_metrics,
+)
 from ..memory import CrossBatchMemory
-from ..regularizers import RegularizationWarning
+from ..samplers import sampler_state, set_sampler_state
 from . import checkpoint, records
 from .batches import EpochBatches, SeededImages, draw
 from .recipe import (
@@ -437,13 +444,13 @@ class Run:
         shown = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, RegularizationWarning):
+            if issubclass(category, TrainingWarning):
                 self._warn(str(message))
             else:
                 shown(message, category, *where, **more)
 
         warnings.showwarning = show
-        warnings.filterwarnings("always", category=RegularizationWarning)
+        warnings.filterwarnings("always", category=TrainingWarning)
         yield
 
     def _keep_embeddings(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
@@ -492,20 +499,22 @@ class Run:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
-    def _calculator(self, metric: BaseDistance | None = None, clustering: bool = True) -> RetrievalAccuracyCalculator:
-        """The metrics of the recipe; under a metric other than the Euclidean, those of retrieval alone."""
+    def _calculator(
+        self, search: NearestNeighbours | None = None, clustering: bool = True
+    ) -> RetrievalAccuracyCalculator:
+        """The metrics of the recipe; by a search under another metric than the Euclidean, those of retrieval alone."""
         table = self.recipe.evaluation
         retrieval = [f"recall_at_{k}" for k in table.recall_at] + [f"precision_at_{k}" for k in table.precision_at]
         retrieval += ["r_precision", "mean_average_precision_at_r"]
         clusters = ["NMI", "f1", "purity"]
         clusters += [f"{name}_{c}" for c in table.clusters_per_class if c > 1 for name in ("nmi", "f1", "purity")]
         return RetrievalAccuracyCalculator(
-            include=[*retrieval, *clusters] if clustering and metric is None else retrieval,
+            include=[*retrieval, *clusters] if clustering and search is None else retrieval,
             recall_at=table.recall_at,
             precision_at=table.precision_at,
             clusters_per_class=table.clusters_per_class,
             lone_queries=table.lone_queries,
-            knn_func=neighbours_under(metric) if metric is not None else None,
+            knn_func=search,
             k="max_bin_count",
             device=self.device,
         )
@@ -520,13 +529,13 @@ class Run:
         self,
         split: str,
         hooks: HookContainer | None = None,
-        metric: BaseDistance | None = None,
+        search: NearestNeighbours | None = None,
         clustering: bool = True,
     ) -> dict[str, float]:
         """The metrics of a split, each image searched among all others of it."""
         tester = self._tester(
-            self._calculator(metric, clustering),
-            normalize_embeddings=metric is None,
+            self._calculator(search, clustering),
+            normalize_embeddings=search is None,
             end_of_testing_hook=hooks.end_of_testing_hook if hooks is not None else None,
         )
         with _quiet_tqdm():
@@ -558,7 +567,10 @@ class Run:
         metrics["training"] = self._test("train", clustering=False)
         metric = self._metric()
         if metric is not None:
-            metrics["learned_metric"] = self._test("test", metric=metric)
+            metrics["learned_metric"] = self._test("test", search=neighbours_under(metric))
+            if shortlist := self.recipe.evaluation.shortlist:
+                # One more than the recipe says, since the query itself is among its own nearest.
+                metrics["shortlist"] = self._test("test", search=reranked_under(metric, shortlist + 1))
         if (similarity := mean_similarity(self.embeddings("test"))) > COLLAPSED:
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
         test_seconds += time.perf_counter() - started
@@ -610,7 +622,7 @@ class Run:
                 {
                     "loss": stage.loss.state_dict(),
                     "miner": stage.miner.state_dict() if stage.miner is not None else {},
-                    "sampler": checkpoint.sampler_state(stage.sampler),
+                    "sampler": sampler_state(stage.sampler),
                     "optimizer": stage.optimizer.state_dict() if stage.optimizer is not None else None,
                 }
                 for stage in self.stages
@@ -650,7 +662,7 @@ class Run:
             stage.loss.load_state_dict(saved["loss"])
             if stage.miner is not None:
                 stage.miner.load_state_dict(saved["miner"])
-            checkpoint.set_sampler_state(stage.sampler, saved["sampler"])
+            set_sampler_state(stage.sampler, saved["sampler"])
             if stage.optimizer is not None:
                 stage.optimizer.load_state_dict(saved["optimizer"])
         checkpoint.set_random_state(state["random"])

@@ -24,6 +24,7 @@ PHASES = {
     "after": "after training",
     "training": "after training, among the training images",
     "learned_metric": "after training, by the learned metric",
+    "shortlist": "the same, among a shortlist by cosine similarity",
 }
 GALLERY_QUERIES, GALLERY_WIDTH = 8, 8
 

@@ -223,27 +223,23 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
         return results
 
 
-def draw_sweep(results: Sequence[Metrics], path: Path) -> bool:
+def draw_sweep(results: Sequence[Metrics], path: Path) -> None:
     """Draws Recall@1, MAP@R and NMI after training over the values of a sweep, where those are numbers.
 
     Args:
         results: what stands in the runs' ``metrics.json``; their recipes' names end in ``@VALUE``.
         path: the PNG to write.
-
-    Returns:
-        Whether there was something to draw.
     """
     variants = [result["recipe"].partition("@")[2] for result in results]
     try:
         values = [float(variant) for variant in variants]
     except ValueError:
-        return False
+        return
     if len(set(values)) < 2:
-        return False
+        return
     curves: dict[str, dict[float, list[float]]] = {}
     for value, result in zip(values, results, strict=True):
         for metric in ("recall_at_1", "map_at_r", "nmi"):
             curves.setdefault(metric, {}).setdefault(value, []).append(result["after"][metric])
     figure = sweep_curve(curves, results[0]["recipe"].partition("@")[0])
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
-    return True

@@ -7,6 +7,7 @@ anchors, copies to the CPU or waits for the device. They take float32 or float64
 
 from .batch import (
     FullPrecisionForward,
+    FullPrecisionMining,
     autocast_off,
     check_batch,
     check_references,
@@ -22,6 +23,7 @@ from .similarity import cosine_similarity, gram, normalize
 __all__ = [
     "ClassMembers",
     "FullPrecisionForward",
+    "FullPrecisionMining",
     "autocast_off",
     "check_batch",
     "check_references",

@@ -142,3 +142,31 @@ class FullPrecisionForward:
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
             return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
+
+
+class FullPrecisionMining:
+    """Mixin that goes before PML's miner base: checks the batch, then mines in float32 or float64."""
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Any:
+        """Indices of pairs or triplets; see the class.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+            labels: ``[B]``, integers.
+            ref_emb: references ``[R, D]``, or None for the batch itself.
+            ref_labels: ``[R]``, integers.
+
+        Returns:
+            Index tensors, in row-major order.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: an argument has a wrong shape.
+        """
+        check_batch(embeddings, labels)
+        check_references(embeddings, ref_emb, ref_labels)
+        with autocast_off(embeddings.device):
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            return super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import registry
 from ..regularizers import RegularizedLoss
+from ..samplers import sampler_state, set_sampler_state
 from .probes import gradient
 from .subject import CLASSES, SkipCheck, Subject, batch_of, labels_of
 
@@ -181,18 +182,21 @@ def check_sampler(subject: Subject) -> None:
             raise AssertionError(f"an index is outside of 0 to {count - 1}")
 
 
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+
+
 def check_sampler_state(subject: Subject) -> None:
     """A resumed run draws what the run that was not stopped would have drawn."""
-    from ..experiment.checkpoint import sampler_state, seed_all, set_sampler_state
-
     one, other = subject.make(), subject.make()
-    seed_all(0)
+    _seed(0)
     list(one)
     state = copy.deepcopy(sampler_state(one))
-    seed_all(1)
+    _seed(1)
     expected = list(one)
     set_sampler_state(other, state)
-    seed_all(1)
+    _seed(1)
     if list(other) != expected:
         raise AssertionError("after its state is put back it draws something else; give it state_dict() and "
                              "load_state_dict(), generator included")  # fmt: skip

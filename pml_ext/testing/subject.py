@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -80,15 +79,21 @@ def _of_class(cls: type, name: str) -> Subject:
     known = {"num_classes": CLASSES, "embedding_size": SIZE, "labels": labels_of((CLASSES, 4)).numpy(),
              "batch_size": 12, "length_before_new_iter": 24}  # fmt: skip
     settings = registry.settings_of(cls)
-    wanted = {key for key, setting in settings.items() if setting.default is inspect.Parameter.empty}
-    wanted |= {"batch_size", "length_before_new_iter"} & set(settings) if kind == "sampler" else set()
-    if missing := wanted - set(known):
+    _, missing = registry.required(cls, known)
+    if missing:
         raise ConfigError(
-            f"{name} needs {', '.join(sorted(missing))}, which no batch tells; check an instance built with its "
+            f"{name} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
         )
-    given = {key: known[key] for key in wanted}
-    return Subject(name, kind, lambda: cls(**given), SIZE, CLASSES)
+    passed = {"batch_size", "length_before_new_iter"} & set(settings) if kind == "sampler" else set()
+    given = {key: known[key] for key in passed}
+
+    def make() -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # instances with random parameters are equal
+            return cls(**registry.required(cls, known, given)[0], **given)
+
+    return Subject(name, kind, make, SIZE, CLASSES)
 
 
 # Batches

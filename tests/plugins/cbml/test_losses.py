@@ -370,6 +370,7 @@ class TestInsidePML:
         assert not hasattr(silent, "positive_loss")
 
     def test_record_keeper_has_the_curves(self, slow, tmp_path):
+        torch.manual_seed(0)
         logging_presets = pytest.importorskip("pytorch_metric_learning.utils.logging_presets")
         pytest.importorskip("record_keeper")
         pytest.importorskip("tensorboard")
