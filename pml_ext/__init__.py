@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pml_ext_density import DensityRegularizer as DensityRegularizer
     from pml_ext_density import EntropyRegularizer as EntropyRegularizer
     from pml_ext_density import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
+    from pml_ext_pddm import HardQuadrupletMiner as HardQuadrupletMiner
+    from pml_ext_pddm import PDDMDistance as PDDMDistance
+    from pml_ext_pddm import PDDMLoss as PDDMLoss
     from pml_ext_triplets import AnchorSwapMiner as AnchorSwapMiner
     from pml_ext_triplets import BatchAllTripletLoss as BatchAllTripletLoss
     from pml_ext_triplets import HardNegativePoolSampler as HardNegativePoolSampler

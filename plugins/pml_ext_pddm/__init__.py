@@ -1,0 +1,47 @@
+"""PDDM, a learned metric that sees where in the embedding space it is: Huang et al., 2016."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pml_ext import Component, Paper, hookimpl
+
+from .distances import PDDMDistance
+from .losses import PDDMLoss
+from .miners import HardQuadrupletMiner
+
+__all__ = ["HardQuadrupletMiner", "PDDMDistance", "PDDMLoss"]
+
+HUANG_2016 = Paper(
+    title="Local Similarity-Aware Deep Feature Embedding",
+    authors="Huang et al.",
+    year=2016,
+    url="https://arxiv.org/abs/1610.08904",
+)
+
+
+@hookimpl
+def pml_ext_components() -> list[Component]:
+    """The metric, its loss and its miner."""
+    return [
+        Component(PDDMLoss, name="pddm", paper=HUANG_2016),
+        Component(PDDMDistance, name="pddm", paper=HUANG_2016),
+        Component(HardQuadrupletMiner, name="hard-quadruplet", paper=HUANG_2016),
+    ]
+
+
+@hookimpl
+def pml_ext_recipes() -> list[Traversable]:
+    """The rows of Table 1, on small data."""
+    return [importlib.resources.files(__name__) / "recipes"]
+
+
+@hookimpl
+def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[..., Any]]]:
+    """What a step of the loss is measured against."""
+    from . import peers
+
+    return {"pddm": {"all pairs with gradients": peers.StraightforwardPDDM}}

@@ -1,0 +1,209 @@
+"""The position-dependent metric, as a distance that PML's losses, miners and searches take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance
+from torch import Tensor, nn
+
+from pml_ext.distances import NormalizedRows
+from pml_ext.pairwise import autocast_off, check_batch, pair_to_full_precision
+from pml_ext.settings import check_count, check_number
+
+from .functional import Head, score_matrix, score_pairs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHOWN = 1000  # images in the figure
+
+
+class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
+    r"""A similarity learned from the difference and the mean of two embeddings (PDDM), Eq. (2).
+
+    .. math::
+        u = |f(x_i) - f(x_j)|, \quad v = (f(x_i) + f(x_j)) / 2, \quad
+        u' = r(\sigma(W_u u + b_u)), \quad v' = r(\sigma(W_v v + b_v)), \\
+        c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
+
+    with normalised embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. It is symmetric; larger
+    means more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and give
+    its parameters to an optimizer; :class:`pml_ext.PDDMLoss` trains it as the paper does. A run whose loss has one also
+    tests by it, and ``pml-ext query --metric learned`` searches by it.
+
+    Dropout acts after the layers ``difference``, ``position`` and ``combine``, in training mode, and not where
+    gradients are disabled, so that miners see none. One mask a layer is drawn for each call and shared by all of its
+    pairs.
+
+    *Cost:* ``2 H (D + 2 H)`` operations a pair, and ``2 H D`` an embedding, for the position is linear before its ReLU;
+    each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the backward
+    pass computes tiles again.
+
+    Args:
+        embedding_size: D.
+        hidden_size: H, of all layers; D by default, as in the paper.
+        dropout: share of the outputs that are dropped, from 0 to less than 1; 0.5 in the paper.
+        position: False leaves out v, "from the feature difference only" (LMDM of Table 1).
+        memory_budget: bytes for the pairs that are computed at a time; by default 4 MiB on the CPU, which its caches
+            hold, and 16 MiB on a GPU.
+        normalize_embeddings: False takes embeddings as they are.
+        collect_stats: as of PML's distances.
+
+    Raises:
+        ValueError: a setting outside its range, or embeddings of another size.
+
+    Example:
+        >>> distance = PDDMDistance(embedding_size=8)
+        >>> distance(torch.randn(4, 8)).shape
+        torch.Size([4, 4])
+
+    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    """
+
+    capabilities = frozenset({"tiles"})
+
+    def __init__(
+        self,
+        embedding_size: int,
+        hidden_size: int | None = None,
+        dropout: float = 0.5,
+        position: bool = True,
+        memory_budget: int | None = None,
+        normalize_embeddings: bool = True,
+        collect_stats: bool | None = None,
+    ) -> None:
+        check_count(self, "embedding_size", embedding_size)
+        check_count(self, "hidden_size", embedding_size if hidden_size is None else hidden_size)
+        check_number(self, "dropout", dropout, least=0, below=1)
+        if memory_budget is not None:
+            check_count(self, "memory_budget", memory_budget)
+        super().__init__(is_inverted=True, normalize_embeddings=normalize_embeddings, collect_stats=collect_stats)
+        hidden = embedding_size if hidden_size is None else hidden_size
+        self.embedding_size, self.hidden_size, self.dropout = embedding_size, hidden, dropout
+        self.memory_budget = memory_budget
+        self.difference = nn.Linear(embedding_size, hidden)
+        self.position = nn.Linear(embedding_size, hidden) if position else None
+        self.combine = nn.Linear(2 * hidden if position else hidden, hidden)
+        self.score = nn.Linear(hidden, 1)
+
+    @property
+    def metric(self) -> PDDMDistance:
+        """Itself: what a run tests by, and a query searches by, as well."""
+        return self
+
+    # PML's distance
+
+    def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
+        """The scores of all pairs.
+
+        Args:
+            query_emb: ``[B, D]``, any floating point dtype.
+            ref_emb: ``[R, D]``; None, or the same object, for the batch itself.
+
+        Returns:
+            ``[B, R]`` or ``[B, B]``, float32 or float64.
+
+        Raises:
+            TypeError, ValueError: no tensor of that shape.
+        """
+        self._check(query_emb=query_emb, ref_emb=ref_emb)
+        with autocast_off(query_emb.device):
+            query_emb, ref_emb = pair_to_full_precision(query_emb, ref_emb)
+            return super().forward(query_emb, None if ref_emb is query_emb else ref_emb)  # type: ignore[no-any-return]
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
+        """``[B, R]`` scores of all pairs; without references, or with the same object, the symmetric ``[B, B]``."""
+        self._check(query_emb=query_emb, ref_emb=ref_emb)
+        with autocast_off(query_emb.device):
+            if ref_emb is None or ref_emb is query_emb:
+                x = self.normalized(query_emb)
+                return score_matrix(self.head(x.dtype), x, None, self.tile(x))
+            head, x, y = self._prepared(query_emb, ref_emb)
+            return score_matrix(head, x, y, self.tile(x))
+
+    def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``[N]`` scores of row with row."""
+        self._check(query_emb=query_emb, ref_emb=ref_emb)
+        with autocast_off(query_emb.device):
+            head, x, y = self._prepared(query_emb, ref_emb)
+            return score_pairs(head, x, y, self.tile(x))
+
+    def _check(self, **given: Tensor | None) -> None:
+        for name, x in given.items():
+            if x is None:
+                continue
+            check_batch(x, names=(name, ""))
+            if x.shape[1] != self.embedding_size:
+                raise ValueError(f"{name} must have embedding_size={self.embedding_size} columns; "
+                                 f"got shape {tuple(x.shape)}")  # fmt: skip
+
+    def _prepared(self, x: Tensor, y: Tensor) -> tuple[Head, Tensor, Tensor]:
+        x, y = self.normalized(x), self.normalized(y)
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return self.head(dtype), x.to(dtype), y.to(dtype)
+
+    def normalized(self, embeddings: Tensor) -> Tensor:
+        """Embeddings as Eq. (2) takes them: normalised, in float32 or float64, as its weights or wider.
+
+        Args:
+            embeddings: ``[B, D]``.
+
+        Raises:
+            ValueError: another size than the metric's.
+        """
+        self._check(embeddings=embeddings)
+        dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
+        normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
+        return normalized
+
+    # The weights
+
+    def head(self, dtype: torch.dtype | None = None) -> Head:
+        """The weights of Eq. (2), dropout drawn where it applies; all that is scored with them has the same masks.
+
+        Args:
+            dtype: to compute in; None for that of the weights.
+        """
+        dtype = dtype or self.score.weight.dtype
+        w_u, b_u = self._layer(self.difference, dtype)
+        w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
+        w_c, b_c = self._layer(self.combine, dtype)
+        return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight.to(dtype), self.score.bias.to(dtype))
+
+    def _layer(self, layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        weight, bias = layer.weight.to(dtype), layer.bias.to(dtype)
+        if not (self.training and self.dropout and torch.is_grad_enabled()):
+            return weight, bias
+        mask = nn.functional.dropout(torch.ones_like(bias), self.dropout)
+        return weight * mask[:, None], bias * mask
+
+    def tile(self, like: Tensor) -> int:
+        """How many pairs the budget allows at a time.
+
+        Args:
+            like: embeddings, for their dtype and device.
+        """
+        budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
+        pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
+        return max(1, budget // pair)
+
+    # Taking part in a run
+
+    def figures(self, run: Any) -> dict[str, Figure]:
+        """Scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
+        from pml_ext.evaluation import figures
+
+        embeddings, labels = run.embeddings("test"), run.labels("test")
+        return {
+            "Learned scores beside cosine similarities, test images": figures.similarity_distributions(
+                {"cosine similarity": (embeddings, labels), "learned score": (embeddings, labels)},
+                max_items=_SHOWN, learned={"learned score": self},
+            )
+        }  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return (f"embedding_size={self.embedding_size}, hidden_size={self.hidden_size}, dropout={self.dropout!r}, "
+                f"position={self.position is not None}")  # fmt: skip

@@ -1,0 +1,215 @@
+r"""Huang et al. (2016): the metric of Eq. 2, the quadruplets of Sec. 3.1, and the hinges of Eq. 3 and 4.
+
+Embeddings are normalised when they come in. A mask of dropout on a layer's output is the same as one on the rows of
+its weights, so a :class:`Head` with dropout drawn once is a head like any other, and every score by it has that mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from pml_ext.pairwise import normalize
+
+
+class Head(NamedTuple):
+    """The weights of Eq. 2.
+
+    Args:
+        w_u: of the difference, ``[H, D]``.
+        b_u: ``[H]``.
+        w_v: of the position, ``[H, D]``; None where the score does not depend on it (LMDM).
+        b_v: ``[H]``, or None.
+        w_c: ``[H, 2H]``, or ``[H, H]`` without the position.
+        b_c: ``[H]``.
+        w_s: ``[1, H]``.
+        b_s: ``[1]``.
+    """
+
+    w_u: Tensor
+    b_u: Tensor
+    w_v: Tensor | None
+    b_v: Tensor | None
+    w_c: Tensor
+    b_c: Tensor
+    w_s: Tensor
+    b_s: Tensor
+
+
+class Side(NamedTuple):
+    """Embeddings, and what of Eq. 2 is computed of each alone.
+
+    Args:
+        points: normalised, ``[N, D]``.
+        positions: :math:`W_v f(x) / 2`, ``[N, H]``; the sum of two is :math:`W_v v`. None without the position.
+    """
+
+    points: Tensor
+    positions: Tensor | None
+
+    def at(self, index: Tensor) -> Side:
+        """The rows of an index."""
+        return Side(self.points[index], None if self.positions is None else self.positions[index])
+
+
+def side(head: Head, points: Tensor) -> Side:
+    """Prepares normalised embeddings, ``[N, D]``, for :func:`scores`."""
+    return Side(points, None if head.w_v is None else linear(points / 2, head.w_v))
+
+
+def scores(head: Head, x: Side, y: Side) -> Tensor:
+    r"""The learned similarity of pairs, Eq. 2, with :math:`r(x) = x / |x|_2` and r(0) = 0.
+
+    .. math::
+        u = |f(x_i) - f(x_j)|, \quad v = (f(x_i) + f(x_j)) / 2, \quad
+        u' = r(\sigma(W_u u + b_u)), \quad v' = r(\sigma(W_v v + b_v)), \\
+        c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s
+
+    Args:
+        head: the weights.
+        x: one end of each pair, N rows.
+        y: the other end.
+
+    Returns:
+        ``[N]``.
+    """
+    size = len(head.b_u)
+    u = normalize(linear((x.points - y.points).abs(), head.w_u, head.b_u).relu())
+    c = linear(u, head.w_c[:, :size], head.b_c)
+    if x.positions is not None and y.positions is not None and head.b_v is not None:
+        v = normalize((x.positions + y.positions + head.b_v).relu())
+        c = c + linear(v, head.w_c[:, size:])
+    return linear(c.relu(), head.w_s, head.b_s)[:, 0]
+
+
+def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
+    """The scores of row with row: normalised ``[N, D]`` and ``[N, D]``, so many pairs at a time; ``[N]``."""
+    ends = side(head, x), side(head, y)
+
+    def part(numbers: Tensor) -> Tensor:
+        return scores(head, ends[0].at(numbers), ends[1].at(numbers))
+
+    return _in_tiles(part, len(x), tile, x)
+
+
+def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
+    """The scores of all pairs of two sets, or of the unordered pairs of one, each once.
+
+    *Cost:* ``2 H (D + 2 H)`` operations a pair; beyond the matrix, memory for ``tile`` pairs, with gradients too: the
+    backward pass computes tiles again.
+
+    Args:
+        head: the weights.
+        x: normalised, ``[B, D]``.
+        y: normalised, ``[R, D]``; None for ``x`` itself, whose matrix is symmetric.
+        tile: how many pairs at a time.
+
+    Returns:
+        ``[B, R]``, or ``[B, B]``.
+    """
+    one = side(head, x)
+    if y is not None:
+        other, width = side(head, y), max(1, len(y))
+        flat = _in_tiles(lambda n: scores(head, one.at(n // width), other.at(n % width)), len(x) * len(y), tile, x)
+        return flat.view(len(x), len(y))
+    firsts = torch.arange(len(x), 0, -1, device=x.device).cumsum(0) - torch.arange(len(x), 0, -1, device=x.device)
+
+    def upper(numbers: Tensor) -> Tensor:
+        rows = torch.searchsorted(firsts, numbers, right=True) - 1
+        return scores(head, one.at(rows), one.at(numbers - firsts[rows] + rows))
+
+    flat = _in_tiles(upper, len(x) * (len(x) + 1) // 2, tile, x)
+    places = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu()
+    matrix = torch.zeros_like(places, dtype=flat.dtype).masked_scatter(places, flat)
+    return matrix + matrix.triu(1).T
+
+
+def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
+    """``part`` of the numbers from 0 to ``count``, so many at a time."""
+    pieces = [torch.arange(start, min(start + tile, count), device=like.device) for start in range(0, count, tile)]
+    if not pieces:
+        return like.new_zeros(0)
+    if len(pieces) == 1:
+        return part(pieces[0])
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
+    return torch.cat([part(numbers) for numbers in pieces])
+
+
+def hard_quadruplets(
+    scores: Tensor, positives: Tensor, negatives: Tensor, count: int = 1, classes: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+    r"""The most dissimilar positive pairs and the hardest negative of each end, Sec. 3.1.
+
+    .. math::
+        (\hat i, \hat j) = \arg\min_P S_{ij}, \quad \hat k = \arg\max_N S_{\hat i k}, \quad
+        \hat l = \arg\max_N S_{\hat j l}
+
+    Args:
+        scores: larger means more similar, ``[B, B]``, symmetric.
+        positives: mask, ``[B, B]``; a pair is in it if either order is.
+        negatives: mask, ``[B, B]``, of each row.
+        count: how many distinct unordered pairs.
+        classes: ``[B]``; so many pairs of each class rather than of the batch.
+
+    Returns:
+        Triplets (i, j, k), (j, i, l) of each quadruplet, and how many quadruplets there are. An end without negatives
+        has no triplet, a pair without any is no quadruplet. Ties: the first pair in row-major order, the first index.
+    """
+    has_negative = negatives.any(1)
+    i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))
+    order = scores[i, j].argsort(stable=True)
+    if classes is not None:
+        grouped = classes[i[order]].sort(stable=True)
+        order = order[grouped.indices]
+        starts = torch.searchsorted(grouped.values, grouped.values)
+        order = order[torch.arange(len(order), device=order.device) - starts < count]
+    else:
+        order = order[:count]
+    i, j = i[order], j[order]
+    hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1) if len(scores) else i
+    anchors, others = (torch.stack(pair, 1).flatten() for pair in ((i, j), (j, i)))
+    there = has_negative[anchors]
+    anchors, others = anchors[there], others[there]
+    return (anchors, others, hardest[anchors]), len(order)
+
+
+def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs of different embeddings with the least and the greatest score, the first of equal ones.
+
+    Args:
+        scores: ``[B, B]``, B at least 2.
+
+    Returns:
+        Rows ``[2]`` and columns ``[2]``.
+    """
+    itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    places = torch.stack(
+        [scores.masked_fill(itself, torch.inf).argmin(), scores.masked_fill(itself, -torch.inf).argmax()]
+    )
+    return places // len(scores), places % len(scores)
+
+
+def scaled(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
+    """``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
+    span = greatest - least
+    return torch.where(span > 0, (values - least) / torch.where(span > 0, span, 1), 0)
+
+
+def score_hinge(s_ap: Tensor, s_an: Tensor, margin: float = 0.5) -> Tensor:
+    r"""One side of Eq. 3, :math:`\max(0, \alpha + S_{an} - S_{ap})`."""
+    return (margin + s_an - s_ap).clamp(min=0)
+
+
+def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0, squared: bool = False) -> Tensor:
+    r"""One side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalised rows; D a norm or its square."""
+    d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
+    if squared:
+        d_ap, d_an = d_ap.square(), d_an.square()
+    found: Tensor = (margin + d_ap - d_an).clamp(min=0)
+    return found

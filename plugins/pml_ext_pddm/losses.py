@@ -1,0 +1,228 @@
+"""The joint objective: a hinge on the learned scores, a hinge on the features."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import BaseReducer
+from torch import Tensor, nn
+
+from pml_ext.errors import TrainingWarning
+from pml_ext.losses import call_loss
+from pml_ext.pairwise import FullPrecisionForward, pair_masks
+from pml_ext.reducers import SumOverDivisorReducer
+from pml_ext.settings import check_count, check_flag, check_number
+
+from .distances import PDDMDistance
+from .functional import (
+    embedding_hinge,
+    extreme_pairs,
+    hard_quadruplets,
+    scaled,
+    score_hinge,
+    score_matrix,
+    scores,
+    side,
+)
+
+ENOUGH = 4  # images a class in a batch, Sec. 3.3
+
+Triplets = tuple[Tensor, Tensor, Tensor]
+
+
+class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+    r"""Trains a learned metric and the embedding by hard quadruplets (PDDM), Eq. (3) and (4).
+
+    .. math::
+        E_m + \lambda E_e, \quad
+        E_m = \max(0, \alpha + S_{ik} - S_{ij}) + \max(0, \alpha + S_{jl} - S_{ij}), \\
+        E_e = \max(0, \beta + D_{ij} - D_{ik}) + \max(0, \beta + D_{ij} - D_{jl})
+
+    S is the learned similarity, scaled into [0, 1] by the least and the greatest of the batch; D the Euclidean distance
+    of normalised embeddings. (i, j) is the most dissimilar positive pair of the batch under S, k and l are the hardest
+    negatives of its ends; with several quadruplets their values are added and divided by their number. Without a
+    positive pair, or without negatives, the loss is 0.
+
+    With an ``indices_tuple`` of triplets each is one hinge, and the sum is divided by half their number, so that
+    :class:`pml_ext.HardQuadrupletMiner` before it gives the same; with one of pairs, it mines among these. There are no
+    references, since a positive becomes an anchor.
+
+    As printed it collapses when it trains a network from scratch: start with another loss (``[[stages]]`` of a recipe),
+    take several quadruplets, and no weight decay on the head. With ``collect_stats``, ``score_value`` (:math:`E_m`) and
+    ``embedding_value`` (:math:`E_e`, without its weight) are recorded.
+
+    *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
+    quadruplets and the two extreme ones with gradients. Under dropout one mask a layer is drawn a step, and shared by
+    mining, scaling and both.
+
+    Args:
+        distance: a :class:`pml_ext.PDDMDistance`; its parameters are the loss's.
+        score_margin: :math:`\alpha`, 0 or more; 0.5 in the paper, as all defaults here.
+        embedding_margin: :math:`\beta`, 0 or more; 1.
+        embedding_weight: :math:`\lambda`; 0.5.
+        num_quadruplets: how many quadruplets; 1.
+        per_class: so many of each class of the batch, rather than of the whole batch.
+        squared: D is the squared distance; the paper prints a norm and uses its square.
+        normalize_scores: scale the scores; False takes them as they are.
+        detach_scaling: no gradient through the least and the greatest score.
+        detach_embeddings: no gradient of :math:`E_m` to the embeddings, which then train by :math:`E_e` alone.
+        embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; PML's
+            ``TripletMarginLoss`` makes it "PDDM + Triplet" of Table 1.
+        kwargs: those of PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
+            divide by the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
+
+    Raises:
+        TypeError: a distance that is not a ``PDDMDistance``.
+        ValueError: a setting outside its range; in a call, references or embeddings of another size.
+        pml_ext.errors.TrainingWarning: a batch has a class with fewer than 4 images; once.
+
+    Example:
+        >>> loss = PDDMLoss(PDDMDistance(embedding_size=8), per_class=True)
+        >>> loss(torch.randn(8, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])).shape
+        torch.Size([])
+
+    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    """
+
+    capabilities = frozenset({"labels", "indices_tuple"})
+
+    def __init__(
+        self,
+        distance: PDDMDistance,
+        score_margin: float = 0.5,
+        embedding_margin: float = 1.0,
+        embedding_weight: float = 0.5,
+        num_quadruplets: int = 1,
+        per_class: bool = False,
+        squared: bool = False,
+        normalize_scores: bool = True,
+        detach_scaling: bool = False,
+        detach_embeddings: bool = False,
+        embedding_loss: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(distance, PDDMDistance):
+            raise TypeError(f"distance of PDDMLoss must be a PDDMDistance, for example "
+                            f"PDDMDistance(embedding_size=64), not {distance!r}")  # fmt: skip
+        check_number(self, "score_margin", score_margin, least=0)
+        check_number(self, "embedding_margin", embedding_margin, least=0)
+        check_number(self, "embedding_weight", embedding_weight)
+        check_count(self, "num_quadruplets", num_quadruplets)
+        flags = {"per_class": per_class, "squared": squared, "normalize_scores": normalize_scores,
+                 "detach_scaling": detach_scaling, "detach_embeddings": detach_embeddings}  # fmt: skip
+        for name, value in flags.items():
+            check_flag(self, name, value)
+        if embedding_loss is not None and not isinstance(embedding_loss, nn.Module):
+            raise TypeError(f"embedding_loss of PDDMLoss must be a loss such as TripletMarginLoss(), not "
+                            f"{embedding_loss!r}")  # fmt: skip
+        super().__init__(distance=distance, **kwargs)
+        self.score_margin, self.embedding_margin = score_margin, embedding_margin
+        self.embedding_weight, self.num_quadruplets = embedding_weight, num_quadruplets
+        for name, value in flags.items():
+            setattr(self, name, value)
+        self.embedding_loss = embedding_loss
+        self._warned = False
+        names = ["score_margin", "embedding_margin", "embedding_weight", "num_quadruplets"]
+        self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
+        self.add_to_recordable_attributes(list_of_names=["score_value", "embedding_value"], is_stat=True)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Any:
+        """The reduced loss; see the class. There are no references."""
+        if ref_emb is not None or ref_labels is not None:
+            raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
+        if labels is not None and not self._warned:
+            self._warn_of_small_classes(labels)
+        return super().forward(embeddings, labels, indices_tuple)
+
+    def _warn_of_small_classes(self, labels: Tensor) -> None:
+        if torch.compiler.is_compiling() or not isinstance(labels, Tensor) or labels.numel() == 0:
+            return
+        fewest = int(torch.unique(labels, return_counts=True)[1].min())
+        if fewest < ENOUGH:
+            self._warned = True
+            warnings.warn(
+                f"a class of the batch has {fewest} image{'s' * (fewest > 1)}; PDDM wants at least {ENOUGH} of each, "
+                f"or its hard positives mean little (a sampler such as MPerClassSampler with m={ENOUGH})",
+                TrainingWarning, stacklevel=3,
+            )  # fmt: skip
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+    ) -> dict[str, dict[str, Any]]:
+        """The hinges of both terms, one value a triplet."""
+        x = self.distance.normalized(embeddings)
+        head = self.distance.head(x.dtype)
+        points = x.detach() if self.detach_embeddings else x
+        with torch.no_grad():
+            matrix = score_matrix(head, x, None, self.distance.tile(x))
+        (a, p, n), quadruplets = self._triplets(matrix, labels, indices_tuple)
+        rows, columns = extreme_pairs(matrix) if len(matrix) > 1 else (a[:0], a[:0])
+
+        ends = side(head, points)
+        s = scores(head, ends.at(torch.cat([a, a, rows])), ends.at(torch.cat([p, n, columns])))
+        s_ap, s_an, extremes = torch.split(s, [len(a), len(a), len(rows)])
+        if self.normalize_scores and len(rows):
+            least, greatest = (extremes.detach() if self.detach_scaling else extremes).unbind()
+            s_ap, s_an = scaled(s_ap, least, greatest), scaled(s_an, least, greatest)
+        metric = score_hinge(s_ap, s_an, self.score_margin)
+
+        found = {"losses": metric, "indices": (a, p, n), "reduction_type": "triplet", "divisor": quadruplets}
+        return {"score": found, "embedding": self._embedding_term(embeddings, labels, x, found)}
+
+    def _embedding_term(
+        self, embeddings: Tensor, labels: Tensor | None, x: Tensor, score: dict[str, Any]
+    ) -> dict[str, Any]:
+        """E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
+        a, p, n = score["indices"]
+        if self.embedding_loss is None:
+            hinges = embedding_hinge(x[a], x[p], x[n], self.embedding_margin, self.squared)
+            found = {**score, "losses": self.embedding_weight * hinges}
+            value = hinges.sum() / (score["divisor"] or 1)
+        else:
+            value = call_loss(self.embedding_loss, embeddings, labels, (a, p, n))
+            found = {"losses": self.embedding_weight * value, "indices": None, "reduction_type": "already_reduced"}
+        if self.collect_stats:
+            self.score_value = score["losses"].detach().sum() / (score["divisor"] or 1)
+            self.embedding_value = value.detach()
+        return found
+
+    def _triplets(
+        self, matrix: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None
+    ) -> tuple[Triplets, float]:
+        """Anchors, positives and negatives, and how many quadruplets they stand for."""
+        if indices_tuple is not None and len(indices_tuple) == 3:
+            a, p, n = (index.to(matrix.device) for index in indices_tuple)
+            return (a, p, n), len(a) / 2
+        if self.per_class and labels is None:
+            raise ValueError("PDDMLoss with per_class=True needs labels")
+        positives, negatives = pair_masks(matrix, labels, indices_tuple)
+        classes = labels if self.per_class else None
+        return hard_quadruplets(matrix, positives, negatives, self.num_quadruplets, classes)
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["score", "embedding"]
+
+    def get_default_reducer(self) -> BaseReducer:
+        """The sum over the number of quadruplets."""
+        return SumOverDivisorReducer()
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        names = ("score_margin", "embedding_margin", "embedding_weight", "num_quadruplets", "per_class", "squared",
+                 "normalize_scores", "detach_scaling", "detach_embeddings")  # fmt: skip
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

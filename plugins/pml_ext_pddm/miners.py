@@ -1,0 +1,77 @@
+"""The hardest quadruplet, under the learned metric or any other distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.distances import BaseDistance
+from pytorch_metric_learning.miners import BaseMiner
+from torch import Tensor
+
+from pml_ext.distances import EuclideanDistance, matrix_of
+from pml_ext.pairwise import FullPrecisionMining, pair_masks
+from pml_ext.settings import check_count, check_flag
+
+from .functional import hard_quadruplets
+
+
+class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
+    r"""The most dissimilar positive pair of a batch and the hardest negative of each end, Sec. 3.1.
+
+    .. math::
+        (\hat i, \hat j) = \arg\min_{P} S_{ij}, \quad \hat k = \arg\max_{N} S_{\hat i k}, \quad
+        \hat l = \arg\max_{N} S_{\hat j l}
+
+    given as the triplets (i, j, k) and (j, i, l), so that it also serves PML's losses. With ``num_quadruplets`` it is
+    the so many most dissimilar distinct unordered pairs. Mining has no gradient, and no dropout. Of equal values the
+    first pair in row-major order and the first index count.
+
+    *Cost:* that of the distance's matrix, and a sort of the positive pairs.
+
+    Args:
+        distance: a PML distance; with one where larger means nearer, such as :class:`pml_ext.PDDMDistance`, S is its
+            value, else minus that. Euclidean by default, what Fig. 4 compares with.
+        num_quadruplets: how many, at least 1; 1 in the paper.
+        per_class: the most dissimilar pairs of each class of the batch, rather than of the whole batch.
+        kwargs: those of PML's miners: ``collect_stats``.
+
+    Raises:
+        ValueError: a number below 1; in a call, references: a positive becomes an anchor.
+
+    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    """
+
+    capabilities = frozenset({"labels"})
+
+    def __init__(
+        self, distance: BaseDistance | None = None, num_quadruplets: int = 1, per_class: bool = False, **kwargs: Any
+    ) -> None:
+        check_count(self, "num_quadruplets", num_quadruplets)
+        check_flag(self, "per_class", per_class)
+        super().__init__(distance=distance, **kwargs)
+        self.num_quadruplets, self.per_class = num_quadruplets, per_class
+        self.add_to_recordable_attributes(name="num_quadruplets", is_stat=False)
+
+    def mine(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The triplets."""
+        if ref_emb is not embeddings:
+            raise ValueError("HardQuadrupletMiner makes positives anchors, so that it takes no references")
+        if len(embeddings) == 0:
+            none = torch.zeros(0, dtype=torch.long, device=embeddings.device)
+            return none, none, none
+        matrix, _ = matrix_of(self.distance, embeddings, embeddings)
+        scores = matrix if self.distance.is_inverted else -matrix
+        positives, negatives = pair_masks(scores, labels)
+        classes = labels if self.per_class else None
+        return hard_quadruplets(scores, positives, negatives, self.num_quadruplets, classes)[0]
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalised embeddings."""
+        return EuclideanDistance()
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"num_quadruplets={self.num_quadruplets}, per_class={self.per_class}"

@@ -1,0 +1,282 @@
+"""The joint objective: equal to Eq. 3 and 4, and what the readings settle."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.reducers import SumReducer
+
+from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss, RegularizedLoss
+from pml_ext.benchmark import bench, peak_bytes, Shape
+from pml_ext.errors import TrainingWarning
+from pml_ext.testing import check_component
+from pml_ext_pddm.peers import StraightforwardPDDM
+
+from . import loops
+
+LABELS = torch.tensor([0, 1, 0, 2, 1, 1, 0, 2, 0, 1, 2, 2])
+
+
+def embeddings(seed=0, size=5):
+    return torch.randn(len(LABELS), size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def build(seed=0, *, dropout=0.0, position=True, hidden_size=None, **settings):
+    torch.manual_seed(seed)
+    return PDDMLoss(PDDMDistance(5, hidden_size, dropout, position).double(), **settings)
+
+
+CASES = {
+    "default": ({}, {}),
+    "lmdm": ({"position": False}, {}),
+    "margins": ({"score_margin": 0.1, "embedding_margin": 0.3, "embedding_weight": 2.0},
+                {"alpha": 0.1, "beta": 0.3, "weight": 2.0}),
+    "several": ({"num_quadruplets": 4}, {"count": 4}),
+    "all": ({"num_quadruplets": 1000}, {"count": 1000}),
+    "per class": ({"per_class": True}, {"per_class": True}),
+    "two per class": ({"per_class": True, "num_quadruplets": 2}, {"per_class": True, "count": 2}),
+    "squared": ({"squared": True}, {"power": 2}),
+    "raw scores": ({"normalize_scores": False}, {"scaling": False}),
+    "no feature term": ({"embedding_weight": 0.0}, {"weight": 0.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_to_a_loop(case, seed):
+    settings, loop = CASES[case]
+    loss, x = build(seed, **settings, collect_stats=True), embeddings(seed)
+    metric, embedding = loops.objective(loss.distance, x, LABELS.tolist(), **loop)
+    assert loss(x, LABELS).item() == pytest.approx(metric + embedding, rel=1e-9)
+    weight = loop.get("weight", 0.5)
+    assert loss.score_value.item() == pytest.approx(metric, rel=1e-9)
+    if weight:
+        assert weight * loss.embedding_value.item() == pytest.approx(embedding, rel=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(case):
+    loss, x = build(**CASES[case][0]), embeddings().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(x, LABELS), (x,))
+    assert torch.autograd.gradcheck(lambda *_: loss(x, LABELS), tuple(loss.parameters()))
+
+
+def test_the_gradient_flows_through_the_scale_or_not():
+    """By finite differences of a loss whose scale is held where it is."""
+    x = embeddings().requires_grad_()
+    loss = build(embedding_weight=0.0)
+    matrix = loss.distance(x)
+    off = matrix[~torch.eye(len(x), dtype=torch.bool)]
+    a, p, n = HardQuadrupletMiner(loss.distance)(x, LABELS)
+
+    def value(low, high):
+        return (0.5 + (matrix[a, n] - matrix[a, p]) / (high - low)).clamp(min=0).sum()
+
+    free, fixed = value(off.min(), off.max()), value(off.min().detach(), off.max().detach())
+    for expected, settings in ((free, {}), (fixed, {"detach_scaling": True})):
+        found = build(embedding_weight=0.0, **settings)(x, LABELS)
+        torch.testing.assert_close(found, expected)
+        one, other = (torch.autograd.grad(each, x, retain_graph=True)[0] for each in (found, expected))
+        torch.testing.assert_close(one, other)
+
+
+def test_score_term_kept_from_the_embedding():
+    x = embeddings().requires_grad_()
+    loss, without = build(detach_embeddings=True), build(score_margin=0.0, normalize_scores=False)
+    loss(x, LABELS).backward()
+    trained = {name for name, parameter in loss.named_parameters() if parameter.grad.abs().sum() > 0}
+    assert trained == {name for name, _ in loss.named_parameters()} - {"distance.score.bias"}  # differences lack it
+    triplets = HardQuadrupletMiner(without.distance)(x, LABELS)
+    a, p, n = (torch.nn.functional.normalize(x)[index] for index in triplets)
+    feature_term = 0.5 * (1 + (a - p).norm(dim=1) - (a - n).norm(dim=1)).clamp(min=0).sum()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(feature_term, x)[0])
+    alone = build(detach_embeddings=True, embedding_weight=0.0)
+    assert torch.autograd.grad(alone(x, LABELS), x)[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_quadruplets": 4}, {"per_class": True}])
+def test_a_miner_before_it_gives_the_same(settings):
+    loss, x = build(**settings), embeddings()
+    triplets = HardQuadrupletMiner(loss.distance, **settings)(x, LABELS)
+    torch.testing.assert_close(build()(x, LABELS, triplets), loss(x, LABELS))
+
+
+def test_triplets_are_hinges_divided_by_half_their_number():
+    loss, x = build(), embeddings()
+    metric, embedding = loops.objective(loss.distance, x, LABELS.tolist(), mined=[(0, 2, 1, 3)])
+    pair = (torch.tensor([0, 2]), torch.tensor([2, 0]), torch.tensor([1, 3]))
+    assert loss(x, LABELS, pair).item() == pytest.approx(metric + embedding, rel=1e-9)
+    one, other = (loss(x, LABELS, tuple(index[k : k + 1] for index in pair)).item() for k in (0, 1))
+    assert (one + other) / 2 == pytest.approx(metric + embedding, rel=1e-9)
+    assert loss(x, None, pair).item() == pytest.approx(metric + embedding, rel=1e-9)
+
+
+def test_pairs_of_a_miner_are_all_that_it_mines_among():
+    loss, x = build(), embeddings()
+    s = loss.distance.eval()(x)
+    pairs = (torch.tensor([0, 1]), torch.tensor([2, 4]), torch.tensor([0, 0, 2, 1]), torch.tensor([1, 3, 5, 0]))
+    i, j = (0, 2) if s[0, 2] < s[1, 4] else (1, 4)
+    negatives = {0: [1, 3], 2: [5], 1: [0], 4: []}
+    mined = [(a, b, max(negatives[a], key=lambda n, a=a: s[a, n])) for a, b in ((i, j), (j, i)) if negatives[a]]
+    triplets = tuple(torch.tensor(index) for index in zip(*mined, strict=True))
+    expected = loss(x, LABELS, triplets) * len(mined) / 2
+    torch.testing.assert_close(loss(x, LABELS, pairs), expected)
+
+
+def test_one_mask_for_the_whole_step():
+    """Mining, scaling and hinges see the same head; without that, scaled scores leave [0, 1]."""
+    loss, x = build(dropout=0.5, hidden_size=32), embeddings()  # of fewer units all may be 0, which makes ties
+    for seed in range(10):
+        torch.manual_seed(seed)
+        found = loss.compute_loss(x, LABELS, None, x, LABELS)["score"]
+        torch.manual_seed(seed)
+        head = loss.distance.head()
+        twin = copy.deepcopy(loss.distance)
+        twin.dropout = 0.0
+        with torch.no_grad():
+            layers = (twin.difference, twin.position, twin.combine)
+            for layer, weight, bias in zip(layers, head[0:6:2], head[1:6:2], strict=True):
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+        metric, _ = loops.objective(twin, x, LABELS.tolist())
+        assert found["losses"].sum().item() == pytest.approx(metric, rel=1e-9)
+        assert ((found["losses"] >= 0) & (found["losses"] <= 1.5)).all()
+    loss.eval()
+    assert loss(x, LABELS) == loss(x, LABELS)
+
+
+@pytest.mark.parametrize("labels", [torch.arange(12), torch.zeros(12, dtype=torch.long)])
+@pytest.mark.parametrize("settings", [{}, {"per_class": True}, {"embedding_loss": TripletMarginLoss()}])
+@pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
+def test_without_positives_or_negatives_it_is_zero(labels, settings):
+    x, loss = embeddings().requires_grad_(), build(**settings)
+    value = loss(x, labels)
+    value.backward()
+    assert value.item() == 0
+    assert x.grad is None or x.grad.abs().max() == 0
+    for count in (0, 1):
+        loss(x[:count], labels[:count]).backward()
+
+
+def test_equal_scores_are_scaled_to_zero():
+    loss, x = build(), embeddings().requires_grad_()
+    with torch.no_grad():
+        loss.distance.score.weight.zero_()
+    found = loss.compute_loss(x, LABELS, None, x, LABELS)["score"]["losses"]
+    assert found.tolist() == [0.5, 0.5]
+    loss(x, LABELS).backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in loss.parameters())
+
+
+def test_small_classes_are_warned_of_once():
+    loss, x = build(), embeddings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(x[:8], torch.arange(8) // 4)
+    with pytest.warns(TrainingWarning, match=r"a class of the batch has 2 images; PDDM wants at least 4"):
+        loss(x[:6], torch.arange(6) // 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(x[:6], torch.arange(6) // 2)
+
+
+def test_a_loss_of_pml_in_the_place_of_the_feature_term():
+    x = embeddings().requires_grad_()
+    triplet = TripletMarginLoss(margin=0.2)
+    loss = build(embedding_loss=triplet, embedding_weight=3.0, num_quadruplets=3, collect_stats=True)
+    triplets = HardQuadrupletMiner(loss.distance, num_quadruplets=3)(x, LABELS)
+    metric, _ = loops.objective(loss.distance, x, LABELS.tolist(), count=3)
+    expected = metric + 3 * triplet(x, LABELS, triplets).item()
+    assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
+    assert loss.embedding_value.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
+
+
+def test_other_reducers_reduce_single_hinges():
+    x = embeddings()
+    assert build(num_quadruplets=4, reducer=SumReducer())(x, LABELS).item() == pytest.approx(
+        4 * build(num_quadruplets=4)(x, LABELS).item()
+    )
+
+
+def test_is_copied_saved_wrapped_and_compiled():
+    x = embeddings()
+    loss = build()
+    expected = loss(x, LABELS)
+    assert torch.equal(pickle.loads(pickle.dumps(loss))(x, LABELS), expected)
+    other = build(7)
+    other.load_state_dict(loss.state_dict())
+    assert torch.equal(other(x, LABELS), expected)
+    from pytorch_metric_learning.regularizers import LpRegularizer
+
+    wrapped = RegularizedLoss(loss, LpRegularizer(), weight=0.0)
+    torch.testing.assert_close(wrapped(x, LABELS), expected)
+    if torch.__version__ >= "2.6":
+        torch.testing.assert_close(torch.compile(loss, backend="aot_eager")(x, LABELS), expected)
+
+
+@pytest.mark.parametrize("call, error, text", [
+    (lambda: PDDMLoss(TripletMarginLoss().distance), TypeError, r"must be a PDDMDistance, for example PDDMDistance\("),
+    (lambda: build(score_margin=-1), ValueError, "score_margin"),
+    (lambda: build(embedding_margin=-1), ValueError, "embedding_margin"),
+    (lambda: build(embedding_weight=float("nan")), ValueError, "embedding_weight"),
+    (lambda: build(num_quadruplets=0), ValueError, "num_quadruplets"),
+    (lambda: build(squared="yes"), TypeError, "squared of PDDMLoss must be True or False, not 'yes'"),
+    (lambda: build(embedding_loss="triplet"), TypeError, "embedding_loss"),
+    (lambda: build()(embeddings(), LABELS, ref_emb=embeddings(), ref_labels=LABELS), ValueError, "takes no references"),
+    (lambda: build()(embeddings(size=4), LABELS), ValueError, "embedding_size=5"),
+    (lambda: build(per_class=True)(embeddings(), None, (LABELS[:0],) * 4), ValueError, "needs labels"),
+])  # fmt: skip
+def test_what_it_refuses(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_the_straightforward_step_is_the_same_loss():
+    """What bench compares with computes the same value from the same weights."""
+    size, labels = 16, torch.arange(24) // 4
+    x = torch.randn(24, size)
+    loss, peer = PDDMLoss(PDDMDistance(size, dropout=0)), StraightforwardPDDM(size, dropout=0)
+    for mine, theirs in ((loss.distance.difference, peer.difference[0]), (loss.distance.position, peer.position[0]),
+                         (loss.distance.combine, peer.combine[0]), (loss.distance.score, peer.score)):  # fmt: skip
+        theirs.load_state_dict(mine.state_dict())
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    value, expected = loss(one, labels), peer(other, labels)
+    torch.testing.assert_close(value, expected)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_costs_less_than_a_third():
+    rows = bench(["pddm"], [Shape(128, 64, 4)], repeats=5, device="cpu")
+    loss, peer = (row for row in rows if row.loss == "pddm")
+    assert peer.what == "all pairs with gradients"
+    assert peer.to_loss > 3
+    assert peer.peak_bytes > 3 * loss.peak_bytes
+
+
+def test_memory_for_pairs_is_bounded():
+    torch.manual_seed(0)
+    labels = torch.arange(512) // 4
+    x = torch.randn(512, 32, requires_grad=True)
+    loss = PDDMLoss(PDDMDistance(32, memory_budget=1 << 20), per_class=True)
+    assert peak_bytes(loss, x, labels) < 16 * 512 * 512 + (8 << 20)
+
+
+@pytest.mark.parametrize("component", ["loss", "distance", "miner"])
+def test_conformance(component):
+    made = {"loss": PDDMLoss(PDDMDistance(8)), "distance": PDDMDistance(8), "miner": HardQuadrupletMiner()}[component]
+    check_component(made)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_the_gpu():
+    x = embeddings().float()
+    for settings in ({}, {"per_class": True}, {"num_quadruplets": 4}):
+        loss = build(**settings).float()
+        expected = loss(x, LABELS)
+        torch.testing.assert_close(loss.cuda()(x.cuda(), LABELS.cuda()).cpu(), expected, rtol=1e-4, atol=1e-5)

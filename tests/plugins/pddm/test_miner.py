@@ -1,0 +1,85 @@
+"""The hardest quadruplet."""
+
+import pytest
+import torch
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.losses import TripletMarginLoss
+
+from pml_ext import HardQuadrupletMiner, PDDMDistance
+
+from . import loops
+
+LABELS = torch.tensor([0, 1, 0, 2, 1, 1, 0, 2, 0, 3])
+
+
+def embeddings(seed=0):
+    return torch.randn(10, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def expected(similarity, **settings):
+    found = loops.quadruplets(similarity.tolist(), LABELS.tolist(), **settings)
+    return [triplet for i, j, k, other in found for triplet in ((i, j, k), (j, i, other))]
+
+
+def listed(triplets):
+    return list(zip(*(index.tolist() for index in triplets), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_quadruplets": 3}, {"num_quadruplets": 99}, {"per_class": True},
+                                      {"per_class": True, "num_quadruplets": 2}])  # fmt: skip
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_to_a_loop(settings, seed):
+    x, distance = embeddings(seed), PDDMDistance(5).double()
+    loop = {"count": settings.get("num_quadruplets", 1), "per_class": settings.get("per_class", False)}
+    found = HardQuadrupletMiner(distance, **settings)(x, LABELS)
+    assert listed(found) == expected(distance.eval()(x), **loop)
+    for euclidean in (LpDistance(), LpDistance(power=2)):
+        assert listed(HardQuadrupletMiner(euclidean, **settings)(x, LABELS)) == expected(-LpDistance()(x), **loop)
+    assert listed(HardQuadrupletMiner(**settings)(x, LABELS)) == expected(-LpDistance()(x), **loop)
+    assert listed(HardQuadrupletMiner(CosineSimilarity(), **settings)(x, LABELS)) == expected(
+        CosineSimilarity()(x), **loop
+    )
+
+
+def test_ties_go_to_the_first():
+    x = torch.ones(6, 3)
+    labels = torch.tensor([0, 0, 1, 1, 0, 1])
+    assert listed(HardQuadrupletMiner()(x, labels)) == [(0, 1, 2), (1, 0, 2)]
+    found = HardQuadrupletMiner(num_quadruplets=2)(x, labels)
+    assert listed(found) == [(0, 1, 2), (1, 0, 2), (0, 4, 2), (4, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.arange(6), torch.zeros(6, dtype=torch.long), torch.zeros(0, dtype=torch.long)]
+)
+def test_nothing_to_mine(labels):
+    found = HardQuadrupletMiner(per_class=True)(torch.randn(len(labels), 4), labels)
+    assert [len(index) for index in found] == [0, 0, 0]
+    assert all(index.dtype == torch.long for index in found)
+
+
+def test_without_gradients_and_without_dropout():
+    distance, x = PDDMDistance(5, dropout=0.9).train(), embeddings().requires_grad_()
+    first = HardQuadrupletMiner(distance, num_quadruplets=5)(x, LABELS)
+    for _ in range(5):
+        again = HardQuadrupletMiner(distance, num_quadruplets=5)(x, LABELS)
+        assert listed(again) == listed(first)
+    assert x.grad is None
+    assert distance.training
+
+
+def test_serves_losses_of_pml():
+    x = embeddings().requires_grad_()
+    triplets = HardQuadrupletMiner(PDDMDistance(5), per_class=True)(x, LABELS)
+    loss = TripletMarginLoss(margin=0.2)(x, LABELS, triplets)
+    loss.backward()
+    assert x.grad.abs().sum() > 0
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="num_quadruplets of HardQuadrupletMiner must be a whole number"):
+        HardQuadrupletMiner(num_quadruplets=0)
+    with pytest.raises(TypeError, match="per_class of HardQuadrupletMiner must be True or False, not 1"):
+        HardQuadrupletMiner(per_class=1)
+    with pytest.raises(ValueError, match="takes no references"):
+        HardQuadrupletMiner()(embeddings(), LABELS, embeddings(1), LABELS)
