@@ -54,7 +54,12 @@ class Side(NamedTuple):
 
     def at(self, index: Tensor) -> Side:
         """The rows of an index."""
-        return Side(self.points[index], None if self.positions is None else self.positions[index])
+        return Side(rows_of(self.points, index), None if self.positions is None else rows_of(self.positions, index))
+
+
+def rows_of(x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]``, whose backward adds up in a fixed order on the CPU, so that a run can be repeated to the last bit."""
+    return x.index_select(0, index)
 
 
 def side(head: Head, points: Tensor) -> Side:

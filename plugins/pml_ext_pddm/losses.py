@@ -21,6 +21,7 @@ from .functional import (
     embedding_hinge,
     extreme_pairs,
     hard_quadruplets,
+    rows_of,
     scaled,
     score_hinge,
     score_matrix,
@@ -51,8 +52,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     references, since a positive becomes an anchor.
 
     As printed it collapses when it trains a network from scratch: start with another loss (``[[stages]]`` of a recipe),
-    take several quadruplets, and no weight decay on the head. With ``collect_stats``, ``score_value`` (:math:`E_m`) and
-    ``embedding_value`` (:math:`E_e`, without its weight) are recorded.
+    take several quadruplets, and no weight decay on the head. With ``collect_stats``, ``score_loss`` (:math:`E_m`) and
+    ``feature_loss`` (:math:`E_e`, without its weight) are recorded.
 
     *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
     quadruplets and the two extreme ones with gradients. Under dropout one mask a layer is drawn a step, and shared by
@@ -127,7 +128,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         self._warned = False
         names = ["score_margin", "embedding_margin", "embedding_weight", "num_quadruplets"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
-        self.add_to_recordable_attributes(list_of_names=["score_value", "embedding_value"], is_stat=True)
+        self.add_to_recordable_attributes(list_of_names=["score_loss", "feature_loss"], is_stat=True)
 
     def forward(
         self,
@@ -190,15 +191,15 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
         a, p, n = score["indices"]
         if self.embedding_loss is None:
-            hinges = embedding_hinge(x[a], x[p], x[n], self.embedding_margin, self.squared)
+            hinges = embedding_hinge(*(rows_of(x, end) for end in (a, p, n)), self.embedding_margin, self.squared)
             found = {**score, "losses": self.embedding_weight * hinges}
             value = hinges.sum() / (score["divisor"] or 1)
         else:
             value = call_loss(self.embedding_loss, embeddings, labels, (a, p, n))
             found = {"losses": self.embedding_weight * value, "indices": None, "reduction_type": "already_reduced"}
         if self.collect_stats:
-            self.score_value = score["losses"].detach().sum() / (score["divisor"] or 1)
-            self.embedding_value = value.detach()
+            self.score_loss = score["losses"].detach().sum() / (score["divisor"] or 1)
+            self.feature_loss = value.detach()
         return found
 
     def _triplets(

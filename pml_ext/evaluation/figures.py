@@ -113,7 +113,7 @@ def similarity_distributions(
                 label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
                 axes.hist(values, bins=bins, density=True, color=color, alpha=0.55, label=label)
         axes.set(title=title, xlabel="learned score" if title in learned else "cosine similarity")
-        axes.legend(frameon=False, loc="upper left", fontsize=8)
+        axes.legend(frameon=False, loc="best", fontsize=8)
         _clean(axes)
     panels[0].set_ylabel("density")
     return figure

@@ -61,8 +61,7 @@ def registered():
     for component in registry.components("loss"):
         if component.name.startswith("pml/") or SETTINGS.get(component.name, ()) is None:
             continue
-        wanted = {name for name, setting in component.settings.items() if setting.default is setting.empty}
-        found[component.name] = component.cls(**{name: context[name] for name in wanted})
+        found[component.name] = registry.build(component.name, "loss", context)
     return found
 
 

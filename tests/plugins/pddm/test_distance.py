@@ -160,7 +160,7 @@ def test_is_a_distance_of_pml():
     assert distance(x, x[:0]).shape == (7, 0)
 
 
-@pytest.mark.parametrize("settings, text", [
+@pytest.mark.parametrize(("settings", "text"), [
     ({"embedding_size": 0}, "embedding_size of PDDMDistance must be a whole number of at least 1, not 0"),
     ({"hidden_size": 0}, "hidden_size"), ({"dropout": 1.0}, "dropout"), ({"dropout": -0.1}, "dropout"),
     ({"memory_budget": 0}, "memory_budget"),

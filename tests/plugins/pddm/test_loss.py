@@ -10,7 +10,7 @@ from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.reducers import SumReducer
 
 from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss, RegularizedLoss
-from pml_ext.benchmark import bench, peak_bytes, Shape
+from pml_ext.benchmark import Shape, bench, peak_bytes
 from pml_ext.errors import TrainingWarning
 from pml_ext.testing import check_component
 from pml_ext_pddm.peers import StraightforwardPDDM
@@ -52,9 +52,9 @@ def test_equal_to_a_loop(case, seed):
     metric, embedding = loops.objective(loss.distance, x, LABELS.tolist(), **loop)
     assert loss(x, LABELS).item() == pytest.approx(metric + embedding, rel=1e-9)
     weight = loop.get("weight", 0.5)
-    assert loss.score_value.item() == pytest.approx(metric, rel=1e-9)
+    assert loss.score_loss.item() == pytest.approx(metric, rel=1e-9)
     if weight:
-        assert weight * loss.embedding_value.item() == pytest.approx(embedding, rel=1e-9)
+        assert weight * loss.feature_loss.item() == pytest.approx(embedding, rel=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,7 +191,7 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     metric, _ = loops.objective(loss.distance, x, LABELS.tolist(), count=3)
     expected = metric + 3 * triplet(x, LABELS, triplets).item()
     assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
-    assert loss.embedding_value.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
+    assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
 
 
 def test_other_reducers_reduce_single_hinges():
@@ -217,7 +217,7 @@ def test_is_copied_saved_wrapped_and_compiled():
         torch.testing.assert_close(torch.compile(loss, backend="aot_eager")(x, LABELS), expected)
 
 
-@pytest.mark.parametrize("call, error, text", [
+@pytest.mark.parametrize(("call", "error", "text"), [
     (lambda: PDDMLoss(TripletMarginLoss().distance), TypeError, r"must be a PDDMDistance, for example PDDMDistance\("),
     (lambda: build(score_margin=-1), ValueError, "score_margin"),
     (lambda: build(embedding_margin=-1), ValueError, "embedding_margin"),
