@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import json
 import warnings
@@ -297,7 +298,7 @@ class TrainedRun:
             gallery: an index, or its folder; by default the run's own.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
             shortlist: with the learned metric, re-rank so many nearest by the Euclidean distance, rather than compare
-                with all.
+                with all; the index's faiss finds these, where it has one.
 
         Returns:
             An answer for each query.
@@ -308,17 +309,15 @@ class TrainedRun:
         """
         if k < 1:
             raise ConfigError(f"-k {k}: wanted 1 or more")
-        search = self._search(metric, shortlist)
+        self._check_metric(metric, shortlist)
         held = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
         names = _names(images)
         points = self.embed(images)
         places = {(held.embedded.folder / path).resolve(): number for number, path in enumerate(held.embedded.paths)}
         own = [places.get(Path(name).resolve()) if name else None for name in names]
         count = min(k + 1, len(held.embedded.paths))
-        if held.factory and metric == "euclidean":
-            distances, indices = _search_faiss(held.place / "index.faiss", points, count)
-        else:
-            distances, indices = search(points, count, held.embedded.embeddings)
+        search = self._search(held, metric, shortlist)
+        distances, indices = search(points, count, held.embedded.embeddings)
         classes = held.embedded.classes
         answers = []
         for number, (row, near) in enumerate(zip(indices.tolist(), distances.tolist(), strict=True)):
@@ -335,22 +334,29 @@ class TrainedRun:
             ))  # fmt: skip
         return answers
 
-    def _search(self, metric: str, shortlist: int | None) -> Search:
+    def _check_metric(self, metric: str, shortlist: int | None) -> None:
         if metric not in METRICS:
             raise ConfigError(registry.unknown("metric", metric, METRICS))
         if metric == "euclidean":
             if shortlist is not None:
                 raise ConfigError("--shortlist goes with --metric learned")
-            return default_neighbours().search
-        learned = self.metric
-        if learned is None:
+        elif self.metric is None:
             raise ConfigError(f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; "
                               "leave out --metric learned")  # fmt: skip
-        if shortlist is None:
-            return neighbours_under(learned).search
-        if shortlist < 1:
+        elif shortlist is not None and shortlist < 1:
             raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more")
-        return reranked_under(learned, shortlist).search
+
+    def _search(self, held: Gallery, metric: str, shortlist: int | None) -> Search:
+        """What finds the nearest by the metric, with the gallery's faiss where it has one."""
+        nearest = default_neighbours().search
+        if held.factory:
+            nearest = functools.partial(_search_faiss, held.place / "index.faiss")
+        if metric == "euclidean":
+            return nearest
+        assert self.metric is not None
+        if shortlist is None:
+            return neighbours_under(self.metric).search
+        return reranked_under(self.metric, shortlist, nearest).search
 
     def picture(self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None,
                 beside: Sequence[tuple[str, Sequence[Answer], Path]] = ()) -> Figure:  # fmt: skip
@@ -524,7 +530,7 @@ def _write_faiss(path: Path, factory: str, points: NDArray[np.float32]) -> None:
     checkpoint.write_atomically(path, lambda temporary: faiss.write_index(index, str(temporary)))
 
 
-def _search_faiss(path: Path, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _search_faiss(path: Path, points: Tensor, k: int, _reference: Tensor) -> tuple[Tensor, Tensor]:
     with needs_extra("cpu", "an index with a faiss factory string"):
         import faiss
     distances, indices = faiss.read_index(str(path)).search(np.ascontiguousarray(points.cpu().numpy()), k)

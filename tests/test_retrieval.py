@@ -221,6 +221,12 @@ def test_by_a_learned_metric(tmp_path, folder):
         assert run.query(query, 5, metric="learned", shortlist=1)[0].paths[0] in run.query(query, 6)[0].paths
         with pytest.raises(ConfigError, match="--shortlist 0"):
             run.query(query, 5, metric="learned", shortlist=0)
+        with pytest.warns(SkippedImage):  # the shortlist of an index by faiss is its own
+            coarse = run.index(folder, tmp_path / "coarse", "IVF40,Flat")
+        found = run.query(query, 5, coarse, metric="learned", shortlist=200)[0]
+        cell = run.query(query, 200, coarse)[0].paths
+        assert len(cell) < 199  # of one cell alone
+        assert found.paths == [path for path in run.query(query, 200, metric="learned")[0].paths if path in cell][:5]
     finally:
         pml_ext.registry.unregister_local()
 

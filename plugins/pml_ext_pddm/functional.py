@@ -58,7 +58,7 @@ class Side(NamedTuple):
 
 
 def rows_of(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]``, whose backward adds up in a fixed order on the CPU, so that a run can be repeated to the last bit."""
+    """``x[index]``, whose backward adds up in a fixed order on the CPU, so that runs can be repeated exactly."""
     return x.index_select(0, index)
 
 

@@ -191,7 +191,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
         a, p, n = score["indices"]
         if self.embedding_loss is None:
-            hinges = embedding_hinge(*(rows_of(x, end) for end in (a, p, n)), self.embedding_margin, self.squared)
+            ends = rows_of(x, a), rows_of(x, p), rows_of(x, n)
+            hinges = embedding_hinge(*ends, self.embedding_margin, self.squared)
             found = {**score, "losses": self.embedding_weight * hinges}
             value = hinges.sum() / (score["divisor"] or 1)
         else:

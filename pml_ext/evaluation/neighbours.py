@@ -112,17 +112,19 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
         distance.train(training)
 
 
-def reranked_under(distance: BaseDistance, shortlist: int) -> NearestNeighbours:
+def reranked_under(distance: BaseDistance, shortlist: int, nearest: Search | None = None) -> NearestNeighbours:
     """By a PML distance, among so many nearest by the Euclidean distance of normalised embeddings.
 
     Args:
         distance: any PML distance, learned or not.
         shortlist: how many candidates there are for each query; at least as many as are asked for are taken.
+        nearest: finds the candidates of normalised embeddings; exactly by default. It may give -1 where it has no more.
     """
+    nearest = nearest or default_neighbours().search
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
         points, gallery = (torch.nn.functional.normalize(x) for x in (query, reference))
-        _, candidates = default_neighbours().search(points, min(max(k, shortlist), len(reference)), gallery)
+        _, candidates = nearest(points, min(max(k, shortlist), len(reference)), gallery)
         candidates = candidates.to(reference.device)
         width = candidates.shape[1]
         tile = max(1, _PAIRS // max(1, width))
@@ -133,6 +135,7 @@ def reranked_under(distance: BaseDistance, shortlist: int) -> NearestNeighbours:
                 rows = candidates[start : start + tile]
                 ends = query[start : start + tile].repeat_interleave(width, 0), reference[rows.flatten()]
                 values[start : start + tile] = distance.pairwise_distance(*ends).view(rows.shape)
+        values.masked_fill_(candidates < 0, -torch.inf if distance.is_inverted else torch.inf)
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
 

@@ -158,13 +158,17 @@ def _restricted(subject: Subject, triplets: bool) -> None:
         return found.detach(), gradient(found, batch.embeddings)
 
     base = value(everything)
-    if triplets:
-        narrowed = {"triplets": lambda: some(everything, 0.3)}
-    else:
-        narrowed = {"positive pairs": lambda: (*some(everything[:2], 0.3), *everything[2:]),
-                    "negative pairs": lambda: (*everything[:2], *some(everything[2:], 0.3))}  # fmt: skip
-    for what, draw in narrowed.items():
-        found = [value(draw()) for _ in range(5)]  # a loss may look at the hardest alone, which one draw may keep
+
+    def narrowed(what: str) -> tuple[Tensor, ...]:
+        if what == "triplets":
+            return some(everything, 0.3)
+        positives, negatives = everything[:2], everything[2:]
+        if what == "positive pairs":
+            return (*some(positives, 0.3), *negatives)
+        return (*positives, *some(negatives, 0.3))
+
+    for what in ["triplets"] if triplets else ["positive pairs", "negative pairs"]:
+        found = [value(narrowed(what)) for _ in range(5)]  # a loss may look at the hardest alone, which a draw may keep
         if all(torch.equal(one, base[0]) and torch.allclose(other, base[1]) for one, other in found):
             raise AssertionError(f"the {what} that a miner chose are ignored: a third of them gives the same loss and "
                                  "the same gradient as all")  # fmt: skip
