@@ -400,9 +400,11 @@ class TrainedRun:
             ConfigError: fewer than 1 cluster or more than images.
             DataError: no readable image.
         """
+        if clusters < 1:
+            raise ConfigError(f"--clusters {clusters}: wanted 1 or more")
         embedded = self.embed_folder(folder)
         count = len(embedded.paths)
-        if not 1 <= clusters <= count:
+        if clusters > count:
             raise ConfigError(f"--clusters {clusters}: wanted from 1 to the {count} images of {folder}")
         found = kmeans(embedded.embeddings, clusters).cpu()
         sizes = torch.bincount(found, minlength=clusters)

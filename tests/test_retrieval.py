@@ -192,9 +192,10 @@ def test_clusters(indexed, folder, tmp_path):
     from pml_ext.evaluation import purity
 
     assert purity([int(path[0]) for path in found], list(found.values())) > 0.6
-    for clusters in (0, 201):
-        with pytest.warns(SkippedImage), pytest.raises(ConfigError, match=f"--clusters {clusters}: .* the 200 images"):
-            run.cluster(folder, clusters, tmp_path / "none")
+    with pytest.warns(SkippedImage), pytest.raises(ConfigError, match="--clusters 201: .* the 200 images"):
+        run.cluster(folder, 201, tmp_path / "none")
+    with pytest.raises(ConfigError, match="--clusters 0: wanted 1 or more"):
+        run.cluster(folder, 0, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 

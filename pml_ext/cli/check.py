@@ -33,7 +33,9 @@ def check(
     for name, component in components_of(what):
         stderr().print(f"checking {name}")
         try:
-            results += check_component(component, on_fail=None)
+            results += [
+                dataclasses.replace(result, component=name) for result in check_component(component, on_fail=None)
+            ]
         except ConfigError as error:
             results.append(CheckResult(name, "-", "skipped", str(error)))
     failed = any(result.fails for result in results)

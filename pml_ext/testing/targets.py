@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from .. import registry
-from ..errors import ConfigError, PmlExtError, UnknownNameError
+from ..errors import ConfigError
 
 
 def components_of(what: str) -> list[tuple[str, Any]]:
@@ -21,19 +21,16 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    of_plugin = [(c.name, c) for c in registry.components() if c.plugin == what or _package(c.cls) == what]
-    if of_plugin:
-        return of_plugin
-    try:
-        return [(what, registry.get(what))]
-    except UnknownNameError:
-        pass
-    except PmlExtError as error:
-        raise ConfigError(str(error)) from None
-    found = _imported(what)
-    if isinstance(found, type):
-        return [(found.__name__, found)]
-    classes = [(name, value) for name, value in vars(found).items() if _is_component(value, found.__name__)]
+    components = registry.components()
+    for found in ([c for c in components if c.plugin == what or _package(c.cls) == what],
+                  [c for c in components if what in (c.name, c.qualified_name)]):  # fmt: skip
+        if found:
+            names = [c.name for c in found]
+            return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]
+    imported = _imported(what)
+    if isinstance(imported, type):
+        return [(imported.__name__, imported)]
+    classes = [(name, value) for name, value in vars(imported).items() if _is_component(value, imported.__name__)]
     if not classes:
         raise ConfigError(f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, "
                           "distances, samplers or reducers")  # fmt: skip
