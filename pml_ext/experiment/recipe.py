@@ -74,12 +74,16 @@ class ModelTable(_Table):
 
 
 class OptimizerTable(_NamedTable):
-    """``[optimizer]``: a torch optimizer with its options; the embedder's learning rate is ``lr * head_lr_factor``."""
+    """``[optimizer]``: a torch optimizer with its options; the embedder's learning rate is ``lr * head_lr_factor``.
+
+    ``scheduled``, of ``[loss.optimizer]``: the schedule applies to the loss's own parameters too.
+    """
 
     name: str = "adam"
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     head_lr_factor: float = Field(1.0, gt=0)
+    scheduled: bool = False
 
 
 class RegularizerTable(_NamedTable):
@@ -521,7 +525,7 @@ def build(kind: str, table: _NamedTable, context: Mapping[str, Any]) -> Any:
         table: its name and settings.
         context: values by argument name.
     """
-    offered = {"class_labels", "collect_stats"} & set(registry.get(table.name, kind).settings)
+    offered = {"class_labels", "collect_stats"} & set(registry.get(table.name, kind).settings) & set(context)
     filled = {name: context[name] for name in offered if name not in table.settings}
     return registry.build(table.name, kind, context, **table.settings, **filled)
 
@@ -549,6 +553,9 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
         _check_component(f"{key}.miner", "miner", table.miner, context)
         if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
             raise _KeyProblem(f"{key}.miner", f"{table.name} takes no miner's indices_tuple")
+        if any(True for _ in build("miner", table.miner, context).parameters()):
+            raise _KeyProblem(f"{key}.miner", f"{table.miner.name} has parameters here (a learned distance), which "
+                              "nothing would train; a loss that has one, such as pddm, mines by it itself")  # fmt: skip
     if table.regularizer is not None:
         _check_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
     if table.memory is not None:

@@ -53,6 +53,7 @@ from .recipe import (
     LossTable,
     Recipe,
     SamplerTable,
+    ScheduleTable,
     build_loss,
     build_optimizer,
     dataset_factory,
@@ -110,6 +111,7 @@ class Stage:
         batch_size: images a batch, over all processes.
         iterations: batches an epoch.
         optimizer: of the loss's own parameters, where it has some.
+        scheduler: of that optimizer's learning rate, where the recipe wants one.
         trained: the loss as the trainer calls it: over all processes.
         mining: the miner likewise.
         memory_from: the epoch from which on the loss's memory is used, where it has one.
@@ -123,6 +125,7 @@ class Stage:
     batch_size: int
     iterations: int
     optimizer: torch.optim.Optimizer | None
+    scheduler: Any
     trained: nn.Module
     mining: nn.Module | None
     memory_from: int = 1
@@ -260,7 +263,7 @@ class Run:
                 self._optimizers[f"{key}_optimizer"] = build_optimizer(optimizer_table, parameters, factor)
         self._schedulers: dict[str, Any] = {}
         for key, optimizer in self._optimizers.items():
-            scheduler = _scheduler(optimizer, schedule.name, schedule.epochs, schedule.milestones, schedule.gamma)
+            scheduler = _scheduler(optimizer, schedule)
             if scheduler is not None:
                 self._schedulers[key.replace("_optimizer", "_scheduler_by_epoch")] = scheduler
 
@@ -277,9 +280,13 @@ class Run:
             loss, miner = self._build_loss(table.loss)
             sampler, iterations = self._build_sampler(table.sampler)
             own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+            optimizer_table = own_optimizer(self.recipe.optimizer, table.loss)
+            optimizer, scheduler = build_optimizer(optimizer_table, own) if own else None, None
+            if optimizer is not None and optimizer_table.scheduled:
+                scheduler = _scheduler(optimizer, self.recipe.schedule, first)
             yield Stage(
                 first, first + table.epochs - 1, loss, miner, sampler, table.sampler.batch_size, iterations,
-                build_optimizer(own_optimizer(self.recipe.optimizer, table.loss), own) if own else None,
+                optimizer, scheduler,
                 # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
                 self._over_processes(DistributedLoss(loss) if self.processes > 1 else loss,
                                      find_unused_parameters=True, broadcast_buffers=False),
@@ -397,9 +404,11 @@ class Run:
         if isinstance(stage.loss, CrossBatchMemory):
             stage.loss.active = self.epoch >= stage.memory_from
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
-        optimizers = dict(self._optimizers)
+        optimizers, schedulers = dict(self._optimizers), dict(self._schedulers)
         if stage.optimizer is not None:
             optimizers["metric_loss_optimizer"] = stage.optimizer
+        if stage.scheduler is not None:
+            schedulers["metric_loss_scheduler_by_epoch"] = stage.scheduler
 
         def after_iteration(trainer: MetricLossOnly) -> None:
             loss = float(trainer.losses["total_loss"].detach())
@@ -423,7 +432,7 @@ class Run:
             iterations_per_epoch=stage.iterations,
             data_device=self.device,
             sampler=self._draw_batches(stage),
-            lr_schedulers=self._schedulers,
+            lr_schedulers=schedulers,
             freeze_trunk_batchnorm=self.recipe.model.freeze_batch_norm,
             dataloader_num_workers=self.recipe.data.workers,
             end_of_iteration_hook=after_iteration,
@@ -624,6 +633,7 @@ class Run:
                     "miner": stage.miner.state_dict() if stage.miner is not None else {},
                     "sampler": sampler_state(stage.sampler),
                     "optimizer": stage.optimizer.state_dict() if stage.optimizer is not None else None,
+                    "scheduler": stage.scheduler.state_dict() if stage.scheduler is not None else None,
                 }
                 for stage in self.stages
             ],
@@ -665,6 +675,8 @@ class Run:
             set_sampler_state(stage.sampler, saved["sampler"])
             if stage.optimizer is not None:
                 stage.optimizer.load_state_dict(saved["optimizer"])
+            if stage.scheduler is not None:
+                stage.scheduler.load_state_dict(saved["scheduler"])
         checkpoint.set_random_state(state["random"])
 
 
@@ -705,11 +717,14 @@ def _device_name(device: torch.device) -> str:
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
-def _scheduler(optimizer: torch.optim.Optimizer, name: str, epochs: int, milestones: list[int], gamma: float) -> Any:
-    if name == "multi-step":
-        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma)
-    if name == "cosine":
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
+    """How a learning rate falls that is stepped from an epoch of the run on; None where it does not."""
+    before = first - 1
+    if schedule.name == "multi-step":
+        milestones = [epoch - before for epoch in schedule.milestones if epoch > before]
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, schedule.gamma)
+    if schedule.name == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs - before)
     return None
 
 

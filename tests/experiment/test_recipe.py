@@ -39,6 +39,20 @@ def test_extends_merges_and_another_name_replaces():
     assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 3}}) == {"a": {"name": "x", "p": 3}}
 
 
+def test_a_learned_metric_takes_its_size_from_the_model():
+    recipe = one("pddm/digits", "model.embedding_size=24")
+    loss, _ = build_loss(recipe.loss, {"embedding_size": 24, "collect_stats": True})
+    assert loss.distance.embedding_size == 24
+    bare, _ = build_loss(type(recipe.loss)(name="pddm"), {"embedding_size": 24})  # the class says what it needs
+    assert bare.distance.embedding_size == 24
+
+
+def test_a_miner_whose_metric_nothing_would_train_is_refused():
+    with pytest.raises(ConfigError, match="loss.miner: hard-quadruplet has parameters here"):
+        one("pddm/digits", 'loss.miner={name="hard-quadruplet", distance={name="pddm"}}')
+    assert one("pddm/digits", "loss.miner.name=hard-quadruplet").loss.miner is not None
+
+
 def test_a_memory_wraps_loss_regularizer_and_miner():
     overrides = ("loss.regularizer=metric-variance", "loss.miner=hard-pair", "loss.memory.size=4096")
     loss, miner = build_loss(one("cbml/digits", *overrides).loss, {"embedding_size": 64})

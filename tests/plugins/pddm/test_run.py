@@ -72,7 +72,9 @@ def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
     warm, own = state["stages"]
     assert warm["optimizer"] is None
     (group,) = own["optimizer"]["param_groups"]
-    assert (group["lr"], group["weight_decay"]) == (1e-2, 0.0)
+    assert group["weight_decay"] == 3e-3
+    assert group["lr"] == pytest.approx(1e-3)  # of 1e-2, since epoch 3 was a milestone of the networks too
+    assert state["optimizers"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
     assert all(int(entry["step"]) == 10 for entry in own["optimizer"]["state"].values())
     saved = torch.load(out / "checkpoints" / "model.pt")["loss"]
     run = load_run(out, "cpu")
