@@ -14,6 +14,14 @@ InstallPlugin = Callable[..., Path]
 
 
 @pytest.fixture
+def without_report() -> Iterator[None]:
+    """Runs draw no report, which takes most of the time of a short one."""
+    with pytest.MonkeyPatch.context() as patch:  # of its own, which a test's undo() leaves alone
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        yield
+
+
+@pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
     """Puts a distribution with one module and one entry point on the path, as an installer would."""
 

@@ -23,14 +23,17 @@ from pml_ext.experiment import train
 from pml_ext.retrieval import SkippedImage
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+REPORT = "pml_ext.experiment.run.write_run_report"
 BROKEN = {"2/broken.png", "notes.txt"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
-    for name, seed in (("one", 0), ("other", 1)):
-        train("triplets/digits", out=place / name, seed=seed, overrides=QUICK, device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(REPORT, lambda *_: None)
+        for name, seed in (("one", 0), ("other", 1)):
+            train("triplets/digits", out=place / name, seed=seed, overrides=QUICK, device="cpu")
     return place / "one", place / "other"
 
 
@@ -199,6 +202,7 @@ def test_clusters(indexed, folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.usefixtures("without_report")
 def test_by_a_learned_metric(tmp_path, folder):
     class Learned(pml_ext.BatchAllTripletLoss):
         def __init__(self, **kwargs):
@@ -322,6 +326,7 @@ def test_an_exported_network_gives_the_embeddings_without_this_package(runs, fol
     assert found == pytest.approx(load_run(runs[0], "cpu").embed(file)[0].tolist(), abs=1e-5)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_lines_of_the_readme_load_an_export(tmp_path):
     """A colour folder, a torchvision trunk, and the README's words."""
     generator = np.random.default_rng(0)

@@ -79,11 +79,13 @@ def test_the_terms_of_the_loss_are_recorded(finished):
     assert total == pytest.approx(series["loss"][1], rel=1e-4)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(finished, tmp_path):
     assert same(quick(tmp_path / "again"), finished[1])
     assert not same(quick(tmp_path / "other", seed=1), finished[1])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_written_recipe_gives_the_run_again(finished, tmp_path):
     again = train(str(finished[0] / "recipe.toml"), out=tmp_path / "out", device="cpu")[0]
     assert same(again, finished[1])
@@ -104,6 +106,7 @@ def test_an_existing_folder_is_refused_and_left_alone(finished):
 
 
 @pytest.mark.parametrize("recipe", ["cbml/digits", "pml/proxy-anchor/digits"])
+@pytest.mark.usefixtures("without_report")
 def test_a_run_killed_between_epochs_ends_as_if_it_had_not_been(tmp_path, recipe):
     overrides = ["schedule.epochs=8", "schedule.milestones=[6]", "sampler.iterations=6", "model.trunk.width=16"]
     command = [sys.executable, "-m", "pml_ext", "train", recipe, "--device", "cpu", "--json"]
@@ -128,6 +131,7 @@ def test_a_run_killed_between_epochs_ends_as_if_it_had_not_been(tmp_path, recipe
     assert loss_series(killed, []) == loss_series(tmp_path / "whole", [])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_several_seeds_and_variants(tmp_path):
     out = tmp_path / "seeds"
     results = train("cbml/digits", out=out, seeds=2, overrides=QUICK, device="cpu")
@@ -143,6 +147,7 @@ def test_several_seeds_and_variants(tmp_path):
     assert names[:3] == ["0.0-seed-0", "0.0-seed-1", "0.1-seed-0"]
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_epoch_is_chosen_on_held_out_training_classes(tmp_path):
     metrics = quick(
         tmp_path / "out", "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"
@@ -152,6 +157,7 @@ def test_the_epoch_is_chosen_on_held_out_training_classes(tmp_path):
     assert state["epoch"] == metrics["best_epoch"]
 
 
+@pytest.mark.usefixtures("without_report")
 def test_stages_frozen_batch_norm_and_a_faster_head(tmp_path):
     metrics = quick(
         tmp_path / "out", "stages=[{epochs = 1, loss = {name = 'pml/triplet-margin', margin = 0.2}, "
@@ -164,6 +170,7 @@ def test_stages_frozen_batch_norm_and_a_faster_head(tmp_path):
     assert loss_series(tmp_path / "out", [])["loss"][0] == list(range(1, 14 + 4 + 4 + 1))
 
 
+@pytest.mark.usefixtures("without_report")
 def test_regularizers_in_a_run(tmp_path):
     metrics = quick(tmp_path / "out", "loss.regularizer={name='metric-variance', weight=0.5}", "loss.mvc_weight=0.0")
     assert metrics["after"]["map_at_r"] > 0

@@ -51,6 +51,7 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     assert metrics["warnings"] == []
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
     from pml_ext.experiment.run import Run
 
@@ -75,12 +76,14 @@ def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
     assert rows(out) == rows(finished[0])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_weight_far_too_large_is_in_the_reports_warnings(tmp_path):
     metrics = train("density/digits", out=tmp_path / "out", overrides=(*QUICK, "loss.regularizer.weight=1000"),
                     device="cpu")[0]  # fmt: skip
     assert any("DensityRegularizer with weight 1000" in text for text in metrics["warnings"])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
     overrides = (*QUICK, "loss.regularizer.correlation_weight=0.0", "schedule.epochs=1", "schedule.name=constant",
                  "schedule.milestones=[]")  # fmt: skip
@@ -89,6 +92,7 @@ def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
     assert (state["loss"]["regularizer.base_density"] == 0).all()
 
 
+@pytest.mark.usefixtures("without_report")
 def test_whole_classes_in_a_run(tmp_path):
     metrics = train(
         "density/digits", out=tmp_path / "out", device="cpu",

@@ -82,6 +82,7 @@ def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
         assert torch.equal(value, saved[f"distance.{name}"])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(finished, tmp_path, monkeypatch):
     from pml_ext.experiment.run import Run
 

@@ -449,6 +449,7 @@ def test_the_conventional_pipeline_in_a_run(tmp_path):
     assert "Query accuracy" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("without_report")
 def test_the_epoch_is_chosen_by_purity_with_three_clusters_a_class(tmp_path):
     """Sec. 6.2, on held-out classes."""
     from pml_ext.experiment import train
