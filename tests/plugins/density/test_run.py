@@ -51,7 +51,6 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     assert metrics["warnings"] == []
 
 
-@pytest.mark.usefixtures("without_report")
 def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
     from pml_ext.experiment.run import Run
 
