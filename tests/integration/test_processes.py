@@ -46,7 +46,6 @@ def with_memory(tmp_path_factory):
     ("recipe", "overrides"),
     [("cbml/digits", MEMORY), ("pml/proxy-anchor/digits", ("sampler.name=shuffle", "sampler.batch_size=75"))],
 )
-@pytest.mark.usefixtures("without_report")
 def test_two_processes_are_one(tmp_path, with_memory, recipe, overrides):
     out, printed = with_memory
     if overrides != MEMORY:
