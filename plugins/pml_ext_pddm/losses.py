@@ -51,8 +51,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     :class:`pml_ext.HardQuadrupletMiner` before it gives the same; with one of pairs, it mines among these. There are no
     references, since a positive becomes an anchor.
 
-    As printed it collapses when it trains a network from scratch: start with another loss (``[[stages]]`` of a recipe),
-    take several quadruplets, and no weight decay on the head. With ``collect_stats``, ``score_loss`` (:math:`E_m`) and
+    As printed, with one quadruplet a batch, it does not train a network from scratch: take every positive pair
+    (``num_quadruplets`` larger than their number) and smaller margins, after some epochs of another loss. With ``collect_stats``, ``score_loss`` (:math:`E_m`) and
     ``feature_loss`` (:math:`E_e`, without its weight) are recorded.
 
     *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
