@@ -52,8 +52,10 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     references, since a positive becomes an anchor.
 
     As printed, with one quadruplet a batch, it does not train a network from scratch: take every positive pair
-    (``num_quadruplets`` larger than their number) and smaller margins, after some epochs of another loss. With ``collect_stats``, ``score_loss`` (:math:`E_m`) and
-    ``feature_loss`` (:math:`E_e`, without its weight) are recorded.
+    (``num_quadruplets`` larger than their number) and smaller margins, after some epochs of another loss.
+
+    With ``collect_stats``, ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight) are
+    recorded.
 
     *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
     quadruplets and the two extreme ones with gradients. Under dropout one mask a layer is drawn a step, and shared by
