@@ -73,7 +73,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         detach_scaling: no gradient through the least and the greatest score.
         detach_embeddings: no gradient of :math:`E_m` to the embeddings, which then train by :math:`E_e` alone.
         embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; PML's
-            ``TripletMarginLoss`` makes it "PDDM + Triplet" of Table 1.
+            ``TripletMarginLoss`` makes it "PDDM + Triplet" of Table 1; ``embedding_margin`` and ``squared`` are of no
+            meaning then.
         kwargs: those of PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
             divide by the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from .. import registry
 from ..data import build_transforms, folder
 from ..errors import ConfigError, PmlExtError, UnknownNameError
+from ..evaluation import learned_metric
 from ..memory import CrossBatchMemory
 from ..regularizers import RegularizedLoss
 
@@ -462,6 +463,12 @@ def _check_names(recipe: Recipe) -> None:
         _check_memory(f"{prefix}loss.memory", stage.loss.memory, stage.sampler.batch_size, recipe.schedule.epochs)
         if stage.sampler.name != SHUFFLE:
             _check_component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
+    if recipe.evaluation.shortlist is not None:
+        context = loss_context(recipe, [0, 1])
+        losses = (build_loss(stage.loss, context)[0] for stage in recipe.all_stages())
+        if not any(learned_metric(loss.modules()) for loss in losses):
+            raise _KeyProblem("evaluation.shortlist", f"found {recipe.evaluation.shortlist}, but no loss of the recipe "
+                              "has a learned metric to re-rank by, as pddm has; leave it out")  # fmt: skip
     if recipe.evaluation.select is not None:
         known = metric_names(recipe)
         if recipe.evaluation.select not in known:

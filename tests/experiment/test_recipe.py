@@ -47,6 +47,12 @@ def test_a_learned_metric_takes_its_size_from_the_model():
     assert bare.distance.embedding_size == 24
 
 
+def test_a_shortlist_needs_a_learned_metric():
+    with pytest.raises(ConfigError, match=r"evaluation.shortlist: found 8, but no loss .* learned metric"):
+        one("cbml/digits", "evaluation.shortlist=8")
+    assert one("pddm/digits", "evaluation.shortlist=8").evaluation.shortlist == 8
+
+
 def test_a_miner_whose_metric_nothing_would_train_is_refused():
     with pytest.raises(ConfigError, match="loss.miner: hard-quadruplet has parameters here"):
         one("pddm/digits", 'loss.miner={name="hard-quadruplet", distance={name="pddm"}}')
