@@ -2,7 +2,8 @@
 
 ``from pml_ext import CBMLLoss`` works for every registered class, of this distribution and of third parties; what else
 is public is listed in ``_PUBLIC``. Importing this package imports neither torch nor PML; the first name that needs them
-does.
+does. Type checkers read ``__init__.pyi``: after a change here, or of a plugin's classes, ``python -m pml_ext.stub``
+writes it anew.
 """
 
 from __future__ import annotations
@@ -10,48 +11,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pml_ext_angular import AngularLoss as AngularLoss
-    from pml_ext_angular import AngularTripletLoss as AngularTripletLoss
-    from pml_ext_angular import NPairAngularLoss as NPairAngularLoss
-    from pml_ext_angular import NPairLoss as NPairLoss
-    from pml_ext_cbml import CBMLLoss as CBMLLoss
-    from pml_ext_cbml import HardPairMiner as HardPairMiner
-    from pml_ext_cbml import MetricVarianceRegularizer as MetricVarianceRegularizer
-    from pml_ext_density import DensityRegularizer as DensityRegularizer
-    from pml_ext_density import EntropyRegularizer as EntropyRegularizer
-    from pml_ext_density import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
-    from pml_ext_pddm import HardQuadrupletMiner as HardQuadrupletMiner
-    from pml_ext_pddm import PDDMDistance as PDDMDistance
-    from pml_ext_pddm import PDDMLoss as PDDMLoss
-    from pml_ext_triplets import AnchorSwapMiner as AnchorSwapMiner
-    from pml_ext_triplets import BatchAllTripletLoss as BatchAllTripletLoss
-    from pml_ext_triplets import HardNegativePoolSampler as HardNegativePoolSampler
-    from pml_ext_triplets import LocalPositiveMiner as LocalPositiveMiner
-
-    from . import registry as registry
-    from .distributed import DistributedLoss as DistributedLoss
-    from .distributed import DistributedMiner as DistributedMiner
-    from .errors import ConfigError as ConfigError
-    from .errors import DataError as DataError
-    from .errors import MissingExtraError as MissingExtraError
-    from .errors import PluginError as PluginError
-    from .errors import PmlExtError as PmlExtError
-    from .errors import TrainingError as TrainingError
-    from .errors import UnknownNameError as UnknownNameError
-    from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
-    from .hookspecs import hookimpl as hookimpl
-    from .losses import MultipleLosses as MultipleLosses
-    from .memory import CrossBatchMemory as CrossBatchMemory
-    from .registry import Component as Component
-    from .registry import Paper as Paper
-    from .registry import register as register
-    from .regularizers import LabelledRegularizer as LabelledRegularizer
-    from .regularizers import RegularizedLoss as RegularizedLoss
-    from .retrieval import load_run as load_run
-    from .samplers import WholeClassSampler as WholeClassSampler
+from typing import Any
 
 try:
     __version__ = _version("pml-ext")
@@ -60,8 +20,8 @@ except PackageNotFoundError:  # the sources on a path, not installed: there are 
 
 # Public names of the core, by the module that defines them; registered classes resolve through the registry.
 _PUBLIC = {
-    "Component": "pml_ext.registry",
-    "Paper": "pml_ext.registry",
+    "Component": "pml_ext.components",
+    "Paper": "pml_ext.components",
     "register": "pml_ext.registry",
     "hookimpl": "pml_ext.hookspecs",
     "CrossBatchMemory": "pml_ext.memory",
@@ -81,9 +41,9 @@ _PUBLIC = {
     "MissingExtraError": "pml_ext.errors",
     "TrainingError": "pml_ext.errors",
 }
-_SUBMODULES = ("benchmark", "cli", "data", "distances", "distributed", "errors", "evaluation", "experiment",
-               "hookspecs", "losses", "memory", "models", "pairwise", "reducers", "registry", "regularizers",
-               "retrieval", "samplers", "settings", "testing")  # fmt: skip
+_SUBMODULES = ("benchmark", "building", "cli", "components", "data", "distances", "distributed", "errors", "evaluation",
+               "experiment", "hookspecs", "losses", "memory", "models", "pairwise", "plugin", "reducers", "registry",
+               "regularizers", "retrieval", "samplers", "settings", "testing")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

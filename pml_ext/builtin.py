@@ -7,9 +7,9 @@ from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from .components import Component
 from .errors import needs_extra
 from .hookspecs import hookimpl
-from .registry import Component
 
 
 @hookimpl

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
 from torch import Tensor
 
 from .pairwise import euclidean_distances, gram, normalize
+from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
 
 
 class NormalizedRows(BaseDistance):  # type: ignore[misc]

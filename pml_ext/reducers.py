@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from torch import Tensor
+
+from .pml import BaseReducer, MultipleReducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]

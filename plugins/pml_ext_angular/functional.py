@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.pairwise import ClassMembers
+from pml_ext.plugin import ClassMembers
 
 # Slopes 4 t up to which exponentials of cosines can be multiplied: products lie between exp(-2 * slope) and its
 # inverse, and float32 ends at exp(-87) and exp(88).

@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
 from torch import Tensor
 
-from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity, matrix_of
-from pml_ext.pairwise import ClassMembers, FullPrecisionForward, class_members, pair_masks
-from pml_ext.reducers import SumOverDivisorReducer
-from pml_ext.settings import check_flag, check_number
+from pml_ext.plugin import (
+    BaseMetricLossFunction,
+    BaseReducer,
+    ClassMembers,
+    FullPrecisionForward,
+    GramCosineSimilarity,
+    GramDotProductSimilarity,
+    SumOverDivisorReducer,
+    check_flag,
+    check_number,
+    class_members,
+    matrix_of,
+    pair_masks,
+)
 
 from . import functional as F
 

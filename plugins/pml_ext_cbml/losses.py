@@ -6,13 +6,20 @@ import math
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor
 
-from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
-from pml_ext.pairwise import FullPrecisionForward, hard_pair_masks, pair_masks
-from pml_ext.settings import check_choice, check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseMetricLossFunction,
+    FullPrecisionForward,
+    GramCosineSimilarity,
+    check_choice,
+    check_number,
+    hard_pair_masks,
+    matrix_of,
+    pair_masks,
+    require_similarity,
+)
 
 from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 from importlib.resources.abc import Traversable
 
-from pml_ext import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl
 
 from .functional import class_densities
 from .regularizers import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer

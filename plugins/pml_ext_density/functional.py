@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.pairwise import normalize
+from pml_ext.plugin import normalize
 
 
 class Slots(NamedTuple):

@@ -9,15 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from pml_ext import LabelledRegularizer
-from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
-from pml_ext.pairwise import autocast_off, check_batch, normalize, pair_masks, to_full_precision
-from pml_ext.settings import check_count, check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseReducer,
+    BaseRegularizer,
+    GramCosineSimilarity,
+    LabelledRegularizer,
+    RunView,
+    autocast_off,
+    check_batch,
+    check_count,
+    check_number,
+    matrix_of,
+    normalize,
+    pair_masks,
+    require_similarity,
+    to_full_precision,
+)
 
 from .functional import (
     Adaptivity,
@@ -227,14 +237,14 @@ class DensityRegularizer(LabelledRegularizer):
 
     # Taking part in a run
 
-    def prepare(self, run: Any) -> None:
+    def prepare(self, run: RunView) -> None:
         """Computes the base densities from the trunk's features of the training images, unless they were given."""
         if self._has_base or not self.correlation_weight:
             return
         base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.entries, self.num_classes)
         self.base_density.copy_(base)
 
-    def start_epoch(self, run: Any) -> None:
+    def start_epoch(self, run: RunView) -> None:
         """Writes the targets and the mean densities of the epoch before to the run's table."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
@@ -255,7 +265,7 @@ class DensityRegularizer(LabelledRegularizer):
             writer.writeheader()
             writer.writerows(rows)
 
-    def figures(self, run: Any) -> dict[str, Figure]:
+    def figures(self, run: RunView) -> dict[str, Figure]:
         """Targets and measured densities of the classes over the epochs."""
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)

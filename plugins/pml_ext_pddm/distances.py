@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
-from pml_ext.distances import NormalizedRows
-from pml_ext.pairwise import autocast_off, check_batch, pair_to_full_precision
-from pml_ext.settings import check_count, check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    NormalizedRows,
+    RunView,
+    autocast_off,
+    check_batch,
+    check_count,
+    check_number,
+    pair_to_full_precision,
+)
 
 from .functional import Head, score_matrix, score_pairs
 
@@ -191,9 +197,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     # Taking part in a run
 
-    def figures(self, run: Any) -> dict[str, Figure]:
+    def figures(self, run: RunView) -> dict[str, Figure]:
         """Scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
-        from pml_ext.evaluation import figures
+        from pml_ext.plugin import figures
 
         embeddings, labels = run.embeddings("test"), run.labels("test")
         return {

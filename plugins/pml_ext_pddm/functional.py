@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.pairwise import normalize
+from pml_ext.plugin import normalize
 
 
 class Head(NamedTuple):

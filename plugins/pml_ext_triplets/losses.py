@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
 from torch import Tensor
 
-from pml_ext.distances import EuclideanDistance, matrix_of, require_distance
-from pml_ext.pairwise import FullPrecisionForward, pair_masks
-from pml_ext.reducers import SumOverDivisorReducer
-from pml_ext.settings import check_choice, check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseMetricLossFunction,
+    BaseReducer,
+    EuclideanDistance,
+    FullPrecisionForward,
+    SumOverDivisorReducer,
+    check_choice,
+    check_number,
+    matrix_of,
+    pair_masks,
+    require_distance,
+)
 
 from .functional import KINDS, lay_out, local_positives, pair_sums, triplet_values
 

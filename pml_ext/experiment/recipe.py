@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from .. import registry
+from ..building import BuildContext
 from ..data import build_transforms, folder
 from ..errors import ConfigError, PmlExtError, UnknownNameError
 from ..evaluation import learned_metric
@@ -468,7 +469,7 @@ def _check_names(recipe: Recipe) -> None:
         losses = (build_loss(stage.loss, context)[0] for stage in recipe.all_stages())
         if not any(learned_metric(loss.modules()) for loss in losses):
             raise _KeyProblem("evaluation.shortlist", f"found {recipe.evaluation.shortlist}, but no loss of the recipe "
-                              "has a learned metric to re-rank by, as pddm has; leave it out")  # fmt: skip
+                              "has a learned metric to re-rank by; leave it out")  # fmt: skip
     if recipe.evaluation.select is not None:
         known = metric_names(recipe)
         if recipe.evaluation.select not in known:
@@ -510,7 +511,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 
 
 # What the run fills in where a component wants it; here with stand-ins, so that constructors can be tried.
-_SAMPLER_CONTEXT: dict[str, Any] = {
+_SAMPLER_CONTEXT: BuildContext = {
     "labels": [label for label in range(4096) for _ in range(2)],
     "length_before_new_iter": 1 << 20,
     "batch_size": 2,
@@ -518,23 +519,21 @@ _SAMPLER_CONTEXT: dict[str, Any] = {
 }
 
 
-def loss_context(recipe: Recipe, labels: list[int]) -> dict[str, Any]:
+def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
     """What a loss may ask for by argument name without a recipe saying it."""
     return {"embedding_size": recipe.model.embedding_size, "num_classes": len(labels), "class_labels": labels,
             "collect_stats": True}  # fmt: skip
 
 
 def build(kind: str, table: _NamedTable, context: Mapping[str, Any]) -> Any:
-    """A component from its table; required arguments that the table leaves out come from the context.
+    """A component from its table; settings that the table leaves out come from the context.
 
     Args:
         kind: the component's kind.
         table: its name and settings.
-        context: values by argument name.
+        context: a :class:`pml_ext.building.BuildContext`.
     """
-    offered = {"class_labels", "collect_stats"} & set(registry.get(table.name, kind).settings) & set(context)
-    filled = {name: context[name] for name in offered if name not in table.settings}
-    return registry.build(table.name, kind, context, **table.settings, **filled)
+    return registry.build(table.name, kind, context, **table.settings)
 
 
 def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
@@ -562,7 +561,7 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
             raise _KeyProblem(f"{key}.miner", f"{table.name} takes no miner's indices_tuple")
         if any(True for _ in build("miner", table.miner, context).parameters()):
             raise _KeyProblem(f"{key}.miner", f"{table.miner.name} has parameters here (a learned distance), which "
-                              "nothing would train; a loss that has one, such as pddm, mines by it itself")  # fmt: skip
+                              "nothing would train; take a loss that has them and mines by them itself")  # fmt: skip
     if table.regularizer is not None:
         _check_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
     if table.memory is not None:

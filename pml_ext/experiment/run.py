@@ -26,6 +26,7 @@ from pytorch_metric_learning.utils.logging_presets import HookContainer
 from torch import Tensor, nn
 
 from .. import __version__, models, registry
+from ..building import BuildContext
 from ..data import build_transforms, hold_out_classes, raw_pixels
 from ..distributed import (
     DistributedLoss,
@@ -45,6 +46,7 @@ from ..evaluation import (
     retrieval_metrics,
 )
 from ..memory import CrossBatchMemory
+from ..plugin import RunView
 from ..samplers import sampler_state, set_sampler_state
 from . import checkpoint, records
 from .batches import EpochBatches, SeededImages, draw
@@ -310,12 +312,12 @@ class Run:
                 )
             return torch.utils.data.RandomSampler(range(len(train))), iterations
         iterations = table.iterations or max(1, len(train) // table.batch_size)
-        context = {"labels": np.asarray(train.labels), "batch_size": table.batch_size,
-                   "length_before_new_iter": iterations * table.batch_size, "seed": self.seed}  # fmt: skip
-        accepted = set(registry.get(table.name, "sampler").settings) - set(table.settings)
-        filled = {key: value for key, value in context.items() if key in accepted}
+        context: BuildContext = {
+            "labels": np.asarray(train.labels), "batch_size": table.batch_size,
+            "length_before_new_iter": iterations * table.batch_size, "seed": self.seed,
+        }  # fmt: skip
         try:
-            sampler = registry.build(table.name, "sampler", **table.settings, **filled)
+            sampler = registry.build(table.name, "sampler", context, **table.settings)
         except (AssertionError, ValueError) as error:
             raise ConfigError(
                 f"sampler: {table.name} refuses batches of {table.batch_size} from {len(train)} images of "
@@ -494,8 +496,9 @@ class Run:
 
     def call(self, part: Any, method: str) -> Any:
         """What a part's method returns when called with the run; None if it has no such method."""
+        view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
-        return function(self) if callable(function) else None
+        return function(view) if callable(function) else None
 
     def _metric(self) -> BaseDistance | None:
         """The distance that a component of the last stage declares, by which evaluation searches as well."""

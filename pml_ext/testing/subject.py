@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import registry
+from ..building import BuildContext, filled
 from ..errors import ConfigError
 
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
@@ -76,22 +77,19 @@ def _of_class(cls: type, name: str) -> Subject:
         kind = registry.kind_of(cls)
     except TypeError as error:
         raise ConfigError(str(error)) from None
-    known = {"num_classes": CLASSES, "embedding_size": SIZE, "labels": labels_of((CLASSES, 4)).numpy(),
-             "batch_size": 12, "length_before_new_iter": 24}  # fmt: skip
-    settings = registry.settings_of(cls)
+    known: BuildContext = {"num_classes": CLASSES, "embedding_size": SIZE, "labels": labels_of((CLASSES, 4)).numpy(),
+                           "batch_size": 12, "length_before_new_iter": 24}  # fmt: skip
     _, missing = registry.required(cls, known)
     if missing:
         raise ConfigError(
             f"{name} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
         )
-    passed = {"batch_size", "length_before_new_iter"} & set(settings) if kind == "sampler" else set()
-    given = {key: known[key] for key in passed}
 
     def make() -> Any:
         with torch.random.fork_rng():
             torch.manual_seed(0)  # instances with random parameters are equal
-            return cls(**registry.required(cls, known, given)[0], **given)
+            return cls(**filled(cls, known))
 
     return Subject(name, kind, make, SIZE, CLASSES)
 
