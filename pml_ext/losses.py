@@ -62,7 +62,8 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
     It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
-    :class:`pml_ext.RegularizedLoss`.
+    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it: record-keeper names a
+    table after each loss, and the number that a loss of a list has is no name of a table.
 
     Args:
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
