@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
     from .hookspecs import hookimpl as hookimpl
     from .losses import MultipleLosses as MultipleLosses
+    from .losses import SelfSupervisedLoss as SelfSupervisedLoss
     from .memory import CrossBatchMemory as CrossBatchMemory
     from .registry import Component as Component
     from .registry import Paper as Paper
@@ -68,6 +69,7 @@ _PUBLIC = {
     "DistributedLoss": "pml_ext.distributed",
     "DistributedMiner": "pml_ext.distributed",
     "MultipleLosses": "pml_ext.losses",
+    "SelfSupervisedLoss": "pml_ext.losses",
     "LabelledRegularizer": "pml_ext.regularizers",
     "RegularizedLoss": "pml_ext.regularizers",
     "RetrievalAccuracyCalculator": "pml_ext.evaluation",
