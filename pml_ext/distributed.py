@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import registry
 from .losses import call_loss, inside
-from .pairwise import check_batch, check_references
+from .pairwise import check_batch, check_indices_tuple, check_references
 from .settings import check_flag
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -150,6 +150,7 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         if not self._alike:
             _take_state_of_rank_0(self.loss)

@@ -10,7 +10,7 @@ from pytorch_metric_learning import losses as pml_losses
 from torch import Tensor
 
 from . import registry
-from .pairwise import check_batch, check_references, to_full_precision
+from .pairwise import check_batch, check_indices_tuple, check_references, to_full_precision
 from .settings import check_flag
 
 
@@ -120,6 +120,7 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
             TypeError: an argument is no tensor, or of a wrong kind.
         """
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         if self.miners and indices_tuple is not None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import registry
 from .errors import TrainingWarning
 from .losses import call_loss
-from .pairwise import autocast_off, check_batch, to_full_precision
+from .pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
 from .settings import check_count
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
@@ -171,6 +171,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             pml_ext.errors.TrainingWarning: gradients are wanted in ``eval()``, of a ring that holds nothing; once.
         """
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         self._check(embeddings, indices_tuple, enqueue_mask)
         self.reset_stats()
         with autocast_off(embeddings.device):

@@ -9,6 +9,7 @@ from pml_ext import (
     CrossBatchMemory,
     DensityRegularizer,
     DistributedLoss,
+    HardPairMiner,
     MetricVarianceRegularizer,
     MultipleLosses,
     RegularizedLoss,
@@ -94,6 +95,26 @@ def test_call_loss_passes_what_was_given(batch):
     torch.testing.assert_close(call_loss(vicreg, x, labels, ref_emb=x + 1), vicreg(x, ref_emb=x + 1))
     contrastive = losses.ContrastiveLoss()
     torch.testing.assert_close(call_loss(contrastive, x, labels), contrastive(x, labels))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [CBMLLoss(), MultipleLosses([CBMLLoss()]), DistributedLoss(CBMLLoss()), CrossBatchMemory(CBMLLoss(), 4),
+     RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer())],
+)  # fmt: skip
+def test_arguments_in_pmls_order(loss, batch):
+    """A loss has the tuple before the references, a miner has none; who mixes the two up is told."""
+    x, labels = batch
+    y, others = x.detach() + 0.1, labels.flip(0)
+    mined = HardPairMiner()(x, labels, y, others)
+    torch.testing.assert_close(mined, HardPairMiner()(x, labels, ref_emb=y, ref_labels=others))
+    if not isinstance(loss, CrossBatchMemory):
+        by_name = loss(x, labels, indices_tuple=mined, ref_emb=y, ref_labels=others)
+        torch.testing.assert_close(loss(x, labels, mined, y, others), by_name)
+    with pytest.raises(
+        TypeError, match=r"indices_tuple, the third argument .* \(12, 4\).* type ref_emb=..., ref_labels="
+    ):
+        loss(x, labels, y, others)
 
 
 # Two views of each image
