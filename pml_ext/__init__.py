@@ -28,6 +28,7 @@ _PUBLIC = {
     "DistributedLoss": "pml_ext.distributed",
     "DistributedMiner": "pml_ext.distributed",
     "MultipleLosses": "pml_ext.losses",
+    "SelfSupervisedLoss": "pml_ext.losses",
     "LabelledRegularizer": "pml_ext.regularizers",
     "RegularizedLoss": "pml_ext.regularizers",
     "RetrievalAccuracyCalculator": "pml_ext.evaluation",

@@ -56,6 +56,7 @@ from .errors import UnknownNameError as UnknownNameError
 from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
 from .hookspecs import hookimpl as hookimpl
 from .losses import MultipleLosses as MultipleLosses
+from .losses import SelfSupervisedLoss as SelfSupervisedLoss
 from .memory import CrossBatchMemory as CrossBatchMemory
 from .registry import register as register
 from .regularizers import LabelledRegularizer as LabelledRegularizer

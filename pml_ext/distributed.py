@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from . import registry
 from .losses import call_loss, inside
-from .pairwise import check_batch, check_references
+from .pairwise import check_batch, check_indices_tuple, check_references
+from .settings import check_flag
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
@@ -93,9 +94,12 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
 
     Args:
         loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
+        efficient: here for what was written for PML's ``DistributedLossWrapper``, where True compares a process's own
+            rows alone with all rows, which saves memory and gives other gradients. This loss gives the gradients of
+            the joined batch, at the cost above, whether it is True or False.
 
     Raises:
-        TypeError: not a module.
+        TypeError: not a module, or ``efficient`` neither True nor False.
 
     Example:
         >>> from pytorch_metric_learning.losses import ProxyAnchorLoss
@@ -106,11 +110,13 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     capabilities = _Capabilities()
     joins_processes = True
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: nn.Module, efficient: bool = False) -> None:
         if not isinstance(loss, nn.Module):
             raise TypeError(f"loss of DistributedLoss must be an object such as ContrastiveLoss(); got {loss!r}")
+        check_flag(self, "efficient", efficient)
         super().__init__(loss=loss)
         self.loss = loss
+        self.efficient = efficient
         self._alike = False
 
     @classmethod
@@ -144,6 +150,7 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         if not self._alike:
             _take_state_of_rank_0(self.loss)
@@ -158,23 +165,29 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
 class DistributedMiner(BaseMiner):  # type: ignore[misc]
     """A miner over the batches of all processes, for :class:`DistributedLoss`.
 
-    The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch. Without
-    a process group, or with one process, it is the miner itself.
+    The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch, and
+    what the miner recorded (``num_triplets`` and the like, more with ``collect_stats``) as its own miner's. Without a
+    process group, or with one process, it is the miner itself.
 
     Args:
         miner: a miner of PML or of ours.
+        efficient: here for what was written for PML's ``DistributedMinerWrapper``, where True mines partners for a
+            process's own rows. This miner finds those of all rows, which :class:`DistributedLoss` wants, whether it is
+            True or False.
 
     Raises:
-        TypeError: not a module.
+        TypeError: not a module, or ``efficient`` neither True nor False.
     """
 
-    def __init__(self, miner: nn.Module) -> None:
+    def __init__(self, miner: nn.Module, efficient: bool = False) -> None:
         if not isinstance(miner, nn.Module):
             raise TypeError(
                 f"miner of DistributedMiner must be an object such as MultiSimilarityMiner(); got {miner!r}"
             )
+        check_flag(self, "efficient", efficient)
         super().__init__()
         self.miner = miner
+        self.efficient = efficient
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -197,6 +210,13 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
             TypeError: an argument is no tensor, or of a wrong kind.
             ValueError: a wrong shape, or embeddings that differ in size or dtype between processes.
         """
+        self.reset_stats()
+        found = self._mine(embeddings, labels, ref_emb, ref_labels)
+        if len(found) in (3, 4):
+            self.output_assertion(found)  # which counts them
+        return found
+
+    def _mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> Any:
         if num_processes() == 1:
             optional = [] if ref_emb is None else [ref_emb, ref_labels]
             return self.miner(embeddings, labels, *optional)
@@ -208,7 +228,27 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
             references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
             found = [index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"],
                                                                          *references)]  # fmt: skip
-        return _broadcast(found, embeddings.device)
+        lengths, recorded = from_rank_0(([len(index) for index in found], _recorded(self.miner)))
+        _set_recorded(self.miner, recorded)
+        return _broadcast(found, lengths, embeddings.device)
+
+
+_COUNTS = ("num_pos_pairs", "num_neg_pairs", "num_triplets")  # of PML's miners, statistics or not
+
+
+def _recorded(miner: nn.Module) -> list[dict[str, Any]]:
+    """What each module of a miner recorded of its last call."""
+    each = []
+    for module in miner.modules():
+        names = {*_COUNTS, *getattr(module, "_record_these_stats", ())} & vars(module).keys()
+        each.append({name: _on_cpu(getattr(module, name)) for name in names})
+    return each
+
+
+def _set_recorded(miner: nn.Module, recorded: list[dict[str, Any]]) -> None:
+    for module, values in zip(miner.modules(), recorded, strict=True):
+        for name, value in values.items():
+            setattr(module, name, value)
 
 
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
@@ -322,18 +362,15 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _broadcast(tensors: list[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """Index tensors of rank 0, in all processes."""
+def _broadcast(tensors: list[Tensor], lengths: list[int], device: torch.device) -> tuple[Tensor, ...]:
+    """Index tensors of rank 0, of these lengths, in all processes."""
     collective = _collective_device(device)
-    lengths = torch.tensor([len(tensors), *(len(tensor) for tensor in tensors), 0, 0, 0, 0][:5], device=collective)
-    dist.broadcast(lengths, src=0)
-    count, *sizes = lengths.tolist()
     if rank() == 0:
         joined = torch.cat(tensors).to(collective, torch.long)
     else:
-        joined = torch.empty(sum(sizes[:count]), dtype=torch.long, device=collective)
+        joined = torch.empty(sum(lengths), dtype=torch.long, device=collective)
     dist.broadcast(joined, src=0)
-    return torch.split(joined.to(device), sizes[:count])
+    return torch.split(joined.to(device), lengths)
 
 
 def _collective_device(device: torch.device) -> torch.device:

@@ -10,7 +10,8 @@ from pytorch_metric_learning import losses as pml_losses
 from torch import Tensor
 
 from . import registry
-from .pairwise import check_batch, check_references, to_full_precision
+from .pairwise import check_batch, check_indices_tuple, check_references, to_full_precision
+from .settings import check_flag
 
 
 def inside(loss: torch.nn.Module) -> torch.nn.Module:
@@ -62,7 +63,8 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
     It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
-    :class:`pml_ext.RegularizedLoss`.
+    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it: record-keeper names a
+    table after each loss, and the number that a loss of a list has is no name of a table.
 
     Args:
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
@@ -118,6 +120,7 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
             TypeError: an argument is no tensor, or of a wrong kind.
         """
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         if self.miners and indices_tuple is not None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
@@ -131,6 +134,88 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
     def _mined(self, key: Any, *batch: Tensor | None) -> tuple[Tensor, ...] | None:
         miner = self.miners[key] if not self.is_dict or key in self.miners else None
         return None if miner is None else miner(*batch)
+
+
+class SelfSupervisedLoss(pml_losses.SelfSupervisedLoss):  # type: ignore[misc]
+    r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
+
+    PML's has the same values, but asks for the class's name; this one asks what a loss says it takes (see
+    :func:`pml_ext.registry.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
+
+    Args:
+        loss: the loss; it has ``"labels"``, and ``"references"`` where ``symmetric`` is False.
+        symmetric: whether the views are anchors too, as one batch of twice the size; else they are references.
+
+    Raises:
+        TypeError: the loss is no module, or does not fit: it takes no labels or no references, has a number of classes
+            or a memory, where the number of an image in its batch means nothing, or joins processes itself.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import NTXentLoss
+        >>> SelfSupervisedLoss(NTXentLoss())(torch.randn(8, 4), torch.randn(8, 4)).shape
+        torch.Size([])
+    """
+
+    capabilities = frozenset({"references"})
+
+    def __init__(self, loss: torch.nn.Module, symmetric: bool = True) -> None:
+        if not isinstance(loss, torch.nn.Module):
+            raise TypeError(f"loss of SelfSupervisedLoss must be an object such as NTXentLoss(); got {loss!r}")
+        check_flag(self, "symmetric", symmetric)
+        if reason := _no_views(loss, symmetric):
+            raise TypeError(f"SelfSupervisedLoss labels images by their place in the batch, and {reason}")
+        super().__init__(loss, symmetric)
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        """Nothing: what is asked of a loss are capabilities, not its name."""
+
+    def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Any:
+        """The loss of images and their views.
+
+        Args:
+            embeddings: the images', ``[B, D]``, any floating point dtype.
+            ref_emb: the views', ``[B, D]``; row i is of the image of row i.
+
+        Raises:
+            TypeError: an argument is no tensor, or not floating point.
+            ValueError: shapes that differ, or that are not of two dimensions.
+        """
+        check_batch(embeddings)
+        check_batch(ref_emb, names=("ref_emb", ""))
+        if embeddings.shape != ref_emb.shape:
+            raise ValueError(f"SelfSupervisedLoss wants one view per image, in its row; got {tuple(embeddings.shape)} "
+                             f"embeddings and {tuple(ref_emb.shape)} ref_emb")  # fmt: skip
+        labels = torch.arange(len(embeddings), device=embeddings.device)
+        if self.symmetric:
+            return call_loss(self.loss, torch.cat([embeddings, ref_emb]), torch.cat([labels, labels]))
+        return call_loss(self.loss, embeddings, labels, ref_emb=ref_emb, ref_labels=labels.clone())
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"symmetric={self.symmetric}"
+
+
+def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
+    """Why a loss does not fit into SelfSupervisedLoss; nothing if it does."""
+    name, has = type(inside(loss)).__name__, registry.capabilities(inside(loss))
+    if "labels" not in has:
+        call = (
+            "; it compares embeddings with ref_emb itself: call it without this wrapper" if "references" in has else ""
+        )
+        return f"{name} takes no labels{call}"
+    for module in loss.modules():
+        part = type(module).__name__
+        if getattr(module, "joins_processes", False):
+            return f"{part} joins the batches of processes; it goes around: {part}(SelfSupervisedLoss(loss))"
+        if "state" in registry.capabilities(module):
+            return f"{part} compares with past batches, where other images have the same labels"
+        if hasattr(module, "num_classes"):
+            return f"{part} has a fixed number of classes; take a loss that compares embeddings with each other"
+    # PML's list has NCALoss too, which takes references, if only other ones than the batch itself.
+    if not (symmetric or "references" in has or name in pml_losses.SelfSupervisedLoss.supported_losses()):
+        return f"{name} takes no references; type symmetric=True"
+    return ""
 
 
 def _check_belongs(name: str, given: Any, losses: Any, whole: bool) -> None:

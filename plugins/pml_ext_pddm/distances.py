@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 _SHOWN = 1000  # images in the figure
 
 
+class _Score(nn.Module):
+    """The last layer of Eq. (2), its weight as ``[H]``: PML's hooks take a tensor with one row for a single number."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        layer = nn.Linear(hidden, 1)
+        self.weight = nn.Parameter(layer.weight.detach()[0])
+        self.bias = nn.Parameter(layer.bias.detach())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and weight.ndim == 2:  # runs of before have it as [1, H]
+            state_dict[f"{prefix}weight"] = weight[0]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
 class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     r"""A similarity learned from the difference and the mean of two embeddings (PDDM), Eq. (2).
 
@@ -92,7 +108,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         self.difference = nn.Linear(embedding_size, hidden)
         self.position = nn.Linear(embedding_size, hidden) if position else None
         self.combine = nn.Linear(2 * hidden if position else hidden, hidden)
-        self.score = nn.Linear(hidden, 1)
+        self.score = _Score(hidden)
 
     @property
     def metric(self) -> PDDMDistance:
@@ -176,7 +192,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         w_u, b_u = self._layer(self.difference, dtype)
         w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
         w_c, b_c = self._layer(self.combine, dtype)
-        return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight.to(dtype), self.score.bias.to(dtype))
+        return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight[None].to(dtype), self.score.bias.to(dtype))
 
     def _layer(self, layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight, bias = layer.weight.to(dtype), layer.bias.to(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -39,24 +39,35 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     PML's metrics keep their names and meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as
     many as their K asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
-    integers (PML's float32 merges 16777216 and 16777217), and a query is left out of its own neighbours by index (PML
-    leaves out the first neighbour, which is another image where exact duplicates are).
+    integers (PML's float32 merges 16777216 and 16777217).
+
+    What a PML user types does what it does in PML. ``exclude=("NMI", "AMI")`` ends clustering: ``f1`` and ``purity``
+    go with the two, unless ``include`` names them, so that no k-means is run and a ``label_comparison_fn`` may be
+    given. Metrics of other numbers of clusters, which ``clusters_per_class`` asks for by itself, stay. A subclass adds
+    metrics as PML documents it: a method ``calculate_NAME``, whose name ``requires_knn()`` or
+    ``requires_clustering()`` has; it gets the neighbours that PML would give it, and takes the place of a metric of the
+    same name here.
 
     Args:
         include: names of metrics to compute; all, if empty.
         exclude: names of metrics to leave out.
-        recall_at: every K of ``recall_at_K``.
-        precision_at: every K of ``precision_at_K``; 1 is PML's.
-        clusters_per_class: k-means has so many clusters for each class of the queries; 1 gives ``NMI``, ``f1`` and
-            ``purity``, another c ``nmi_c``, ``f1_c`` and ``purity_c``.
-        lone_queries: a query whose class has no other member is a ``"miss"`` in ``recall_at_K``, or is left out
-            (``"drop"``), as PML's own metrics do.
+        avg_of_avgs: the mean over classes of their means, instead of the mean over queries.
+        return_per_class: a list with one value per class, instead of the mean over queries.
+        k: how many neighbours PML's metrics see: a number, ``"max_bin_count"``, or None for the whole gallery.
+        label_comparison_fn: in PML's form; by default equality. Clustering metrics do not go with one.
+        device: where to compute; by default a GPU where there is one.
         knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch.
         kmeans_func: in PML's form; by default with a fixed seed, with faiss or else scikit-learn.
-        kwargs: PML's: ``avg_of_avgs``, ``return_per_class``, ``k``, ``label_comparison_fn``, ``device``.
+        recall_at: every K of ``recall_at_K``.
+        precision_at: every K of ``precision_at_K``; 1 is PML's.
+        clusters_per_class: clusters of k-means per class of the queries; 1 gives ``NMI``, ``f1`` and ``purity``,
+            another c ``nmi_c``, ``f1_c`` and ``purity_c``.
+        lone_queries: a query whose class has no other member is a ``"miss"`` in ``recall_at_K``, or is left out
+            (``"drop"``), as PML's own metrics do.
 
     Raises:
         ValueError: a K below 1, an unknown metric (the text has the nearest ones) or ``lone_queries``.
+        NotImplementedError: a ``label_comparison_fn`` beside a metric that needs clusters.
 
     Example:
         >>> calculator = RetrievalAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
@@ -69,42 +80,56 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self,
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
+        avg_of_avgs: bool = False,
+        return_per_class: bool = False,
+        k: int | str | None = None,
+        label_comparison_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        device: torch.device | None = None,
+        knn_func: Any = None,
+        kmeans_func: Any = None,
+        *,
         recall_at: Iterable[int] = (1, 2, 4, 8),
         precision_at: Iterable[int] = (1,),
         clusters_per_class: Iterable[int] = (1,),
         lone_queries: Literal["miss", "drop"] = "miss",
-        knn_func: Any = None,
-        kmeans_func: Any = None,
-        **kwargs: Any,
     ) -> None:
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         self.lone_queries = lone_queries
+        include = tuple(include)
+        self._named = frozenset(include)
         self._largest: dict[str, int] = {}  # the K of every metric that this class adds
         for names, ks, function in (
             ("recall_at", recall_at, self._recall),
             ("precision_at", precision_at, self._precision),
         ):
-            for k in ks:
-                if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-                    raise ValueError(f"{names} wants integers of at least 1, not {k!r}")
-                if (name := f"{names}_{k}") != "precision_at_1":
-                    self._largest[name] = k
-                    setattr(self, f"calculate_{name}", functools.partial(function, k=k))
-        self._clusters_of: dict[str, int] = {}  # how many clusters a class every metric of other clusters has
+            for number in ks:
+                if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                    raise ValueError(f"{names} wants integers of at least 1, not {number!r}")
+                if not hasattr(type(self), f"calculate_{names}_{number}"):  # PML's precision_at_1, or a subclass's own
+                    self._largest[f"{names}_{number}"] = number
+                    setattr(self, f"calculate_{names}_{number}", functools.partial(function, k=number))
+        self._clusters_of: dict[str, int] = {}  # clusters per class of every metric where they are not 1
         for count in clusters_per_class:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"clusters_per_class wants integers of at least 1, not {count!r}")
             for name, metric in CLUSTER_METRICS.items() if count > 1 else ():
                 self._clusters_of[f"{name}_{count}"] = count
                 setattr(self, f"calculate_{name}_{count}", getattr(self, f"calculate_{metric}"))
-        super().__init__(
-            include=tuple(include),
-            exclude=tuple(exclude),
-            knn_func=default_neighbours() if knn_func is None else knn_func,
-            kmeans_func=kmeans if kmeans_func is None else kmeans_func,
-            **kwargs,
-        )
+        settings: dict[str, Any] = {
+            "include": include, "exclude": tuple(exclude), "avg_of_avgs": avg_of_avgs,
+            "return_per_class": return_per_class, "k": k, "label_comparison_fn": label_comparison_fn, "device": device,
+            "knn_func": default_neighbours() if knn_func is None else knn_func,
+            "kmeans_func": kmeans if kmeans_func is None else kmeans_func,
+        }  # fmt: skip
+        try:
+            super().__init__(**settings)
+        except NotImplementedError:
+            clustering = [name for name in self.get_curr_metrics() if name in self.requires_clustering()]
+            raise NotImplementedError(
+                f"a label_comparison_fn does not go with metrics of clusters, and {', '.join(clustering)} "
+                "would be computed; leave them out, for example with exclude=('NMI', 'AMI')"
+            ) from None
 
     def requires_knn(self) -> list[str]:
         """Names of the metrics that need neighbours."""
@@ -112,7 +137,23 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def requires_clustering(self) -> list[str]:
         """Names of the metrics that need clusters."""
-        return [*super().requires_clustering(), "f1", "purity"]
+        return [*super().requires_clustering(), *_OWN_CLUSTER_METRICS, *self._clusters_of]
+
+    def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
+        """The metrics to compute: where ``exclude`` ends PML's clustering metrics, ``f1`` and ``purity`` end too."""
+        chosen: dict[str, Any] = super().get_function_dict(include, exclude)
+        clustering = set(super().requires_clustering())
+        if clustering & set(exclude) and not clustering & set(chosen):
+            kept = self._named.union(include)
+            return {name: function for name, function in chosen.items()
+                    if name in kept or name not in _OWN_CLUSTER_METRICS}  # fmt: skip
+        return chosen
+
+    def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Tensor | None:
+        """As many clusters as classes; None where all metrics wanted have clusters of their own."""
+        if set(self.get_curr_metrics()) & set(self.requires_clustering()) <= self._clusters_of.keys():
+            return None
+        return super().get_cluster_labels(query, query_labels, **kwargs)  # type: ignore[no-any-return]
 
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
         """Refuses metrics that there are not."""
@@ -155,9 +196,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """How many neighbours to ask for: PML's number, or the largest K of the metrics wanted."""
         current = set(self.get_curr_metrics())
         largest = max((k for name, k in self._largest.items() if name in current), default=0)
-        pml_metrics = current & set(super().requires_knn()) | current & {"mean_reciprocal_rank"}
-        self._pml_k = int(super().determine_k(bin_counts, num_reference_embeddings, ref_includes_query))
-        self._pml_k = max(1, self._pml_k) if pml_metrics else 0
+        pml_k = int(super().determine_k(bin_counts, num_reference_embeddings, ref_includes_query))
+        # All but ours may look at neighbours: PML's metrics, and a subclass's, whether requires_knn() has them or not.
+        ours = {*self._largest, *_OWN_CLUSTER_METRICS, *self._clusters_of, *super().requires_clustering()}
+        self._pml_k = max(1, pml_k) if current - ours else 0
         return min(max(self._pml_k, largest), num_reference_embeddings - int(ref_includes_query))
 
     def _get_accuracy(self, function_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -204,6 +246,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
 
 CLUSTER_METRICS = {"nmi": "NMI", "f1": "f1", "purity": "purity"}  # the calculator's names, by ours
+_OWN_CLUSTER_METRICS = ("f1", "purity")  # which PML does not have
 
 
 def _small_labels(query_labels: Any, reference_labels: Any) -> tuple[Tensor, Tensor | None]:

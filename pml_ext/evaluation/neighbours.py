@@ -26,10 +26,9 @@ def has_faiss() -> bool:
 
 
 class NearestNeighbours:
-    """A ``knn_func`` for PML that leaves out the query itself by its index.
+    """A ``knn_func`` for PML that leaves out the query itself by its index, as PML's own do.
 
-    PML drops the first neighbour instead, which is another image where an exact duplicate comes first. A gallery with
-    fewer than ``k`` (other) items gives as many columns as it has.
+    Unlike theirs, a gallery with fewer than ``k`` (other) items gives as many columns as it has.
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.

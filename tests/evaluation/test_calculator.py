@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator, precision_at_k
+from pytorch_metric_learning.utils.inference import CustomKNN
 from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext import RetrievalAccuracyCalculator
@@ -100,10 +101,12 @@ def test_exact_duplicates_leave_out_the_query_itself():
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     found = RetrievalAccuracyCalculator(recall_at=(1, 5)).get_accuracy(points, labels)
     assert found["recall_at_5"] == pytest.approx(2 / 6)  # only the two of class 0 have a partner
-    for search in (default_neighbours(), neighbours_under(LpDistance())):
+    pml = CustomKNN(LpDistance())
+    for search in (default_neighbours(), neighbours_under(LpDistance()), pml):
         _, indices = search(points, 4, points, True)
         assert indices.shape == (6, 4)
         assert not (indices == torch.arange(6)[:, None]).any()
+    assert "first neighbour" not in type(default_neighbours()).__doc__  # PML's searches do the same
 
 
 def test_per_class_and_average_of_averages():
@@ -219,6 +222,117 @@ def test_in_pmls_tester():
     )
     found = tester.test({"test": dataset}, 1, torch.nn.Identity())["test"]
     assert found["recall_at_2_level0"] == RetrievalAccuracyCalculator().get_accuracy(points, labels)["recall_at_2"]
+
+
+# As PML documents it
+
+
+def extended(base):
+    """The documented custom calculator, a metric that requires_knn() does not have, and a label that must be seen."""
+
+    class Calculator(base):
+        def calculate_precision_at_2(self, knn_labels, query_labels, **kwargs):
+            settings = self.avg_of_avgs, self.return_per_class, self.label_comparison_fn
+            return precision_at_k(knn_labels, query_labels[:, None], 2, *settings)
+
+        def calculate_width(self, knn_distances, **kwargs):
+            return knn_distances.shape[1]
+
+        def calculate_number_of_clusters(self, cluster_labels, **kwargs):
+            return len(cluster_labels.unique())
+
+        def requires_clustering(self):
+            return [*super().requires_clustering(), "number_of_clusters"]
+
+        def requires_knn(self):
+            return [*super().requires_knn(), "precision_at_2"]
+
+    return Calculator
+
+
+@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
+@pytest.mark.parametrize(
+    "include",
+    [("precision_at_2",), ("precision_at_2", "width"), ("width", "precision_at_1"), ("number_of_clusters",)],
+)
+def test_metrics_of_a_subclass_are_those_of_pmls_calculator(include, k):
+    points, labels = data()
+    ours, theirs = (extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(points, labels)
+                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    assert ours == pytest.approx(theirs)
+    assert all(value > 0 for value in ours.values())
+
+
+def test_a_metric_of_a_subclass_is_unmoved_by_ours_beside_it():
+    points, labels = data()
+    calculator = extended(RetrievalAccuracyCalculator)(
+        include=("recall_at_16", "width"), recall_at=(16,), precision_at=(2,), k=3
+    )
+    assert calculator.get_accuracy(points, labels)["width"] == 3
+    assert calculator.calculate_precision_at_2.__func__ is type(calculator).calculate_precision_at_2
+
+
+def no_clusters(points, clusters):
+    raise AssertionError("k-means was run")
+
+
+@pytest.mark.parametrize("when", ["made", "called"])
+def test_pmls_way_of_leaving_clustering_out(when):
+    points, labels = data()
+    exclude = {"exclude": ("NMI", "AMI")}
+    calculator = RetrievalAccuracyCalculator(kmeans_func=no_clusters, **(exclude if when == "made" else {}))
+    found = calculator.get_accuracy(points, labels, **(exclude if when == "called" else {}))
+    theirs = AccuracyCalculator(**exclude).get_accuracy(points, labels)
+    assert set(found) == {*theirs, "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8"}
+
+
+def test_clustering_metrics_that_are_named_stay():
+    points, labels = data()
+    found = RetrievalAccuracyCalculator(exclude=("AMI",)).get_accuracy(points, labels)
+    assert {"NMI", "f1", "purity"} <= set(found)
+    calculator = RetrievalAccuracyCalculator(include=("recall_at_1", "NMI", "f1"))
+    assert set(calculator.get_accuracy(points, labels, exclude=("NMI",))) == {"recall_at_1", "f1"}
+    calculator = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), clusters_per_class=(1, 2))
+    assert {"nmi_2", "f1_2", "purity_2"} == {name for name in calculator.get_curr_metrics()
+                                             if name in calculator.requires_clustering()}  # fmt: skip
+
+
+def test_other_numbers_of_clusters_alone_run_k_means_once():
+    asked = []
+
+    def recorded(points, clusters):
+        asked.append(clusters)
+        return kmeans(points, clusters)
+
+    names = ("nmi_2", "f1_2")
+    RetrievalAccuracyCalculator(include=names, clusters_per_class=(2,), kmeans_func=recorded).get_accuracy(*data())
+    assert asked == [14]
+
+
+def test_label_comparison():
+    """PML's documented functions: labels of two columns, and labels that are near."""
+    points, first = data()
+    two = torch.stack([first, torch.arange(60) % 5], 1)
+    for labels, compare in (
+        (two, lambda x, y: (x[..., 0] == y[..., 0]) & (x[..., 1] != y[..., 1])),
+        (first / 4, lambda x, y: (x - y).abs() < 0.3),
+    ):
+        settings = {"exclude": ("NMI", "AMI"), "label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance())}
+        ours, theirs = (base(**settings).get_accuracy(points, labels)
+                        for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+        assert {name: ours[name] for name in theirs} == theirs
+        assert ours["recall_at_1"] == theirs["precision_at_1"]
+    for wrong in ({}, {"include": ("recall_at_1", "nmi_3"), "clusters_per_class": (3,)}):
+        with pytest.raises(NotImplementedError, match=r"(NMI|nmi_3).* exclude=\('NMI', 'AMI'\)"):
+            RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
+
+
+def test_positional_arguments_are_in_pmls_order():
+    points, labels = data()
+    given = ("precision_at_1", "r_precision"), ("r_precision",), False, True, "max_bin_count"
+    found = RetrievalAccuracyCalculator(*given).get_accuracy(points, labels)
+    assert found == AccuracyCalculator(*given).get_accuracy(points, labels)
+    assert len(found["precision_at_1"]) == 7
 
 
 def test_names_for_json():

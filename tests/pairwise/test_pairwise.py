@@ -190,7 +190,7 @@ class TestBatch:
             (torch.ones(4, 2, 2), None, ValueError, r"two dimensions.* got a tensor of shape \(4, 2, 2\)"),
             (torch.ones(4, 2), [0, 1, 0, 1], TypeError, r"labels .* integers of shape \(4,\).* got a list of length 4"),
             (torch.ones(4, 2), "abcd", TypeError, "labels must be a tensor of integers.* got 'abcd'"),
-            (torch.ones(4, 2), torch.ones(4), TypeError, "tensor of integers .* dtype torch.float32"),
+            (torch.ones(4, 2), torch.ones(4), TypeError, r"of integers .* dtype torch.float32; type labels.long\(\)"),
             (torch.ones(4, 2), torch.arange(3), ValueError, r"shape \(4,\).* got a tensor of shape \(3,\)"),
             (torch.ones(4, 2), torch.ones(4, 2).long(), ValueError, r"shape \(4,\).* got a tensor of shape \(4, 2\)"),
         ],
@@ -209,6 +209,8 @@ class TestBatch:
             pairwise.check_references(x, torch.ones(3, 5), torch.arange(3))
         with pytest.raises(ValueError, match=r"ref_labels must have shape \(3,\)"):
             pairwise.check_references(x, torch.ones(3, 2), torch.arange(4))
+        with pytest.raises(TypeError, match=r"type ref_labels.long\(\)"):
+            pairwise.check_references(x, torch.ones(3, 2), torch.arange(3.0))
 
     def test_full_precision(self):
         for given, expected in (

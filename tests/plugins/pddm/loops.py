@@ -7,7 +7,7 @@ import torch
 
 def layer(module, x):
     return [sum(w.item() * float(v) for w, v in zip(row, x, strict=True)) + b.item()
-            for row, b in zip(module.weight, module.bias, strict=True)]  # fmt: skip
+            for row, b in zip(torch.atleast_2d(module.weight), module.bias, strict=True)]  # fmt: skip
 
 
 def relu(x):

@@ -120,7 +120,7 @@ def test_dropout_only_while_gradients_are_on_and_one_mask_a_call():
     for name, layer in (("w_v", distance.position), ("w_c", distance.combine)):
         rows = (getattr(head, name) != 0).any(1)
         torch.testing.assert_close(getattr(head, name)[rows], 2 * layer.weight[rows])
-    assert torch.equal(head.w_s, distance.score.weight)
+    assert torch.equal(head.w_s[0], distance.score.weight)
 
 
 def test_scale_of_embeddings_means_nothing_unless_told_so():
@@ -194,3 +194,13 @@ def test_searches_exactly_and_by_a_shortlist():
         shares.append((found[:, :, None] == exact[:, None]).any(2).double().mean().item())
         torch.testing.assert_close(values, distance(queries, gallery).gather(1, found))
     assert shares[0] < shares[1] < shares[2] < shares[3] == 1
+
+
+def test_a_state_whose_last_weight_has_a_row_of_its_own_loads():
+    distance, other = build(), build()
+    state = distance.state_dict()
+    state["score.weight"] = state["score.weight"][None]
+    with torch.no_grad():
+        other.score.weight.zero_()
+    other.load_state_dict(state)
+    assert torch.equal(other(points()), distance(points()))
