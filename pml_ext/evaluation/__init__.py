@@ -4,7 +4,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "evaluation"):
     from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
-    from .clustering import kmeans, nmi, pairwise_f1, purity
+    from .clustering import ami, kmeans, nmi, pairwise_f1, purity
     from .neighbours import (
         NearestNeighbours,
         Search,
@@ -21,6 +21,7 @@ __all__ = [
     "NearestNeighbours",
     "RetrievalAccuracyCalculator",
     "Search",
+    "ami",
     "default_neighbours",
     "evaluate",
     "has_faiss",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.cluster import KMeans
-from sklearn.metrics import normalized_mutual_info_score
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, pair_confusion_matrix
 from torch import Tensor
 
@@ -78,6 +78,25 @@ def nmi(labels: Any, clusters: Any) -> float:
         From 0 to 1.
     """
     return float(normalized_mutual_info_score(np.asarray(labels), np.asarray(clusters)))
+
+
+def ami(labels: Any, clusters: Any) -> float:
+    r"""Mutual information of classes and clusters, adjusted for chance.
+
+    .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
+
+    where :math:`E[I]` is the mean over all ways of giving the labels to the points.
+
+    *Cost:* time grows with classes x clusters.
+
+    Args:
+        labels: the class of every point, ``[N]``.
+        clusters: the cluster of every point, ``[N]``.
+
+    Returns:
+        1 for equal partitions, about 0 for random ones, below 0 for worse.
+    """
+    return float(adjusted_mutual_info_score(np.asarray(labels), np.asarray(clusters)))
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:

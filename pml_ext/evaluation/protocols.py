@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -168,23 +168,22 @@ def evaluate(
         gallery, gallery_labels, gallery_has_queries = query, query_labels, True
     else:
         gallery, gallery_labels = (x.to(query.device) for x in _points("gallery", gallery, gallery_labels))
+        if gallery.shape[1] != query.shape[1]:
+            raise ValueError(f"the gallery has {gallery.shape[1]} dimensions, the embeddings {query.shape[1]}")
         if gallery_has_queries:
             _check_first(query, query_labels, gallery, gallery_labels)
 
     relevant = relevant_counts(query_labels, gallery_labels, gallery_has_queries).cpu()
     most, size = int(relevant.max()), len(gallery) - int(gallery_has_queries)
     columns = {name: metric.columns(most, size) for name, metric in wanted.items()}
-    per_query = {name: torch.empty(len(query), dtype=torch.float64) for name in wanted}
-    kept = [torch.empty(len(query), min(keep, size), dtype=t) for t in (torch.float32, torch.int64, torch.bool)]
+    tiles: Iterable[tuple[slice, Tensor, Tensor]] = ()
     if wanted or keep:
         search, k = search or default_neighbours(), max([1, keep, *columns.values()])
-        for rows, distances, indices in search.tiles(query, k, gallery, gallery_has_queries):
-            # The metrics are float64, which not every device has.
-            right = is_right(query_labels[rows], gallery_labels, indices).cpu()
-            for all_kept, tile in zip(kept, (distances, indices, right), strict=True):
-                all_kept[rows] = tile[:, :keep].cpu()
-            for name, metric in wanted.items():
-                per_query[name][rows] = metric.values(right[:, : columns[name]], relevant[rows])
+        tiles = search.tiles(query, k, gallery, gallery_has_queries)
+    per_query, *kept = values_per_query(
+        wanted, columns, relevant, tiles,
+        lambda rows, indices: is_right(query_labels[rows], gallery_labels, indices), min(keep, size),
+    )  # fmt: skip
 
     means = {}
     for name, metric in wanted.items():
@@ -196,6 +195,39 @@ def evaluate(
         for name, function in CLUSTERING.items():
             means[name if count == 1 else f"{name}_{count}"] = function(query_labels.cpu(), clusters)
     return Evaluation(means, per_query, relevant, *kept)
+
+
+def values_per_query(
+    wanted: Mapping[str, QueryMetric],
+    columns: Mapping[str, int],
+    relevant: Tensor,
+    tiles: Iterable[tuple[slice, Tensor, Tensor]],
+    right_of: Callable[[slice, Tensor], Tensor],
+    keep: int = 0,
+) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+    """Values of metrics while neighbours come in, tile by tile.
+
+    Args:
+        wanted: the metrics by name.
+        columns: how many neighbours each of them sees.
+        relevant: ``[Q]``, on the CPU.
+        tiles: which queries, and their distances and indices, as of :meth:`NearestNeighbours.tiles`.
+        right_of: gives of these queries and indices which are right, booleans of the indices' shape.
+        keep: how many of the nearest neighbours to return, at most as many as there are.
+
+    Returns:
+        ``{name: [Q] float64}``; distances, indices and what is right of the neighbours kept, ``[Q, keep]``. All on the
+        CPU, since not every device has float64.
+    """
+    values = {name: torch.empty(len(relevant), dtype=torch.float64) for name in wanted}
+    kept = [torch.empty(len(relevant), keep, dtype=kind) for kind in (torch.float32, torch.int64, torch.bool)]
+    for rows, distances, indices in tiles:
+        right = right_of(rows, indices).cpu()
+        for all_kept, tile in zip(kept, (distances, indices, right), strict=True):
+            all_kept[rows] = tile[:, :keep].cpu()
+        for name, metric in wanted.items():
+            values[name][rows] = metric.values(right[:, : columns[name]], relevant[rows])
+    return values, kept[0], kept[1], kept[2]
 
 
 def whole_numbers(name: str, values: Iterable[int], least: int = 1) -> list[int]:

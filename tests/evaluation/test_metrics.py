@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from sklearn.metrics import normalized_mutual_info_score
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
-from pml_ext.evaluation import metrics, nmi, purity
+from pml_ext.evaluation import ami, metrics, nmi, purity
 
 
 class Case:
@@ -163,10 +163,11 @@ def test_nothing_counts():
     assert [len(part) for part in metrics.class_means(hits, case.query_labels, nobody)] == [0, 0]
 
 
-def test_nmi_is_scikit_learns():
+@pytest.mark.parametrize(("mine", "theirs"), [(nmi, normalized_mutual_info_score), (ami, adjusted_mutual_info_score)])
+def test_mutual_information_is_scikit_learns(mine, theirs):
     labels, clusters = skewed(50, 5, 0), skewed(50, 8, 1)
-    assert nmi(torch.as_tensor(labels), torch.as_tensor(clusters)) == normalized_mutual_info_score(labels, clusters)
-    assert nmi([3, 3, 4], [1, 1, 0]) == 1
+    assert mine(torch.as_tensor(labels), torch.as_tensor(clusters)) == theirs(labels, clusters)
+    assert mine([3, 3, 4], [1, 1, 0]) == 1
 
 
 def test_purity_of_many_classes_needs_no_table_of_classes_and_clusters():

@@ -242,6 +242,7 @@ def test_a_single_image_and_lone_queries():
         ({"labels": torch.zeros(80)}, "want integers as labels, not torch.float32; make them .long()"),
         ({"embeddings": torch.zeros(0, 6), "labels": torch.zeros(0).long()}, "N of at least 1"),
         ({"gallery": torch.zeros(3, 6)}, r"gallery want .* not shapes \[3, 6\] and \[0\]"),
+        ({"gallery": torch.zeros(3, 5), "gallery_labels": torch.zeros(3).long()}, "5 dimensions, the embeddings 6"),
         ({"gallery_labels": torch.zeros(3)}, "go with a gallery"),
         ({"gallery": torch.zeros(90, 6), "gallery_labels": torch.zeros(90).long(), "gallery_has_queries": True},
          "the gallery's first 80 items must be the 80 queries"),
