@@ -8,6 +8,7 @@ import torch
 
 from pml_ext import devices
 from pml_ext.errors import ConfigError
+from pml_ext.experiment import checkpoint
 
 
 @pytest.fixture
@@ -65,3 +66,38 @@ def test_numbers_of_all_kinds():
     values = [1, 2.5, None, np.float64(3.0), torch.tensor(4), torch.tensor([[5.5]], requires_grad=True)]
     assert devices.read_numbers(values) == [1, 2.5, None, 3.0, 4, 5.5]
     assert devices.read_numbers([]) == []
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 2)])
+def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, kind, count):
+    """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
+    generators = [torch.Generator().manual_seed(number) for number in range(count)]
+
+    class Module:
+        if kind == "mps":
+            get_rng_state = staticmethod(lambda: generators[0].get_state())
+            set_rng_state = staticmethod(lambda state: generators[0].set_state(state))
+        else:
+            get_rng_state_all = staticmethod(lambda: [each.get_state() for each in generators])
+            set_rng_state_all = staticmethod(
+                lambda states: [each.set_state(state) for each, state in zip(generators, states, strict=True)]
+            )
+
+    monkeypatch.setattr(devices, "accelerator", lambda: kind)
+    monkeypatch.setattr(torch, kind, Module)
+    state = checkpoint.random_state()
+    drawn = [torch.rand(3, generator=each) for each in generators]
+    checkpoint.set_random_state(state)
+    assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(generators, drawn, strict=True))
+    older = {key: value for key, value in state.items() if key != "accelerators"} | {"cuda": state["accelerators"]}
+    checkpoint.set_random_state(older)
+    assert torch.equal(torch.rand(3, generator=generators[-1]), drawn[-1])
+
+
+def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
+    monkeypatch.setattr(devices, "accelerator", lambda: None)
+    state = checkpoint.random_state()
+    assert state["accelerators"] == []
+    drawn = torch.rand(3)
+    checkpoint.set_random_state(state | {"accelerators": [torch.Generator().get_state()]})
+    assert torch.equal(torch.rand(3), drawn)
