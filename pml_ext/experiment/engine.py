@@ -8,6 +8,7 @@ device per step.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Engine:
 
         Raises:
             NotFiniteError: the loss, an embedding or a gradient is NaN or infinite.
-            TrainingError: a loss that is not one value, or depends on no parameter.
+            TrainingError: a loss that is not one value, or depends on no parameter; torch.compile failed.
         """
         for module in (self._trunk, self._embedder, objective.loss):
             module.train()
@@ -139,7 +140,8 @@ class Engine:
         batch = next(reading, None)
         while batch is not None:
             self._lap("reading")
-            pending = self._forward_and_backward(*batch, objective)
+            with self._compiling():
+                pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
             self._lap("reading")
@@ -209,6 +211,17 @@ class Engine:
                 f"the {name} overflows in float16 whatever the loss scale; wanted engine.precision = 'bfloat16', which "
                 "has a wider range"
             )
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """What torch.compile fails at, most often for want of a C compiler, is told in one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.settings.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                reason = " ".join(str(error).strip().splitlines()[:2])
+                raise TrainingError(f"torch.compile failed: {reason}; leave out engine.compile") from error
+            raise
 
     def _compiled(self, module: nn.Module) -> Any:
         return torch.compile(module) if self.settings.compile else module

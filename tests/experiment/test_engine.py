@@ -8,8 +8,10 @@ import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.trainers import MetricLossOnly
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext.data import LabelledImages
+from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
 from pml_ext.experiment.engine import MOST_SKIPPED, Engine, NotFiniteError, Objective
@@ -128,6 +130,38 @@ def test_what_is_recorded_comes_as_numbers(images, batches):
         assert not step.embeddings.requires_grad
 
 
+class Waits(TorchDispatchMode):
+    """Counts what waits for a device: a number read off a tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_gradient": 1.0}, {"precision": "float16"}])
+def test_a_step_reads_numbers_once(images, batches, monkeypatch, settings):
+    parts = Parts(Given(lambda x: x.square().mean()))
+    optimizers = {name: torch.optim.SGD(getattr(parts, name).parameters(), 0.1) for name in ("trunk", "embedder")}
+    engine = Engine(parts.trunk, parts.embedder, CPU, EngineTable(**settings))
+    reads = []
+
+    def read(values):
+        reads.append(len(values))
+        with torch.utils._python_dispatch._disable_current_modes():
+            return read_numbers(values)
+
+    monkeypatch.setattr("pml_ext.experiment.engine.read_numbers", read)
+    drawn = list(BatchReader(SeededImages(images), 0, CPU).read(batches[0]))
+    objective = Objective(parts.loss, optimizers, recorded=lambda: [torch.ones(()), 1.0])
+    with Waits() as waits:
+        steps = list(engine.epoch(drawn, objective))
+    assert len(steps) == len(reads) == ITERATIONS
+    assert set(reads) == {4}  # loss, norms and what is recorded
+    assert waits.count == 0
+
+
 def test_clipping_is_torchs_over_trunk_and_embedder_and_leaves_the_loss_alone(images, batches):
     ours, theirs = Parts(), Parts()
     ours.train(images, batches[:1], clip_gradient=0.05)
@@ -189,6 +223,16 @@ def test_a_compiled_network_trains_the_same_weights_under_the_same_names(images,
     for (name, one), (other_name, other) in zip(ours.state().items(), plain.state().items(), strict=True):
         assert name == other_name
         assert torch.allclose(one, other, atol=1e-6), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_that_cannot_be_compiled_is_told_in_a_line(images, batches, monkeypatch):
+    def backend(graph, inputs):
+        raise OSError("no C compiler\nand much more")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    with pytest.raises(TrainingError, match="^torch.compile failed: .*no C compiler; leave out engine.compile$"):
+        Parts().train(images, batches, compile=True)
 
 
 class Planted(nn.Module):
