@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..devices import random_states, set_random_states
+
 
 def write_atomically(path: Path, write: Any) -> None:
     """Calls ``write(temporary_path)`` and moves the result into place, so that a reader sees the old file or the new.
@@ -49,7 +51,7 @@ def random_state() -> dict[str, Any]:
     """The states of the generators of torch, numpy and Python."""
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "accelerators": random_states(),
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
@@ -58,8 +60,7 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Puts the generators back to what :func:`random_state` found."""
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
+    set_random_states(state.get("accelerators", state.get("cuda", [])))  # "cuda" in older checkpoints
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
 

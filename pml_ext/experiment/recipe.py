@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from .. import registry
 from ..building import BuildContext
 from ..data import build_transforms, folder
+from ..devices import Precision
 from ..errors import ConfigError, PmlExtError, UnknownNameError
 from ..evaluation import learned_metric
 from ..memory import CrossBatchMemory
@@ -139,6 +140,24 @@ class ScheduleTable(_Table):
         if (self.name == "multi-step") != bool(self.milestones):
             raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
         return self
+
+
+class EngineTable(_Table):
+    """``[engine]``: how a training step is computed.
+
+    Args:
+        precision: of the network, forward and backward; the loss is always computed in full precision. ``"float16"``
+            scales the loss and leaves out steps whose gradients overflow.
+        compile: trunk and embedder are compiled by ``torch.compile``, which takes up to minutes before the first step.
+        channels_last: images and convolutions lie in memory with the channels last.
+        clip_gradient: the greatest norm of the gradients of trunk and embedder together; the loss's own parameters do
+            not count and are not clipped. None leaves gradients as they are.
+    """
+
+    precision: Precision = "float32"
+    compile: bool = False
+    channels_last: bool = False
+    clip_gradient: float | None = Field(None, gt=0)
 
 
 class EvaluationTable(_Table):
