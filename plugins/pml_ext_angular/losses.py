@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -48,7 +48,7 @@ class _DotProductLoss(PairLoss):
 class _AngularLoss(_DotProductLoss):
     """What the three with an angle share."""
 
-    recorded = ("average_angle", "over_alpha")
+    recorded: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
 
     def __init__(self, alpha: float = 45.0, normalize_embeddings: bool = True, **kwargs: Any) -> None:
         check_number(self, "alpha", alpha, above=0, below=90)
@@ -75,7 +75,8 @@ class _AngularLoss(_DotProductLoss):
         """Mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
         if not self.collect_stats:
             return
-        squared = tuple(lengths.detach() for lengths in self._squared_lengths(pairs))
+        rows, columns = self._squared_lengths(pairs)
+        squared = rows.detach(), columns.detach()
         similarities = pairs.matrix.detach(), pairs.between_columns.detach()
         anchors, partners = pairs.listed
         total = over = count = pairs.matrix.new_zeros(())
@@ -189,7 +190,7 @@ class NPairAngularLoss(_AngularLoss):
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
-    recorded = (*_AngularLoss.recorded, "n_pair_loss", "angular_loss")
+    recorded: ClassVar[tuple[str, ...]] = (*_AngularLoss.recorded, "n_pair_loss", "angular_loss")
 
     def __init__(
         self, alpha: float = 45.0, angular_weight: float = 2.0, normalize_embeddings: bool = True, **kwargs: Any

@@ -7,13 +7,12 @@ import functools
 from typing import Any, ClassVar
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor
 
-from .distances import EuclideanDistance, GramCosineSimilarity, matrix_of, require_distance, require_similarity
-from .pairwise import FullPrecisionForward, pair_masks
-from .settings import number_settings, own_settings
+from ..distances import EuclideanDistance, GramCosineSimilarity, matrix_of, require_distance, require_similarity
+from ..pairwise import FullPrecisionForward, pair_masks
+from ..pml import BaseDistance, BaseMetricLossFunction
+from ..settings import number_settings, own_settings
 
 Terms = dict[str, dict[str, Any]]
 Triplets = tuple[Tensor, Tensor, Tensor]
