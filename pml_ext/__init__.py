@@ -24,13 +24,14 @@ _PUBLIC = {
     "Paper": "pml_ext.components",
     "register": "pml_ext.registry",
     "hookimpl": "pml_ext.hookspecs",
-    "CrossBatchMemory": "pml_ext.memory",
+    "CrossBatchMemory": "pml_ext.losses",
     "DistributedLoss": "pml_ext.distributed",
     "DistributedMiner": "pml_ext.distributed",
     "MultipleLosses": "pml_ext.losses",
     "SelfSupervisedLoss": "pml_ext.losses",
     "LabelledRegularizer": "pml_ext.regularizers",
-    "RegularizedLoss": "pml_ext.regularizers",
+    "PairLoss": "pml_ext.losses",
+    "RegularizedLoss": "pml_ext.losses",
     "RetrievalAccuracyCalculator": "pml_ext.evaluation",
     "WholeClassSampler": "pml_ext.samplers",
     "load_run": "pml_ext.retrieval",
@@ -43,7 +44,7 @@ _PUBLIC = {
     "TrainingError": "pml_ext.errors",
 }
 _SUBMODULES = ("benchmark", "building", "cli", "components", "data", "distances", "distributed", "errors", "evaluation",
-               "experiment", "hookspecs", "losses", "memory", "models", "pairwise", "plugin", "reducers", "registry",
+               "experiment", "hookspecs", "losses", "models", "pairwise", "plugin", "reducers", "registry",
                "regularizers", "retrieval", "samplers", "settings", "testing")  # fmt: skip
 
 

@@ -31,7 +31,6 @@ from . import evaluation as evaluation
 from . import experiment as experiment
 from . import hookspecs as hookspecs
 from . import losses as losses
-from . import memory as memory
 from . import models as models
 from . import pairwise as pairwise
 from . import plugin as plugin
@@ -55,12 +54,13 @@ from .errors import TrainingError as TrainingError
 from .errors import UnknownNameError as UnknownNameError
 from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
 from .hookspecs import hookimpl as hookimpl
+from .losses import CrossBatchMemory as CrossBatchMemory
 from .losses import MultipleLosses as MultipleLosses
+from .losses import PairLoss as PairLoss
+from .losses import RegularizedLoss as RegularizedLoss
 from .losses import SelfSupervisedLoss as SelfSupervisedLoss
-from .memory import CrossBatchMemory as CrossBatchMemory
 from .registry import register as register
 from .regularizers import LabelledRegularizer as LabelledRegularizer
-from .regularizers import RegularizedLoss as RegularizedLoss
 from .retrieval import load_run as load_run
 from .samplers import WholeClassSampler as WholeClassSampler
 

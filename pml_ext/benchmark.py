@@ -26,7 +26,7 @@ from . import registry
 from .building import BuildContext, required
 from .components import Component
 from .errors import ConfigError, UnknownNameError
-from .regularizers import RegularizedLoss
+from .losses import RegularizedLoss
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"

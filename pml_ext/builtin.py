@@ -15,7 +15,7 @@ from .hookspecs import hookimpl
 @hookimpl
 def pml_ext_components() -> list[Component]:
     """The wrappers and samplers of the core."""
-    from .regularizers import RegularizedLoss
+    from .losses import RegularizedLoss
     from .samplers import WholeClassSampler
 
     return [Component(RegularizedLoss, name="regularized"), Component(WholeClassSampler, name="whole-class")]

@@ -41,13 +41,25 @@ from .errors import (
     unknown,
 )
 from .hookspecs import hookimpl
-from .losses import MultipleLosses, call_loss
+from .losses import (
+    MultipleLosses,
+    PairLoss,
+    Pairs,
+    RegularizedLoss,
+    Terms,
+    call_loss,
+    per_anchor,
+    per_pair,
+    per_triplet,
+    reduced,
+)
 from .pairwise import (
     ClassMembers,
     FullPrecisionForward,
     FullPrecisionMining,
     autocast_off,
     check_batch,
+    check_indices_tuple,
     check_references,
     class_members,
     cosine_similarity,
@@ -81,9 +93,9 @@ from .pml import (
 )
 from .reducers import SumOfReducedReducer, SumOverDivisorReducer
 from .registry import build
-from .regularizers import LabelledRegularizer, RegularizedLoss
+from .regularizers import LabelledRegularizer
 from .samplers import sampler_state, set_sampler_state
-from .settings import check_choice, check_count, check_flag, check_number
+from .settings import check_choice, check_count, check_flag, check_number, number_settings, own_settings
 
 if TYPE_CHECKING:
     from .data import DataSplits, LabelledImages, read_image
@@ -123,12 +135,15 @@ __all__ = [
     "MissingExtraError",
     "MultipleLosses",
     "NormalizedRows",
+    "PairLoss",
+    "Pairs",
     "Paper",
     "PmlExtError",
     "RegularizedLoss",
     "RunView",
     "SumOfReducedReducer",
     "SumOverDivisorReducer",
+    "Terms",
     "TrainingError",
     "TrainingWarning",
     "autocast_off",
@@ -139,6 +154,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_flag",
+    "check_indices_tuple",
     "check_number",
     "check_references",
     "class_members",
@@ -158,9 +174,15 @@ __all__ = [
     "matrix_of",
     "needs_extra",
     "normalize",
+    "number_settings",
+    "own_settings",
     "pair_masks",
     "pair_to_full_precision",
+    "per_anchor",
+    "per_pair",
+    "per_triplet",
     "read_image",
+    "reduced",
     "require_distance",
     "require_similarity",
     "sampler_state",

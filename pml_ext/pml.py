@@ -5,10 +5,22 @@ A name that moves in another version of PML moves here. Importing this module im
 
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
 from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
-from pytorch_metric_learning.losses import BaseLossWrapper, BaseMetricLossFunction, MultipleLosses
+from pytorch_metric_learning.losses import (
+    BaseLossWrapper,
+    BaseMetricLossFunction,
+    ContrastiveLoss,
+    MultipleLosses,
+    SelfSupervisedLoss,
+)
 from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils.loss_and_miner_utils import (
+    convert_to_pairs,
+    convert_to_triplets,
+    get_all_pairs_indices,
+)
+from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch.utils.data import Sampler
 
 # The base classes that say what kind a class is. A sampler is any of torch's.
@@ -32,10 +44,16 @@ __all__ = [
     "BaseMiner",
     "BaseReducer",
     "BaseRegularizer",
+    "ContrastiveLoss",
     "CosineSimilarity",
     "DotProductSimilarity",
     "EmbeddingsAlreadyPackagedAsTriplets",
     "LpDistance",
+    "ModuleWithRecords",
     "MultipleLosses",
     "MultipleReducers",
+    "SelfSupervisedLoss",
+    "convert_to_pairs",
+    "convert_to_triplets",
+    "get_all_pairs_indices",
 ]

@@ -25,8 +25,7 @@ from ..data import build_transforms, folder
 from ..devices import Precision
 from ..errors import ConfigError, PmlExtError, UnknownNameError
 from ..evaluation import learned_metric
-from ..memory import CrossBatchMemory
-from ..regularizers import RegularizedLoss
+from ..losses import CrossBatchMemory, RegularizedLoss
 
 SHUFFLE = "shuffle"  # the sampler name that means plain shuffling
 OPTIMIZERS = {

@@ -45,7 +45,7 @@ from ..evaluation import (
     reranked_under,
     retrieval_metrics,
 )
-from ..memory import CrossBatchMemory
+from ..losses import CrossBatchMemory
 from ..plugin import RunView
 from ..samplers import sampler_state, set_sampler_state
 from . import checkpoint, records

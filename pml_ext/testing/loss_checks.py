@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import registry
 from ..benchmark import peak_bytes
-from ..memory import CrossBatchMemory
+from ..losses import CrossBatchMemory
 from .probes import CountedOperations, gradient, to_python_forbidden
 from .processes import in_two_processes
 from .subject import Batch, SkipCheck, Subject, batch_of, fresh, labels_of

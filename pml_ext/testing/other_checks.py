@@ -12,7 +12,7 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 
 from .. import registry
-from ..regularizers import RegularizedLoss
+from ..losses import RegularizedLoss
 from ..samplers import sampler_state, set_sampler_state
 from .probes import gradient
 from .subject import CLASSES, SkipCheck, Subject, batch_of, labels_of

@@ -12,7 +12,7 @@ from pytorch_metric_learning.distances import LpDistance
 from torch.autograd import gradcheck, gradgradcheck
 
 from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
-from pml_ext.regularizers import RegularizationWarning
+from pml_ext.losses import RegularizationWarning
 from pml_ext_density import class_densities, functional
 
 

@@ -7,26 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import BaseLossWrapper
-from pytorch_metric_learning.utils import loss_and_miner_utils
-from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 
-from . import registry
-from .errors import TrainingWarning
-from .losses import call_loss
-from .pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
-from .settings import check_count
+from ..components import capabilities
+from ..errors import TrainingWarning
+from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
+from ..pml import (
+    BaseLossWrapper,
+    ModuleWithRecords,
+    convert_to_pairs,
+    convert_to_triplets,
+    get_all_pairs_indices,
+)
+from ..settings import check_count
+from .calling import call_loss
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
-
-
-class _Capabilities:
-    """A memory's own references take the place of the loss's; labels it always needs."""
-
-    def __get__(self, instance: CrossBatchMemory | None, owner: type) -> frozenset[str]:
-        return frozenset({"labels", "indices_tuple", "state"})
 
 
 class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
@@ -86,7 +83,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     *Source:* Wang et al., Cross-Batch Memory for Embedding Learning, 2020, https://arxiv.org/abs/1912.06798.
     """
 
-    capabilities = _Capabilities()
+    capabilities = frozenset({"labels", "indices_tuple", "state"})  # its own references take the place of the loss's
     embedding_memory: Tensor
     label_memory: Tensor
     curr_batch_idx: Tensor
@@ -103,7 +100,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     ) -> None:
         if not isinstance(loss, torch.nn.Module):
             raise TypeError(f"loss of CrossBatchMemory must be an object such as ContrastiveLoss(); got {loss!r}")
-        missing = _NEEDED - registry.capabilities(loss)
+        missing = _NEEDED - capabilities(loss)
         if missing or getattr(loss, "joins_processes", False):
             raise TypeError(_refusal(loss, missing))
         for name, size in (("embedding_size", embedding_size), ("memory_size", memory_size)):
@@ -293,7 +290,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             do_remove_self_comparisons: whether the anchors are in the ring too, in the rows ``curr_batch_idx``.
         """
         if self.miner is None or len(L_mem) == 0:
-            found = loss_and_miner_utils.get_all_pairs_indices(labels, L_mem)
+            found = get_all_pairs_indices(labels, L_mem)
         else:
             found = self.miner(embeddings, labels, E_mem, L_mem)
         if do_remove_self_comparisons:
@@ -379,7 +376,7 @@ def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, .
 def _joined(found: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Both tuples in one, in the form of the first."""
     if len(found) == 4 and len(added) == 3:
-        added = loss_and_miner_utils.convert_to_pairs(added, None)
+        added = convert_to_pairs(added, None)
     elif len(found) == 3 and len(added) == 4:
-        added = loss_and_miner_utils.convert_to_triplets(added, None)
+        added = convert_to_triplets(added, None)
     return tuple(torch.cat(both) for both in zip(found, added, strict=True))

@@ -1,0 +1,111 @@
+"""A weighted sum of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import pml
+from ..components import capabilities
+from ..pairwise import check_batch, check_indices_tuple, check_references, to_full_precision
+from .calling import WrapperCapabilities, call_loss
+
+
+class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
+    r"""PML's weighted sum of losses, with references, and never summed in half precision.
+
+    .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
+
+    It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
+    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it: record-keeper names a
+    table after each loss, and the number that a loss of a list has is no name of a table.
+
+    Args:
+        losses: a list or a dictionary of losses, PML's or registered ones; at least one.
+        miners: a miner, or None, for each loss of a list; for some of the keys of a dictionary.
+        weights: a number for each loss; 1 by default, 0 is allowed.
+
+    Raises:
+        ValueError: no loss, or weights or miners that do not belong to the losses.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
+        >>> loss = MultipleLosses([ContrastiveLoss(), TripletMarginLoss()], weights=[1, 0.5])
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]), ref_emb=torch.eye(4), ref_labels=torch.arange(4)).shape
+        torch.Size([])
+    """
+
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "references"},
+        lambda self: frozenset.intersection(*(capabilities(loss) for _, loss in self.items())) | {"labels"},
+    )
+
+    def __init__(
+        self,
+        losses: Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
+        miners: Sequence[Any] | Mapping[str, Any] | None = None,
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+    ) -> None:
+        if not losses:
+            raise ValueError("MultipleLosses needs at least one loss; got none")
+        for name, given, whole in (("miners", miners, False), ("weights", weights, True)):
+            if given is not None:
+                _check_belongs(name, given, losses, whole)
+        named = isinstance(losses, Mapping)
+        super().__init__(
+            dict(losses) if isinstance(losses, Mapping) else list(losses),
+            miners if miners is None else _like(miners, named),
+            weights if weights is None else _like(weights, named),
+        )
+
+    def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
+        """The losses by name or number."""
+        yield from self.losses.items() if self.is_dict else enumerate(self.losses)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The weighted sum; arguments as of PML's losses.
+
+        Raises:
+            ValueError: an ``indices_tuple`` although the losses have miners of their own, or wrong shapes.
+            TypeError: an argument is no tensor, or of a wrong kind.
+        """
+        check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
+        check_references(embeddings, ref_emb, ref_labels)
+        if self.miners and indices_tuple is not None:
+            raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
+        total = torch.zeros((), device=embeddings.device)
+        for key, loss in self.items():
+            mined = self._mined(key, embeddings, labels, ref_emb, ref_labels) if self.miners else indices_tuple
+            value = call_loss(loss, embeddings, labels, mined, ref_emb, ref_labels)
+            total = total + self.weights[key] * to_full_precision(value)
+        return total
+
+    def _mined(self, key: Any, *batch: Tensor | None) -> tuple[Tensor, ...] | None:
+        miner = self.miners[key] if not self.is_dict or key in self.miners else None
+        return None if miner is None else miner(*batch)
+
+
+def _check_belongs(name: str, given: Any, losses: Any, whole: bool) -> None:
+    if isinstance(losses, Mapping):
+        fits = isinstance(given, Mapping) and (set(given) == set(losses) if whole else set(given) <= set(losses))
+        wanted = f"a dictionary with {'the' if whole else 'some of the'} keys {sorted(losses)}"
+    else:
+        fits = isinstance(given, (list, tuple)) and len(given) == len(losses)
+        wanted = f"a list of length {len(losses)}, one for each loss"
+    if not fits:
+        raise ValueError(f"{name} of MultipleLosses must be {wanted}; got {given!r}")
+
+
+def _like(values: Any, named: bool) -> Any:
+    return dict(values) if named else list(values)
