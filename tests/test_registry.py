@@ -38,6 +38,26 @@ def test_importing_the_package_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def star() -> set[str]:
+    names: dict[str, object] = {}
+    exec("from pml_ext import *", names)
+    return names.keys() - {"__builtins__"}
+
+
+def test_star_import_gives_the_losses_and_all_public_names():
+    assert star() == {*pml_ext._PUBLIC, *registry.class_names()}
+    assert {"CBMLLoss", "HardPairMiner", "SelfSupervisedLoss", "load_run"} <= star()
+
+
+def test_star_import_leaves_out_what_cannot_be_had(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pml_ext.retrieval", None)  # as where its extra is not installed
+    try:
+        registry.register(type("CBMLLoss", (losses.ContrastiveLoss,), {}), name="of-somebody-else")
+        assert star() == {*pml_ext._PUBLIC, *registry.class_names()} - {"load_run", "CBMLLoss"}
+    finally:
+        registry.unregister_local()
+
+
 def test_a_third_party_plugin_is_found_like_ours(install_plugin):
     install_plugin("foreign", source())
     found = Registry()
