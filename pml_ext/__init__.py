@@ -1,9 +1,9 @@
 """A plugin layer on pytorch-metric-learning (PML).
 
 ``from pml_ext import CBMLLoss`` works for every registered class, of this distribution and of third parties; what else
-is public is listed in ``_PUBLIC``. Importing this package imports neither torch nor PML; the first name that needs them
-does. Type checkers read ``__init__.pyi``: after a change here, or of a plugin's classes, ``python -m pml_ext.stub``
-writes it anew.
+is public is listed in ``_PUBLIC``; ``from pml_ext import *`` gives both. Importing this package imports neither torch
+nor PML; the first name that needs them does. Type checkers read ``__init__.pyi``: after a change here, or of a plugin's
+classes, ``python -m pml_ext.stub`` writes it anew.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _SUBMODULES = ("benchmark", "building", "cli", "components", "data", "distances"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _star_names()
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     if name in _SUBMODULES:
@@ -62,6 +64,21 @@ def __getattr__(name: str) -> Any:
         return registry.class_by_name(name)
     except UnknownNameError as error:
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
+
+
+def _star_names() -> list[str]:
+    """What ``from pml_ext import *`` gives: public names and registered classes, as far as they can be had."""
+    from . import registry
+    from .errors import PluginError
+
+    names = []
+    for name in sorted({*_PUBLIC, *registry.class_names()}):
+        try:
+            __getattr__(name)
+        except (ImportError, PluginError):  # of an extra that is not installed; of two plugins' classes
+            continue
+        names.append(name)
+    return names
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pytorch_metric_learning import losses
+
 import pml_ext
 from pml_ext import registry, stub
 
@@ -42,3 +44,23 @@ def test_a_name_that_has_moved_is_found_where_it_was():
                  "kind_of", "settings_of", "required", "unknown", "build", "get"):  # fmt: skip
         assert hasattr(registry, name), name
     assert registry.Component is pml_ext.Component is pml_ext.components.Component
+
+
+def star() -> set[str]:
+    names: dict[str, object] = {}
+    exec("from pml_ext import *", names)
+    return names.keys() - {"__builtins__"}
+
+
+def test_star_import_gives_the_losses_and_all_public_names():
+    assert star() == {*pml_ext._PUBLIC, *registry.class_names()}
+    assert {"CBMLLoss", "HardPairMiner", "SelfSupervisedLoss", "load_run"} <= star()
+
+
+def test_star_import_leaves_out_what_cannot_be_had(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pml_ext.retrieval", None)  # as where its extra is not installed
+    try:
+        registry.register(type("CBMLLoss", (losses.ContrastiveLoss,), {}), name="of-somebody-else")
+        assert star() == {*pml_ext._PUBLIC, *registry.class_names()} - {"load_run", "CBMLLoss"}
+    finally:
+        registry.unregister_local()
