@@ -13,7 +13,7 @@ from torch import Tensor
 from . import registry
 from .errors import TrainingWarning
 from .losses import call_loss
-from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision
+from .pairwise import FullPrecisionForward, autocast_off, check_batch, to_full_precision, transformed
 from .reducers import SumOfReducedReducer
 from .settings import check_number
 
@@ -65,7 +65,7 @@ class LabelledRegularizer(BaseRegularizer):  # type: ignore[misc]
         check_batch(embeddings, labels)
         self.reset_stats()
         with autocast_off(embeddings.device):
-            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device)
+            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device, torch.long)
             return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
 
 
@@ -145,7 +145,9 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
 
     def _compare_gradients(self, embeddings: Tensor, loss: Tensor, regularizer: Tensor) -> None:
         """Warns once if the regularizer's gradient would outweigh the loss's by far."""
-        if self._compared or not self.weight or not embeddings.requires_grad or torch.compiler.is_compiling():
+        if self._compared or not self.weight or not embeddings.requires_grad:
+            return
+        if torch.compiler.is_compiling() or transformed():
             return
         lengths = [_gradient_length(value, embeddings) for value in (loss, regularizer)]
         self._compared = lengths[0] > 0  # a batch without pairs says nothing

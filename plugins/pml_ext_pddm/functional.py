@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.pairwise import normalize
+from pml_ext.pairwise import normalize, transformed
 
 
 class Head(NamedTuple):
@@ -141,7 +141,7 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
         return like.new_zeros(0)
     if len(pieces) == 1:
         return part(pieces[0])
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not transformed():  # torch.func cannot compute tiles again
         return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
     return torch.cat([part(numbers) for numbers in pieces])
 
@@ -168,7 +168,7 @@ def hard_quadruplets(
     """
     has_negative = negatives.any(1)
     i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))
-    order = scores[i, j].argsort(stable=True)
+    order = (-scores[i, j]).argsort(stable=True, descending=True)  # NaN, which counts as the greatest, first
     if classes is not None:
         grouped = classes[i[order]].sort(stable=True)
         order = order[grouped.indices]
@@ -203,7 +203,8 @@ def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
 def scaled(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
     """``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
     span = greatest - least
-    return torch.where(span > 0, (values - least) / torch.where(span > 0, span, 1), 0)
+    equal = span <= 0
+    return torch.where(equal, 0, (values - least) / torch.where(equal, 1, span))
 
 
 def score_hinge(s_ap: Tensor, s_an: Tensor, margin: float = 0.5) -> Tensor:
