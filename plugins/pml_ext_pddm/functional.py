@@ -93,8 +93,10 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """The scores of row with row: normalised ``[N, D]`` and ``[N, D]``, so many pairs at a time; ``[N]``."""
+    """The scores of row with row: normalised ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
     ends = side(head, x), side(head, y)
+    if _recorded():
+        return scores(head, *ends)
 
     def part(numbers: Tensor) -> Tensor:
         return scores(head, ends[0].at(numbers), ends[1].at(numbers))
@@ -117,6 +119,8 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     Returns:
         ``[B, R]``, or ``[B, B]``.
     """
+    if _recorded():
+        return _scores_at_once(head, x, x if y is None else y)
     one = side(head, x)
     if y is not None:
         other, width = side(head, y), max(1, len(y))
@@ -132,6 +136,26 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     places = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu()
     matrix = torch.zeros_like(places, dtype=flat.dtype).masked_scatter(places, flat)
     return matrix + matrix.triu(1).T
+
+
+def _recorded() -> bool:
+    """Whether torch.jit.trace, torch.export or an ONNX exporter writes down what is computed.
+
+    Numbers of pairs, which tiles are counted by, would be written down as those of the example.
+    """
+    return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.jit.is_tracing)()
+
+
+def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
+    """The scores of all pairs by shapes alone, so that the record serves batches of any size."""
+    rows, columns = x.shape[0], y.shape[0]
+
+    def spread(ends: Side, dim: int) -> Side:
+        return Side(*(
+            z if z is None else z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1) for z in ends
+        ))  # fmt: skip
+
+    return scores(head, spread(side(head, x), 1), spread(side(head, y), 0)).view(rows, columns)
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
