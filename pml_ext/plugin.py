@@ -76,6 +76,7 @@ from .pairwise import (
     pair_masks,
     pair_to_full_precision,
     to_full_precision,
+    transformed,
 )
 
 # PML's own base classes and what else of it a component is made of: from here, so that they are found whatever PML's
@@ -188,6 +189,7 @@ __all__ = [
     "sampler_state",
     "set_sampler_state",
     "to_full_precision",
+    "transformed",
 ]
 
 

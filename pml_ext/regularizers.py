@@ -51,5 +51,5 @@ class LabelledRegularizer(BaseRegularizer):  # type: ignore[misc]
         check_batch(embeddings, labels)
         self.reset_stats()
         with autocast_off(embeddings.device):
-            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device)
+            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device, torch.long)
             return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)

@@ -112,4 +112,4 @@ def metric_variance(
     variance = masked_sum(deviation * deviation, negatives)
     if reduction == "mean":
         variance = variance / num_negatives.clamp(min=1)
-    return variance.where(num_positives > 0, 0)
+    return variance * (num_positives > 0).to(variance.dtype)  # as a factor, which NaN survives

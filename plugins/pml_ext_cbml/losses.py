@@ -126,7 +126,8 @@ class CBMLLoss(PairLoss):
         counted = (num_pos > 0) & (num_neg > 0)
         if self.skip_unmined:
             counted = counted & (hard[0] | hard[1]).any(1)
-        positive, negative, variance = (term.where(counted, 0) for term in (positive, negative, variance))
+        factor = counted.to(similarity.dtype)  # a factor, which NaN survives
+        positive, negative, variance = (term * factor for term in (positive, negative, variance))
         self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
         return per_anchor(positive + negative + self.mvc_weight * variance)
 

@@ -158,12 +158,12 @@ class DensityRegularizer(LabelledRegularizer):
         """The value; see :class:`pml_ext.LabelledRegularizer`.
 
         Raises:
-            ValueError: a label without a target, too. On a GPU nothing waits for that answer after the first call, so
-                that the error comes with the next one.
+            ValueError: a label without a target, too. On a CUDA device nothing waits for that answer after the first
+                call, so that the error comes with the next one.
         """
         if labels is not None:
             check_batch(embeddings, labels)
-            self._check_known(labels.to(self.sorted_labels.device))
+            self._check_known(labels.to(self.sorted_labels.device, torch.long))
         return super().forward(embeddings, labels)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
@@ -199,7 +199,7 @@ class DensityRegularizer(LabelledRegularizer):
             known = (low >= 0) & (high < self.num_classes)
         else:
             known = (self.sorted_labels[self._places(labels)] == labels).all()
-        if labels.device.type == "cpu" or not self._checked:
+        if labels.device.type != "cuda" or not self._checked:
             self._checked = True
             if not known:
                 self._refuse(labels)

@@ -63,6 +63,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the backward
     pass computes tiles again.
 
+    *Export:* ``torch.jit.trace``, ``torch.export`` and both ONNX exporters write down what serves any number of rows;
+    what they write computes all pairs at once, without tiles.
+
     Args:
         embedding_size: D.
         hidden_size: H, of all layers; D by default, as in the paper.

@@ -121,7 +121,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         check_batch(embeddings, labels)
         with torch.no_grad(), autocast_off(embeddings.device):
             x = pair_to_full_precision(embeddings, None)[0]
-            found = self.miner(x, labels)
+            found = self.miner(x, labels.long())
             if len(found) != 3:
                 raise ValueError(f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} "
                                  "gives pairs")  # fmt: skip

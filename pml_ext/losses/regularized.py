@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..components import capabilities
 from ..errors import TrainingWarning
-from ..pairwise import FullPrecisionForward
+from ..pairwise import FullPrecisionForward, transformed
 from ..pml import BaseMetricLossFunction
 from ..reducers import SumOfReducedReducer
 from ..settings import check_number
@@ -92,7 +92,9 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
 
     def _compare_gradients(self, embeddings: Tensor, loss: Tensor, regularizer: Tensor) -> None:
         """Warns once if the regularizer's gradient would outweigh the loss's by far."""
-        if self._compared or not self.weight or not embeddings.requires_grad or torch.compiler.is_compiling():
+        if self._compared or not self.weight or not embeddings.requires_grad:
+            return
+        if torch.compiler.is_compiling() or transformed():
             return
         lengths = [_gradient_length(value, embeddings) for value in (loss, regularizer)]
         self._compared = lengths[0] > 0  # a batch without pairs says nothing

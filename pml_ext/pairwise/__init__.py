@@ -20,6 +20,7 @@ from .euclidean import euclidean_distances
 from .masks import hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from .similarity import cosine_similarity, gram, normalize
+from .transforms import transformed
 
 __all__ = [
     "ClassMembers",
@@ -44,4 +45,5 @@ __all__ = [
     "pair_masks",
     "pair_to_full_precision",
     "to_full_precision",
+    "transformed",
 ]

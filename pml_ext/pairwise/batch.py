@@ -142,7 +142,7 @@ class FullPrecisionForward:
 
         Args:
             embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers; may be None with an ``indices_tuple``.
+            labels: ``[B]``, integers or booleans; may be None with an ``indices_tuple``.
             indices_tuple: triplets (three index tensors) or pairs (four) from a miner, or None.
             ref_emb: references ``[R, D]`` to compare with, or None for the batch itself.
             ref_labels: ``[R]``, integers.
@@ -159,6 +159,8 @@ class FullPrecisionForward:
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            # booleans cannot be sorted and looked up everywhere, int64 can
+            labels, ref_labels = (y if y is None else y.long() for y in (labels, ref_labels))
             return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
 
 
@@ -187,4 +189,5 @@ class FullPrecisionMining:
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
-            return super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
+            ref_labels = ref_labels if ref_labels is None else ref_labels.long()
+            return super().forward(embeddings, labels.long(), ref_emb, ref_labels)  # type: ignore[misc]
