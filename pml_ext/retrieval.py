@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
@@ -28,6 +27,9 @@ from .evaluation.figures import contact_sheet, galleries
 from .experiment import checkpoint
 from .experiment.recipe import Recipe, build_loss, load_recipes, loss_context
 from .experiment.runs import choose_device
+
+with needs_extra("train", "a trained run"):
+    from matplotlib.figure import Figure
 
 INDEX = "index"  # the folder in a run's folder that `pml-ext index` writes by default
 SHEET = 60  # images of a cluster on its contact sheet

@@ -143,19 +143,22 @@ def _recorded() -> bool:
 
     Numbers of pairs, which tiles are counted by, would be written down as those of the example.
     """
-    return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.jit.is_tracing)()
+    exporting = getattr(torch.compiler, "is_exporting", None)
+    return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
     """The scores of all pairs by shapes alone, so that the record serves batches of any size."""
     rows, columns = x.shape[0], y.shape[0]
 
-    def spread(ends: Side, dim: int) -> Side:
-        return Side(*(
-            z if z is None else z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1) for z in ends
-        ))  # fmt: skip
+    def spread(z: Tensor, dim: int) -> Tensor:
+        return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
 
-    return scores(head, spread(side(head, x), 1), spread(side(head, y), 0)).view(rows, columns)
+    ends = [
+        Side(spread(points, dim), None if positions is None else spread(positions, dim))
+        for (points, positions), dim in ((side(head, x), 1), (side(head, y), 0))
+    ]
+    return scores(head, *ends).view(rows, columns)
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:

@@ -8,14 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pytorch_metric_learning.distances import BaseDistance
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 from torch import Tensor
 
+from ..errors import needs_extra
 from .neighbours import matrix_under
+
+with needs_extra("train", "a figure"):
+    from matplotlib.figure import Figure
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"

@@ -12,7 +12,6 @@ import warnings
 from typing import Any
 
 import torch
-import tqdm
 from pytorch_metric_learning import reducers
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor
@@ -490,6 +489,7 @@ def check_no_host_sync(subject: Subject) -> None:
 
 def check_pml_trainer(subject: Subject) -> None:
     """It trains in PML's ``MetricLossOnly``."""
+    import tqdm
     from pytorch_metric_learning.trainers import MetricLossOnly
 
     _needs(subject, "labels")
