@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,6 +26,7 @@ from .building import BuildContext, required
 from .components import Component
 from .errors import ConfigError, UnknownNameError
 from .losses import RegularizedLoss
+from .pml import ContrastiveLoss
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"

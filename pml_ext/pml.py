@@ -15,6 +15,7 @@ from pytorch_metric_learning.losses import (
 from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils.inference import CustomKNN, FaissKMeans, FaissKNN
 from pytorch_metric_learning.utils.loss_and_miner_utils import (
     convert_to_pairs,
     convert_to_triplets,
@@ -46,8 +47,11 @@ __all__ = [
     "BaseRegularizer",
     "ContrastiveLoss",
     "CosineSimilarity",
+    "CustomKNN",
     "DotProductSimilarity",
     "EmbeddingsAlreadyPackagedAsTriplets",
+    "FaissKMeans",
+    "FaissKNN",
     "LpDistance",
     "ModuleWithRecords",
     "MultipleLosses",
