@@ -72,3 +72,13 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise MissingExtraError(
             f'{what} needs the package {error.name!r}, which is not installed. Type: pip install "pml-ext[{extra}]"'
         ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: its class and the first line of its text.
+
+    Args:
+        error: what was raised.
+    """
+    lines = str(error).encode("utf-8", "replace").decode().strip().splitlines()  # file names may be no UTF-8
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
