@@ -587,10 +587,23 @@ def required(
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:  # annotations as types, where the module's names allow that
-        return list(inspect.signature(function, eval_str=True).parameters.values())
-    except (NameError, TypeError):
-        return list(inspect.signature(function).parameters.values())
+    """The parameters, annotations as types where the module's names allow that."""
+    found = list(inspect.signature(function).parameters.values())
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    names = getattr(inspect.unwrap(inner), "__globals__", {})
+    return [p.replace(annotation=_resolved(p.annotation, names)) for p in found]
+
+
+def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+    """What a text stands for in a module; the text itself where it does not (a name for type checkers alone, say)."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, names)
+    except Exception:  # an annotation can be any expression
+        return annotation
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ from .errors import ConfigError, DataError, needs_extra
 from .evaluation import Search, default_neighbours, kmeans, learned_metric, neighbours_under, reranked_under
 from .evaluation.figures import contact_sheet, galleries
 from .experiment import checkpoint
-from .experiment.recipe import Recipe, build_loss, load_recipes, loss_context
+from .experiment.recipe import Recipe, build_loss, build_trunk, load_recipes, loss_context
 from .experiment.runs import choose_device
 
 INDEX = "index"  # the folder in a run's folder that `pml-ext index` writes by default
@@ -130,15 +130,14 @@ class TrainedRun:
         self.recipe: Recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
         self.network: dict[str, Any] = json.loads((folder / "network.json").read_text("utf-8"))
         state = checkpoint.load(folder / "checkpoints" / "model.pt", self.device)
-        trunk = self.recipe.model.trunk
-        settings = {key: value for key, value in trunk.settings.items() if key != "weights"}
         size, channels = self.network["image_size"], self.network["channels"]
-        self.trunk: nn.Module = registry.trunk(trunk.name)(channels, size, **settings)
+        self.trunk: nn.Module = build_trunk(self.recipe.model.trunk, channels, size, trained=True)
         self.embedder: nn.Module = models.embedder(
             self.network["features"], self.recipe.model.embedding_size, self.recipe.model.hidden_sizes
         )
-        self.trunk.load_state_dict(state["trunk"])
-        self.embedder.load_state_dict(state["embedder"])
+        with checkpoint.taking(folder / "checkpoints" / "model.pt"):
+            self.trunk.load_state_dict(state["trunk"])
+            self.embedder.load_state_dict(state["embedder"])
         self.trunk.to(self.device).eval()
         self.embedder.to(self.device).eval()
         normalize = self.network["normalize"]

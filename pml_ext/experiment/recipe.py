@@ -6,9 +6,12 @@ whole before any data are loaded. Every error names the file, the key, what was 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import inspect
 import itertools
+import json
 import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,10 +20,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from .. import registry
-from ..data import build_transforms, folder
+from ..data import DataSplits, build_transforms, folder
 from ..errors import ConfigError, PmlExtError, UnknownNameError
 from ..evaluation import learned_metric
 from ..memory import CrossBatchMemory
@@ -446,15 +457,12 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 def _check_names(recipe: Recipe) -> None:
     """Looks up every name and checks every setting, so that a run does not fail on one an hour later."""
     factory = _looked_up("data.name", lambda: dataset_factory(recipe.data.name))
-    _check_call("data", recipe.data.name, registry.settings_of(factory), recipe.data.settings,
-                supplied=("root", "path"))  # fmt: skip
-    augment = {name: parameter for name, parameter in registry.settings_of(build_transforms).items()
-               if name not in ("image_size", "channels", "crop", "normalize")}  # fmt: skip
-    _check_call("data.augment", "augment", augment, recipe.data.augment, supplied=())
+    _check_call("data", recipe.data.name, _options(factory, _OF_DATA), recipe.data.settings)
+    augment = _options(build_transforms, ("image_size", "channels", "crop", "normalize"))
+    _check_call("data.augment", "augment", augment, recipe.data.augment)
     trunk = recipe.model.trunk
     factory = _looked_up("model.trunk.name", lambda: registry.trunk(trunk.name))
-    _check_call("model.trunk", trunk.name, registry.settings_of(factory), trunk.settings,
-                supplied=("in_channels", "image_size"))  # fmt: skip
+    _check_call("model.trunk", trunk.name, _options(factory, _OF_TRUNK), trunk.settings)
     _check_optimizer("optimizer", recipe.optimizer)
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""
@@ -502,11 +510,74 @@ def dataset_factory(name: str) -> Callable[..., Any]:
     if not path:
         raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images a class")
 
-    def of_path(root: Path | None, **options: Any) -> Any:
-        return folder(root, path=path, **options)
+    return functools.partial(folder, path=path)
 
-    of_path.__signature__ = inspect.signature(folder)  # type: ignore[attr-defined]
-    return of_path
+
+# What a run fills in by itself: no options of a recipe.
+_OF_DATA, _OF_TRUNK = ("root",), ("in_channels", "image_size")
+
+
+def _options(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
+    """The settings of a factory that a recipe may have."""
+    taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
+    return {name: parameter for name, parameter in registry.settings_of(factory).items() if name not in taken}
+
+
+def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
+    """The images of a data set.
+
+    Args:
+        table: ``[data]``.
+        root: the folder of the data, where the data set wants one.
+
+    Raises:
+        ConfigError: the data set refuses an option.
+        DataError: data are missing or unreadable.
+    """
+    factory = dataset_factory(table.name)
+    with _refusing("data", table):
+        return factory(root, **_converted(factory, _OF_DATA, table.settings))  # type: ignore[no-any-return]
+
+
+def build_trunk(table: _NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
+    """A trunk from its table.
+
+    Args:
+        table: ``[model] trunk``.
+        channels: of the images.
+        image_size: of the images, in pixels.
+        trained: whether its weights will be a run's, so that no pretrained ones are fetched.
+
+    Raises:
+        ConfigError: the trunk refuses an option.
+    """
+    factory = registry.trunk(table.name)
+    given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
+    with _refusing("model.trunk", table):
+        return factory(channels, image_size, **_converted(factory, _OF_TRUNK, given))  # type: ignore[no-any-return]
+
+
+def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a factory's annotations want them: a path for a text, say."""
+    options = _options(factory, filled)
+    adapters = {name: _adapter(options[name].annotation) for name in given}
+    return {name: value if (adapter := adapters[name]) is None else _strictly(adapter, value)
+            for name, value in given.items()}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _refusing(key: str, table: _NamedTable) -> Iterator[None]:
+    """What a factory says of its options, under their key."""
+    try:
+        yield
+    except PmlExtError:
+        raise
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(f"{key}: {table.name} refuses {_listed(table.settings)}: {error}") from error
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in settings.items()) or "no settings"
 
 
 # What the run fills in where a component wants it; here with stand-ins, so that constructors can be tried.
@@ -592,8 +663,7 @@ def _check_component(key: str, kind: str, table: _NamedTable, context: Mapping[s
     except PmlExtError as error:
         raise _KeyProblem(key, error) from None
     except (ValueError, TypeError, AssertionError) as error:
-        given = ", ".join(f"{name} = {value!r}" for name, value in table.settings.items()) or "no settings"
-        raise _KeyProblem(key, f"{table.name} refuses {given}: {error}") from None
+        raise _KeyProblem(key, f"{table.name} refuses {_listed(table.settings)}: {error}") from None
 
 
 def _check_optimizer(key: str, table: OptimizerTable) -> None:
@@ -621,12 +691,11 @@ def _looked_up(key: str, look_up: Callable[[], Any]) -> Any:
 
 
 def _check_call(key: str, owner: str, accepted: Mapping[str, inspect.Parameter], given: Mapping[str, Any],
-                supplied: Iterable[str]) -> None:  # fmt: skip
+                supplied: Iterable[str] = ()) -> None:  # fmt: skip
     """Checks the names and types of settings, and that none is missing but those that the run supplies."""
     for name, value in given.items():
         if name not in accepted:
-            offered = [n for n in accepted if n not in ("root", "path", "in_channels")]
-            raise _KeyProblem(f"{key}.{name}", registry.unknown(f"setting of {owner}", name, offered))
+            raise _KeyProblem(f"{key}.{name}", registry.unknown(f"setting of {owner}", name, accepted))
         _check_type(f"{key}.{name}", accepted[name], value)
     for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in given and name not in supplied:
@@ -634,27 +703,50 @@ def _check_call(key: str, owner: str, accepted: Mapping[str, inspect.Parameter],
 
 
 def _check_type(key: str, parameter: inspect.Parameter, value: Any) -> None:
-    """Checks a value against the annotation, or against the default's type where there is no annotation."""
+    """Checks a value against the annotation, or against the default's type where that says nothing."""
     annotation, default = parameter.annotation, parameter.default
     if isinstance(value, dict) and "name" in value:  # a component of its own, built and so checked later
         return
-    if annotation is parameter.empty or isinstance(annotation, str):
+    adapter = _adapter(annotation)
+    if adapter is None:
         if isinstance(default, (bool, int, float, str)) and not _alike(default, value):
             wanted = {bool: "true or false", str: "text"}.get(type(default), "a number")
             raise _KeyProblem(key, f"found {value!r}; wanted {wanted} (default {default!r})")
         return
     try:
-        result = TypeAdapter(annotation, config=_config_for(annotation)).validate_python(value)
+        result = _strictly(adapter, value)
     except ValidationError as error:
-        message = error.errors()[0]["msg"]
-        raise _KeyProblem(key, f"found {value!r}; {message[0].lower() + message[1:]}") from None
-    if isinstance(value, (str, bool)) and type(result) is not type(value):  # "0.1" is text, not a number
-        raise _KeyProblem(key, f"found {value!r}; wanted {annotation}")
+        raise _KeyProblem(key, f"found {value!r}; {_wanted(annotation, error)}") from None
+    if isinstance(value, (bool, float)) and not isinstance(result, type(value)):  # true is no 1, and 1.0 is none
+        raise _KeyProblem(key, f"found {value!r}; wanted {inspect.formatannotation(annotation)}")
 
 
-def _config_for(annotation: Any) -> ConfigDict | None:
+def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """What reads values of an annotation; None where there is none to go by, or one that cannot be resolved."""
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        return None
     own_config = inspect.isclass(annotation) and issubclass(annotation, BaseModel)
-    return None if own_config else ConfigDict(arbitrary_types_allowed=True)
+    config = None if own_config else ConfigDict(arbitrary_types_allowed=True)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=config)
+        with contextlib.suppress(ValidationError):
+            _strictly(adapter, None)  # names inside it are resolved when it is first used
+    except Exception:  # pydantic cannot make anything of it
+        return None
+    return adapter
+
+
+def _strictly(adapter: TypeAdapter[Any], value: Any) -> Any:
+    """A value as an annotation wants it, strictly: TOML has the types of JSON, so 16.0 is no integer, and "1" none."""
+    return adapter.validate_json(json.dumps(value, default=str), strict=True)
+
+
+def _wanted(annotation: Any, error: ValidationError) -> str:
+    problems = error.errors()
+    if any(problem["type"] == "needs_python_object" for problem in problems):
+        return f"wanted {inspect.formatannotation(annotation)}; a component is a table with its name"
+    texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in problems)
+    return "input should be " + " or ".join(texts)
 
 
 def _alike(default: Any, value: Any) -> bool:
