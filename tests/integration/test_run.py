@@ -20,7 +20,7 @@ import pml_ext
 from pml_ext import CBMLLoss, registry
 from pml_ext.cli import main
 from pml_ext.errors import ConfigError, DataError, TrainingError
-from pml_ext.experiment import FailedRunsError, draw_report, plan, summarize, train
+from pml_ext.experiment import FailedRunsError, Run, draw_report, load_recipes, plan, summarize, train
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {
@@ -221,25 +221,36 @@ def test_a_component_takes_part_in_its_run(tmp_path):
 
 
 class Exploding(losses.ContrastiveLoss):
-    """Becomes NaN in its sixth call, or its gradient does, or the embeddings do that it hides."""
+    """Becomes NaN in its sixth call, or its gradient does, or what a batch norm has measured becomes infinite."""
 
     what = "loss"
+
+    def start_epoch(self, run):
+        if self.what == "statistics" and run.epoch == 2:
+            run.trunk[1].running_mean.fill_(math.inf)
 
     def forward(self, embeddings, *arguments):
         self.calls = getattr(self, "calls", 0) + 1
         loss = super().forward(embeddings, *arguments)
-        if self.calls == 6:
+        if self.calls == 6 and self.what != "statistics":
             loss = loss * math.nan if self.what == "loss" else loss + (0 * embeddings.sum()).sqrt()
         return loss
 
 
-@pytest.mark.parametrize(("what", "named"), [("loss", "loss"), ("gradient", r"gradient of trunk\.0\.weight")])
-def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, named):
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("loss", r"the loss became nan in iteration 6 \(epoch 2\)"),
+        ("gradient", r"the gradient of trunk\.0\.weight became nan in iteration 6 \(epoch 2\)"),
+        ("statistics", r"the trunk\.1\.running_mean became inf in epoch 2"),
+    ],
+    ids=["loss", "gradient", "statistics"],
+)
+def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, wanted):
     monkeypatch.setattr(Exploding, "what", what)
     pml_ext.register(Exploding, name="exploding")
-    wanted = rf"the {named} became nan in iteration 6 \(epoch 2\); the checkpoint of epoch 1 is kept"
     try:
-        with pytest.raises(TrainingError, match=wanted):
+        with pytest.raises(TrainingError, match=f"{wanted}; the checkpoint of epoch 1 is kept"):
             quick(tmp_path / "out", "loss.name=exploding")
     finally:
         registry.unregister_local()
@@ -265,6 +276,13 @@ def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path, overrides, mess
     with pytest.raises(TrainingError, match=message):
         quick(tmp_path / "out", *overrides, recipe="triplets/digits")
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["before.pt"]
+
+
+def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
+    run = Run(next(iter(load_recipes("cbml/digits", ["model.trunk.width=8"]).values())), "cbml/digits", tmp_path)
+    torch.nn.init.constant_(run.embedder.bias, math.nan)
+    with pytest.raises(TrainingError, match="the network gives nan for images to test"):
+        run._test("test")
 
 
 class Ear:
