@@ -9,6 +9,8 @@ from pytorch_metric_learning.losses import BaseLossWrapper, BaseMetricLossFuncti
 from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY, AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN, FaissKMeans, FaissKNN
 from torch.utils.data import Sampler
 
 # The base classes that say what kind a class is. A sampler is any of torch's.
@@ -25,7 +27,9 @@ MODULES = (losses, miners, regularizers, distances, samplers, reducers)
 
 __all__ = [
     "BASES",
+    "EQUALITY",
     "MODULES",
+    "AccuracyCalculator",
     "BaseDistance",
     "BaseLossWrapper",
     "BaseMetricLossFunction",
@@ -33,8 +37,11 @@ __all__ = [
     "BaseReducer",
     "BaseRegularizer",
     "CosineSimilarity",
+    "CustomKNN",
     "DotProductSimilarity",
     "EmbeddingsAlreadyPackagedAsTriplets",
+    "FaissKMeans",
+    "FaissKNN",
     "LpDistance",
     "MultipleLosses",
     "MultipleReducers",

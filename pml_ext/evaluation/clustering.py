@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, pair_confusion_matrix
 from torch import Tensor
 
+from ..pml import FaissKMeans
 from .neighbours import has_faiss
 
 

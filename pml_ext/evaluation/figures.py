@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from pytorch_metric_learning.distances import BaseDistance
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from torch import Tensor
 
+from ..pml import BaseDistance
 from .neighbours import matrix_under
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance, LpDistance
-from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 from torch import Tensor
+
+from ..pml import BaseDistance, CustomKNN, FaissKNN, LpDistance
 
 _PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
 _NEIGHBOURS = 1 << 23  # that are in memory at a time
