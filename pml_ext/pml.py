@@ -15,6 +15,7 @@ from pytorch_metric_learning.losses import (
 from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY, AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN, FaissKMeans, FaissKNN
 from pytorch_metric_learning.utils.loss_and_miner_utils import (
     convert_to_pairs,
@@ -38,7 +39,9 @@ MODULES = (losses, miners, regularizers, distances, samplers, reducers)
 
 __all__ = [
     "BASES",
+    "EQUALITY",
     "MODULES",
+    "AccuracyCalculator",
     "BaseDistance",
     "BaseLossWrapper",
     "BaseMetricLossFunction",

@@ -48,7 +48,7 @@ class QueryMetric:
         """
         if isinstance(self.sees, int):
             return min(self.sees, gallery)
-        return most_relevant if self.sees == "relevant" else gallery
+        return min(most_relevant, gallery) if self.sees == "relevant" else gallery
 
 
 def recall(k: int) -> QueryMetric:
@@ -171,7 +171,7 @@ def evaluate(
         if gallery.shape[1] != query.shape[1]:
             raise ValueError(f"the gallery has {gallery.shape[1]} dimensions, the embeddings {query.shape[1]}")
         if gallery_has_queries:
-            _check_first(query, query_labels, gallery, gallery_labels)
+            check_first(query, query_labels, gallery, gallery_labels)
 
     relevant = relevant_counts(query_labels, gallery_labels, gallery_has_queries).cpu()
     most, size = int(relevant.max()), len(gallery) - int(gallery_has_queries)
@@ -248,6 +248,23 @@ def whole_numbers(name: str, values: Iterable[int], least: int = 1) -> list[int]
     return sorted(set(values))
 
 
+def check_first(query: Tensor, query_labels: Tensor, gallery: Tensor, gallery_labels: Tensor) -> None:
+    """Refuses a gallery that does not begin with the queries.
+
+    Args:
+        query: ``[Q, D]``.
+        query_labels: ``[Q]``, or ``[Q, L]``.
+        gallery: ``[G, D]``, on the same device.
+        gallery_labels: ``[G]``, or ``[G, L]``.
+    """
+    count = len(query)
+    same = len(gallery) >= count and torch.equal(query_labels, gallery_labels[:count])
+    if not same or not torch.allclose(query, gallery[:count], equal_nan=True):
+        raise ValueError(
+            f"a gallery that is said to have the queries must begin with them, all {count}, and with their labels"
+        )
+
+
 def _points(name: str, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
     points, labels = torch.as_tensor(points).detach().float(), torch.as_tensor([] if labels is None else labels)
     if points.ndim != 2 or labels.shape != points.shape[:1] or len(points) == 0:
@@ -256,12 +273,3 @@ def _points(name: str, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
     if labels.is_floating_point():
         raise ValueError(f"{name} want integers as labels, not {labels.dtype}; make them .long()")
     return points, labels.to(points.device)
-
-
-def _check_first(query: Tensor, query_labels: Tensor, gallery: Tensor, gallery_labels: Tensor) -> None:
-    count = len(query)
-    same = len(gallery) >= count and torch.equal(query_labels, gallery_labels[:count])
-    if not same or not torch.allclose(query, gallery[:count], equal_nan=True):
-        raise ValueError(
-            f"with gallery_has_queries the gallery's first {count} items must be the {count} queries, with their labels"
-        )

@@ -14,6 +14,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext import RetrievalAccuracyCalculator
 from pml_ext.evaluation import (
+    NearestNeighbours,
     default_neighbours,
     kmeans,
     neighbours,
@@ -128,6 +129,12 @@ def test_only_lone_queries():
         include=("recall_at_1", "precision_at_2"), precision_at=(2,), lone_queries="drop"
     )
     assert all(math.isnan(value) for value in dropped.get_accuracy(points, labels).values())
+    settings = {"include": ("precision_at_1", "r_precision"), "return_per_class": True}
+    ours, theirs = (base(**settings).get_accuracy(points, labels)
+                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    for name in settings["include"]:
+        assert ours[name] == pytest.approx(theirs[name], nan_ok=True)
+        assert len(ours[name]) == 5
 
 
 def test_pairwise_f1_equals_a_loop_over_pairs():
@@ -165,7 +172,7 @@ def test_several_clusters_a_class():
     assert found["purity_3"] == pytest.approx(purity(labels, clusters))
     assert found["nmi_3"] == pytest.approx(normalized_mutual_info_score(labels, clusters))
     assert found["f1_3"] == pytest.approx(pairwise_f1(labels, clusters))
-    assert set(retrieval_metrics(found)) == {"nmi", "purity", "nmi_3", "f1_3", "purity_3"}
+    assert list(retrieval_metrics(found)) == ["nmi", "purity", "nmi_3", "f1_3", "purity_3"]
     with pytest.raises(ValueError, match="clusters of 60 points"):
         RetrievalAccuracyCalculator(include=("purity_40",), clusters_per_class=(40,)).get_accuracy(points, labels)
 
@@ -272,6 +279,106 @@ def test_a_metric_of_a_subclass_is_unmoved_by_ours_beside_it():
     assert calculator.calculate_precision_at_2.__func__ is type(calculator).calculate_precision_at_2
 
 
+@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
+def test_a_subclass_may_build_on_pmls_methods(k):
+    def doubled(base):
+        class Calculator(base):
+            def calculate_twice(self, **kwargs):
+                return 2 * self.calculate_mean_average_precision_at_r(**kwargs)
+
+            def calculate_r_precision(self, **kwargs):
+                return 1 - super().calculate_r_precision(**kwargs)
+
+        return Calculator(include=("r_precision", "twice", "precision_at_1"), k=k)
+
+    points, labels = data()
+    ours, theirs = (doubled(base).get_accuracy(points, labels)
+                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    assert ours == theirs
+
+
+def test_a_subclass_sees_the_labels_that_were_given():
+    seen = []
+
+    class Calculator(RetrievalAccuracyCalculator):
+        def calculate_seen(self, query_labels, knn_labels, **kwargs):
+            seen.extend((query_labels, knn_labels))
+            return 0.0
+
+    points, labels = data()
+    labels = 16777216 + labels
+    Calculator(include=("seen", "precision_at_1"), k=4).get_accuracy(points, labels)
+    assert torch.equal(seen[0], labels)
+    assert torch.equal(seen[1], labels[default_neighbours()(points, 4, points, True)[1]])
+
+
+class Watched(NearestNeighbours):
+    """The default search, which notes how many queries and neighbours it is asked for."""
+
+    def __init__(self):
+        super().__init__(self.noted)
+        self.asked = []
+
+    def noted(self, query, k, reference):
+        self.asked.append((len(query), k))
+        return default_neighbours().search(query, k, reference)
+
+
+@pytest.mark.parametrize(
+    ("include", "k", "asked"),
+    [
+        (("recall_at_8",), None, 8),
+        (("recall_at_8", "r_precision"), None, "largest class"),
+        (("recall_at_1", "mean_average_precision_at_r"), "max_bin_count", "largest class"),
+        (("recall_at_8", "r_precision"), 5, 8),
+        (("mean_reciprocal_rank",), None, 59),
+        (("mean_reciprocal_rank",), 5, 5),
+    ],
+)
+def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked):
+    points, labels = data()
+    search = Watched()
+    RetrievalAccuracyCalculator(include=include, k=k, knn_func=search).get_accuracy(points, labels)
+    wanted = int(labels.bincount().max()) - 1 if asked == "largest class" else asked
+    assert search.asked == [(60, wanted + 1)]  # and the query itself
+
+
+def test_tiles_change_nothing(monkeypatch):
+    points, labels = data()
+    whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI")).get_accuracy(points, labels)
+    monkeypatch.setattr(neighbours, "_NEIGHBOURS", 600)
+    search = Watched()
+    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), knn_func=search).get_accuracy(points, labels)
+    assert tiled == whole
+    assert search.asked == [(10, 60)] * 6
+
+
+def test_a_neighbour_that_an_index_did_not_have_is_wrong():
+    points, labels = data()
+    labels[-1] = labels[0]  # what an index of -1 would pick
+
+    def search(query, k, reference):
+        distances, indices = default_neighbours().search(query, k, reference)
+        return distances, indices.masked_fill(torch.arange(indices.shape[1]) > 1, -1)
+
+    calculator = RetrievalAccuracyCalculator(
+        include=("recall_at_1", "recall_at_8", "precision_at_8"), precision_at=(8,), knn_func=NearestNeighbours(search)
+    )
+    found = calculator.get_accuracy(points, labels)
+    assert found["recall_at_8"] == found["recall_at_1"] == pytest.approx(8 * found["precision_at_8"])
+
+
+def test_queries_and_labels_that_do_not_fit():
+    points, labels = data()
+    calculator = RetrievalAccuracyCalculator(include=("recall_at_1",))
+    with pytest.raises(ValueError, match="not 59 labels of 60 embeddings"):
+        calculator.get_accuracy(points, labels[:59])
+    with pytest.raises(ValueError, match=r"shape \[60, 2\] want a label_comparison_fn"):
+        calculator.get_accuracy(points, torch.stack([labels, labels], 1))
+    with pytest.raises(ValueError, match="must begin with them, all 60"):
+        calculator.get_accuracy(points, labels, points.flip(0), labels.flip(0), ref_includes_query=True)
+
+
 def no_clusters(points, clusters):
     raise AssertionError("k-means was run")
 
@@ -320,11 +427,26 @@ def test_label_comparison():
         settings = {"exclude": ("NMI", "AMI"), "label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance())}
         ours, theirs = (base(**settings).get_accuracy(points, labels)
                         for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
-        assert {name: ours[name] for name in theirs} == theirs
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs)  # PML has one of them in float32
         assert ours["recall_at_1"] == theirs["precision_at_1"]
     for wrong in ({}, {"include": ("recall_at_1", "nmi_3"), "clusters_per_class": (3,)}):
         with pytest.raises(NotImplementedError, match=r"(NMI|nmi_3).* exclude=\('NMI', 'AMI'\)"):
             RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
+
+
+def test_label_comparison_sees_the_numbers_that_pml_hands_over():
+    points, labels = data()
+    kinds = []
+    for base in (RetrievalAccuracyCalculator, AccuracyCalculator):
+        seen = set()
+
+        def compare(x, y, seen=seen):
+            seen.update((x.dtype, y.dtype))
+            return x == y
+
+        base(include=("precision_at_1",), label_comparison_fn=compare).get_accuracy(points, labels)
+        kinds.append(seen)
+    assert kinds[0] == kinds[1]
 
 
 def test_positional_arguments_are_in_pmls_order():

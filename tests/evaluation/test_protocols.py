@@ -245,7 +245,7 @@ def test_a_single_image_and_lone_queries():
         ({"gallery": torch.zeros(3, 5), "gallery_labels": torch.zeros(3).long()}, "5 dimensions, the embeddings 6"),
         ({"gallery_labels": torch.zeros(3)}, "go with a gallery"),
         ({"gallery": torch.zeros(90, 6), "gallery_labels": torch.zeros(90).long(), "gallery_has_queries": True},
-         "the gallery's first 80 items must be the 80 queries"),
+         "must begin with them, all 80, and with their labels"),
         ({"clusters_per_class": (40,)}, "clusters of 80 points"),
     ],
 )  # fmt: skip
