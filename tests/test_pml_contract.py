@@ -104,7 +104,7 @@ def test_a_term_has_values_indices_a_kind_and_perhaps_a_divisor(kind, indices):
 def test_a_reducer_of_ours_overrides_these():
     names = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
     for name in names:
-        assert parameters(getattr(reducers.DivisorReducer, f"{name}_reduction"))[:5] == [
+        assert parameters(getattr(reducers.BaseReducer, f"{name}_reduction"))[:5] == [
             "self", "losses", "loss_indices", "embeddings", "labels",
         ]  # fmt: skip
     assert callable(reducers.BaseReducer.unpack_loss_info)
