@@ -9,8 +9,8 @@ from pml_ext_cbml.losses import CBMLLoss as CBMLLoss
 from pml_ext_cbml.miners import HardPairMiner as HardPairMiner
 from pml_ext_cbml.regularizers import MetricVarianceRegularizer as MetricVarianceRegularizer
 from pml_ext_density.regularizers import DensityRegularizer as DensityRegularizer
-from pml_ext_density.regularizers import EntropyRegularizer as EntropyRegularizer
-from pml_ext_density.regularizers import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
+from pml_ext_density.spreading import EntropyRegularizer as EntropyRegularizer
+from pml_ext_density.spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
 from pml_ext_pddm.distances import PDDMDistance as PDDMDistance
 from pml_ext_pddm.losses import PDDMLoss as PDDMLoss
 from pml_ext_pddm.miners import HardQuadrupletMiner as HardQuadrupletMiner
