@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from . import models, registry
 from .data import build_transforms, image_files, read_image, visible_files
+from .devices import choose_device
 from .errors import ConfigError, DataError, needs_extra
 from .evaluation import Search, default_neighbours, kmeans, learned_metric, neighbours_under, reranked_under
 from .evaluation.figures import contact_sheet, galleries
 from .experiment import checkpoint
 from .experiment.recipe import Recipe, build_loss, build_trunk, load_recipes, loss_context
-from .experiment.runs import choose_device
 
 INDEX = "index"  # the folder in a run's folder that `pml-ext index` writes by default
 SHEET = 60  # images of a cluster on its contact sheet

@@ -101,7 +101,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an index: a table, and a picture."""
-    from ..experiment.checkpoint import write_atomically
+    from ..files import write_atomically
     from ..retrieval import load_run
     from .output import print_json, print_table, stdout
 

@@ -218,6 +218,7 @@ class Recipe(_Table):
         stages: epochs with other losses, before the recipe's own.
         optimizer: of the networks.
         schedule: epochs and learning rate.
+        engine: how a training step is computed.
         evaluation: what is measured.
         paper: where the settings come from.
     """
@@ -230,6 +231,7 @@ class Recipe(_Table):
     stages: list[StageTable] = []
     optimizer: OptimizerTable = OptimizerTable()
     schedule: ScheduleTable
+    engine: EngineTable = EngineTable()
     evaluation: EvaluationTable = EvaluationTable()
     paper: PaperTable | None = None
 
@@ -638,7 +640,11 @@ def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.M
     miner = build("miner", table.miner, context) if table.miner is not None else None
     if table.memory is None:
         return loss, miner
-    return CrossBatchMemory(loss, context["embedding_size"], table.memory.size, miner, collect_stats=True), None
+    memory = CrossBatchMemory(
+        loss, context["embedding_size"], table.memory.size, miner, first_epoch=table.memory.start_epoch,
+        collect_stats=True,
+    )  # fmt: skip
+    return memory, None
 
 
 def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
