@@ -256,7 +256,7 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what,
     [
         (
             ("loss.positives=local", "optimizer.lr=1e30"),
-            r"the embeddings became nan in iteration 2 \(epoch 1\); there ",
+            r"the loss became nan in iteration 2 \(epoch 1\); there ",
         ),
         (
             ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1"),
