@@ -150,7 +150,7 @@ def query(
 
 
 def _draw(place: Path, figure: Figure, k: int, as_json: bool) -> None:
-    from ..experiment.checkpoint import write_atomically
+    from ..files import write_atomically
     from ..retrieval import PICTURED
     from .output import stdout
 

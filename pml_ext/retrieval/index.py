@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..errors import DataError
-from ..experiment.checkpoint import write_atomically
+from ..files import write_atomically
 from .checks import reason_of
 from .embedding import Embedded, save_npz
 from .faiss_index import FaissIndex

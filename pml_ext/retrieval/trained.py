@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from .. import registry
 from ..data import build_transforms, image_files
+from ..devices import choose_device
 from ..errors import ConfigError
 from ..evaluation import learned_metric
 from ..experiment.recipe import build_loss, loss_context
-from ..experiment.runs import choose_device
 from ..pml import BaseDistance
 from .checks import check_folder, check_images_folder
 from .clusters import check_clusters, sort_into_clusters, write_clusters
