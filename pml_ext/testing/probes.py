@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,14 @@ class SavedBytes:
         return sum(storage.nbytes() for key, storage in self._storages.items() if key not in self._known)
 
 
-def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a value, zeros where it has none."""
+def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a value, zeros where it has none; its graph is kept."""
     if not value.requires_grad:
-        return torch.zeros_like(x)
-    (found,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(x) if found is None else found
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(found, leaves, strict=True)]
+
+
+def gradient(value: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a value with respect to one tensor; see :func:`gradients`."""
+    return gradients(value, [x])[0]

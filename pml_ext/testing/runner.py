@@ -74,7 +74,8 @@ def check_component(
 
     Args:
         component: a :class:`pml_ext.Component`, a class, or an instance built with its settings.
-        expected_failed_checks: ``{check name: reason}``; one that passes nevertheless fails the run.
+        expected_failed_checks: ``{check name: reason}``, beside what the class's attribute of this name says; one
+            that passes nevertheless fails the run.
         reference: the slow form of a loss, a regularizer or a distance.
         settings: of a class, values by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, each with each as in
             scikit-learn's ``ParameterGrid``, or a list of such tables. The first combination is what all other checks
@@ -100,7 +101,7 @@ def check_component(
     """
     subject = subject_of(component, reference, settings, without_effect)
     chosen = _chosen(subject, checks)
-    expected = _checked(expected_failed_checks or {}, chosen)
+    expected = _expected(subject, expected_failed_checks or {})
     results = []
     for check in chosen:
         result = _run(subject, check, expected)
@@ -129,8 +130,10 @@ def _chosen(subject: Subject, names: Iterable[str] | None) -> list[Check]:
     return [by_name[name] for name in names]
 
 
-def _checked(expected: Expected, checks: Iterable[Check]) -> Expected:
-    names = {check.__name__ for check in checks}
+def _expected(subject: Subject, given: Expected) -> Expected:
+    """What the class says that it fails, and what the caller says."""
+    expected = {**getattr(subject.make(), "expected_failed_checks", {}), **given}
+    names = {check.__name__ for check in _chosen(subject, None)}
     for name, reason in expected.items():
         if name not in names:
             raise ValueError(
@@ -192,7 +195,7 @@ def parametrize_with_checks(
     for component in components:
         subject = subject_of(component, reference, settings, without_effect)
         chosen = _chosen(subject, None)
-        expected = _checked(expected_failed_checks(component) if expected_failed_checks else {}, chosen)
+        expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
         for check in chosen:
             name = check.__name__
             marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []

@@ -239,7 +239,7 @@ class EmptyBuffer(GoodLoss):
 class RecordsAVector(GoodLoss):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.add_to_recordable_attributes(name="hardest", is_stat=True)
+        self.add_to_recordable_attributes(name="hardest")
 
     def values(self, s, positives, negatives):
         self.hardest = s.detach().amax(1)

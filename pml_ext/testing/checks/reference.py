@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import registry
 from ...errors import ConfigError
 from ..calling import all_of, call, some_of, takes_labels
-from ..probes import gradient
+from ..probes import gradients
 from ..subject import Batch, Grid, SkipCheck, Subject, batch_of, fresh
 
 KINDS = ("loss", "regularizer", "distance")  # that can be compared
@@ -36,12 +36,14 @@ class _Case:
         batch: the batch.
         indices_tuple: what a miner chose of it, or None.
         references: what it is compared with, or None for itself.
+        smooth: whether gradients are compared; where values tie, such as the hardest of two, there are several.
     """
 
     name: str
     batch: Batch
     indices_tuple: tuple[Tensor, ...] | None = None
     references: Batch | None = None
+    smooth: bool = True
 
 
 def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
@@ -57,11 +59,12 @@ def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
     ragged, near, twice = batch(1, 4, 2, 3, seed=1), batch(3, 3, 2, spread=0.02, seed=2), batch(3, 3, 2, seed=3)
     with torch.no_grad():
         ragged.embeddings *= torch.linspace(0.5, 3, len(ragged.labels), dtype=torch.float64)[:, None]
-        twice.embeddings[1] = twice.embeddings[0]
+        one, other = torch.where(twice.labels == twice.labels[0])[0][:2]
+        twice.embeddings[one] = twice.embeddings[other]
     plain = batch(3, 3, 3)
     cases = [
         _Case("overlapping classes", plain), _Case("classes of 1 to 4", ragged), _Case("tight classes", near),
-        _Case("a batch with an image twice", twice), _Case("one class", batch(4, seed=4)),
+        _Case("a batch with an image twice", twice, smooth=False), _Case("one class", batch(4, seed=4)),
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
     ]  # fmt: skip
     if "indices_tuple" in wanted:
@@ -78,14 +81,14 @@ def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
 def check_reference(subject: Subject) -> str:
     """Value and gradients are those of the slow form that the author wrote from the equation, under every setting.
 
-    In float64. The first settings are tried on every batch, each further one on three of them.
+    In float64. The first settings are tried on every batch, each further one on two of them.
     """
     grid, loop = _grid(subject), _Loop(subject)
     cases, compared = _cases(subject, loop.wants), 0
     left_out: list[str] = []
     for number, settings in enumerate([*grid.settings, *_first_variants(subject, grid)]):
         component = _instance(subject, settings, moved="component" in loop.wants)
-        chosen = cases if number == 0 else [cases[0], *(cases[1 + (2 * number + k) % (len(cases) - 1)] for k in (0, 1))]
+        chosen = cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]
         for case in chosen:
             try:
                 _compare(loop, component, settings, case)
@@ -203,7 +206,7 @@ def _outcome(subject: Subject, settings: Mapping[str, Any], known: dict[str, lis
             torch.manual_seed(0)
             leaves = [fresh(case.batch.embeddings), *component.parameters()]
             value = call(component, Batch(leaves[0], case.batch.labels))
-            found += [value.detach(), *(gradient(_weighted(value), leaf) for leaf in leaves)]
+            found += [value.detach(), *gradients(_weighted(value), leaves)]
         known[key] = found
     return known[key]
 
@@ -279,11 +282,13 @@ def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Ca
         place = int((found - wanted).abs().argmax())
         raise AssertionError(f"{where}: the value is {found.flatten()[place].item():.10g}, the reference's "
                              f"{wanted.flatten()[place].item():.10g}")  # fmt: skip
+    if not case.smooth:
+        return
     if not wanted.requires_grad:
         _compare_differences(loop, component, settings, case, list(leaves.values()), where)
         return
-    for name, leaf in leaves.items():
-        mine, theirs = (gradient(_weighted(value), leaf) for value in (found, wanted))
+    slopes = [gradients(_weighted(value), list(leaves.values())) for value in (found, wanted)]
+    for name, mine, theirs in zip(leaves, *slopes, strict=True):
         if not _alike(mine, theirs):
             raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to "
                                  f"{(mine - theirs).abs().max().item():.3g}")  # fmt: skip
@@ -296,7 +301,8 @@ def _compare_differences(loop: _Loop, component: Any, settings: Mapping[str, Any
     directions = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
     torch.manual_seed(0)
     value = _weighted(_value(component, case))
-    found = sum(float((gradient(value, leaf) * way).sum()) for leaf, way in zip(leaves, directions, strict=True))
+    slopes = gradients(value, leaves)
+    found = sum(float((slope * way).sum()) for slope, way in zip(slopes, directions, strict=True))
     ends = []
     for step in (_STEP, -_STEP):
         with torch.no_grad():

@@ -6,8 +6,8 @@ import torch
 
 
 def layer(module, x):
-    return [sum(w.item() * float(v) for w, v in zip(row, x, strict=True)) + b.item()
-            for row, b in zip(module.weight, module.bias, strict=True)]  # fmt: skip
+    return [sum(w * v for w, v in zip(row, x, strict=True)) + b
+            for row, b in zip(module.weight.tolist(), module.bias.tolist(), strict=True)]  # fmt: skip
 
 
 def relu(x):
