@@ -17,14 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import registry
+from .building import BuildContext, required
+from .components import Component
 from .errors import ConfigError, UnknownNameError
-from .regularizers import RegularizedLoss
+from .losses import RegularizedLoss
+from .pml import ContrastiveLoss
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
@@ -147,9 +149,7 @@ def bench(
 def default_losses() -> list[str | torch.nn.Module]:
     """Names of the registered losses and regularizers, PML's left out, that can be built without settings."""
     found = [*registry.components("loss"), *registry.components("regularizer")]
-    return [
-        c.name for c in found if not c.name.startswith("pml/") and not registry.required(c.cls, _sizes(SHAPES[0]))[1]
-    ]
+    return [c.name for c in found if not c.name.startswith("pml/") and not required(c.cls, _sizes(SHAPES[0]))[1]]
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -204,11 +204,11 @@ def _functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[
         return type(loss).__name__, {type(loss).__name__: loss}
     component = _measurable(loss)
     sizes = _sizes(shape)
-    if missing := registry.required(component.cls, sizes)[1]:
+    if missing := required(component.cls, sizes)[1]:
         raise ConfigError(f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
                           "pass an object to pml_ext.benchmark.bench instead")  # fmt: skip
     built = registry.build(loss, component.kind, sizes)
-    peers = {label: factory(**registry.required(factory, sizes)[0])
+    peers = {label: factory(**required(factory, sizes)[0])
              for label, factory in registry.benchmark_peers(component).items()}  # fmt: skip
     if component.kind == "regularizer":
         return loss, {loss: RegularizedLoss(ContrastiveLoss(), built), _ALONE: ContrastiveLoss(), **peers}
@@ -218,7 +218,7 @@ def _functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[
 _ALONE = "PML Contrastive without it"
 
 
-def _measurable(name: str) -> registry.Component:
+def _measurable(name: str) -> Component:
     """A loss, or a regularizer, which is measured beside PML's contrastive loss."""
     try:
         return registry.get(name, kind="loss")
@@ -229,7 +229,7 @@ def _measurable(name: str) -> registry.Component:
             raise error from None
 
 
-def _sizes(shape: Shape) -> dict[str, int]:
+def _sizes(shape: Shape) -> BuildContext:
     """Settings that follow from the batch."""
     return {"num_classes": -(-shape.batch // shape.per_class), "embedding_size": shape.size}
 

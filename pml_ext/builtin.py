@@ -7,15 +7,15 @@ from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from .components import Component
 from .errors import needs_extra
 from .hookspecs import hookimpl
-from .registry import Component
 
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
     """The wrappers and samplers of the core."""
-    from .regularizers import RegularizedLoss
+    from .losses import RegularizedLoss
     from .samplers import WholeClassSampler
 
     return [Component(RegularizedLoss, name="regularized"), Component(WholeClassSampler, name="whole-class")]

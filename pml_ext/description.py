@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import registry
-from .errors import UnknownNameError
+from .components import Component, settings_of
+from .errors import UnknownNameError, unknown
 from .experiment.recipe import load_recipes, names_in
 
 
@@ -36,11 +37,11 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     found += [_factory(name, "trunk", trunks[name])] if name in trunks else []
     if not found:
         known = [c.name for c in registry.components()] + [*recipes, *datasets, *trunks]
-        raise UnknownNameError(registry.unknown("component, recipe, data set or trunk", name, dict.fromkeys(known)))
+        raise UnknownNameError(unknown("component, recipe, data set or trunk", name, dict.fromkeys(known)))
     return found
 
 
-def _component(component: registry.Component) -> dict[str, Any]:
+def _component(component: Component) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(component.cls))
     return {
         "name": component.name,
@@ -56,7 +57,7 @@ def _component(component: registry.Component) -> dict[str, Any]:
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(factory))
-    settings = {key: value for key, value in registry.settings_of(factory).items()
+    settings = {key: value for key, value in settings_of(factory).items()
                 if key not in ("root", "in_channels", "image_size") or value.default is not value.empty}  # fmt: skip
     used = [recipe for recipe in registry.recipes() if name in names_in(recipe)]
     return {"name": name, "kind": kind, "class": "", "text": text, "settings": _settings(settings, meanings),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
 from torch import Tensor
 
 from .pairwise import euclidean_distances, gram, normalize
+from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
+from .settings import check_number
 
 
 class NormalizedRows(BaseDistance):  # type: ignore[misc]
@@ -24,7 +25,17 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
     """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
+
+    Args:
+        kwargs: those of PML's distances, but ``normalize_embeddings``, which is True.
+
+    Raises:
+        ValueError: another ``normalize_embeddings``.
     """
+
+    def __init__(self, **kwargs: Any) -> None:
+        _check_fixed(self, kwargs, "GramDotProductSimilarity", normalize_embeddings=True)
+        super().__init__(**kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``[B, R]`` dot products of normalised rows."""
@@ -32,9 +43,17 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
 
 
 class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
-    """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`."""
+    """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`.
+
+    Args:
+        kwargs: those of PML's distances, but ``normalize_embeddings``, which is False.
+
+    Raises:
+        ValueError: another ``normalize_embeddings``.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
+        _check_fixed(self, kwargs, "GramCosineSimilarity", normalize_embeddings=False)
         super().__init__(normalize_embeddings=False, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
@@ -47,14 +66,32 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
 
     PML's takes ``torch.cdist``, whose distance of equal points is 0 for up to 25 of them alone. Equal embeddings have
     distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two with references).
+
+    Args:
+        power: of the matrix of distances, as of PML's; 2 for squared distances.
+        kwargs: those of PML's distances, but ``normalize_embeddings`` and ``p``, which are True and 2.
+
+    Raises:
+        ValueError: another ``normalize_embeddings`` or ``p``, or a power below 1, which has no finite gradient at 0.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(normalize_embeddings=True, p=2, power=1, **kwargs)
+    def __init__(self, power: float = 1, **kwargs: Any) -> None:
+        check_number(self, "power", power, least=1)
+        _check_fixed(self, kwargs, "pytorch_metric_learning.distances.LpDistance", normalize_embeddings=True, p=2)
+        super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``[B, R]`` distances of normalised rows."""
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
+
+
+def _check_fixed(owner: object, settings: dict[str, Any], instead: str, **fixed: Any) -> None:
+    """Takes settings of PML's distances that a class fixes out of others, and refuses other values of them."""
+    for name, value in fixed.items():
+        if (given := settings.pop(name, value)) != value:
+            raise ValueError(
+                f"{type(owner).__name__} has {name}={value}, not {given!r}; type {instead}({name}={given!r})"
+            )
 
 
 def require_similarity(owner: object, distance: BaseDistance) -> None:

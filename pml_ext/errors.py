@@ -6,7 +6,8 @@ lies outside one call: plugins, recipes, data, extras and runs. ``exit_code`` is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -54,8 +55,28 @@ class TrainingError(PmlExtError):
     """Training had to stop (the loss became NaN, say); what was written stays."""
 
 
+class PluginWarning(UserWarning):
+    """A plugin was left out; the text says which and why."""
+
+
 class TrainingWarning(UserWarning):
     """Something that a loss or a regularizer noticed while training; a run shows it and keeps it with its metrics."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """A sentence about a name that is not there, with the nearest ones.
+
+    Args:
+        what: what was looked for, for example ``"loss"``.
+        name: what was typed.
+        known: the names that there are.
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
+    if near:
+        return f"no {what} {name!r}; nearest: {', '.join(near)}"
+    return f"no {what} {name!r}; known: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}"
 
 
 @contextmanager
@@ -72,3 +93,13 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         raise MissingExtraError(
             f'{what} needs the package {error.name!r}, which is not installed. Type: pip install "pml-ext[{extra}]"'
         ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: its class and the first line of its text.
+
+    Args:
+        error: what was raised.
+    """
+    lines = str(error).encode("utf-8", "replace").decode().strip().splitlines()  # file names may be no UTF-8
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -5,20 +5,19 @@
     [project.entry-points.pml_ext]
     mine = "my_package"
 
-In ``my_package``, functions with these names, marked with :data:`pml_ext.hookimpl`, are found and called. A function
-with another ``pml_ext_...`` name is an error, so that a misspelt hook is noticed. All hooks are optional.
+In ``my_package``, functions with these names, marked with :data:`pml_ext.plugin.hookimpl`, are found and called. A
+function with another ``pml_ext_...`` name is an error, so that a misspelt hook is noticed. All hooks are optional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
-if TYPE_CHECKING:
-    from .registry import Component
+from .components import Component
 
 hookspec = pluggy.HookspecMarker("pml_ext")
 hookimpl = pluggy.HookimplMarker("pml_ext")
@@ -49,7 +48,7 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
     Returns:
         ``{name: factory}``. A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder
         given by ``--data`` (a :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's
-        signature names. It returns a :class:`pml_ext.data.DataSplits`. Missing or unreadable files raise
+        signature names. It returns a :class:`pml_ext.plugin.DataSplits`. Missing or unreadable files raise
         :class:`pml_ext.errors.DataError`. The hook is asked when a data set is first looked up, so it may import
         torchvision.
     """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
 from torch import Tensor
+
+from .pml import BaseReducer, MultipleReducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
@@ -24,9 +25,12 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """The sum over the divisor."""
+        """The sum over the divisor, or 0 times the sum, which hides no NaN and has gradient 0."""
         total = losses.sum()
-        return total / (torch.where(divisor > 0, divisor, 1) if isinstance(divisor, Tensor) else divisor or 1)
+        if isinstance(divisor, Tensor):
+            there = divisor != 0
+            return total / torch.where(there, divisor, 1) * there
+        return total / divisor if divisor else total * 0
 
     def already_reduced_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from . import registry
+from .discovery import BUILTIN, LOCAL
 from .errors import ConfigError, needs_extra
 
 _FILES = {
@@ -38,7 +39,7 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
         raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and single hyphens, "
                           "such as my-loss")  # fmt: skip
     taken = {component.name for component in registry.components()} | {each.name for each in registry.plugins()}
-    if name in taken | {registry.BUILTIN, registry.LOCAL}:
+    if name in taken | {BUILTIN, LOCAL}:
         raise ConfigError(f"{name}: that name is taken; pml-ext list and pml-ext plugins show which are")
     place = Path(name) if folder is None else folder
     if place.exists() and (not place.is_dir() or any(place.iterdir())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -94,3 +95,24 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
     """
     if value not in tuple(choices):
         raise ValueError(f"{name} of {type(owner).__name__} must be {' or '.join(map(repr, choices))}, not {value!r}")
+
+
+def own_settings(module: object) -> dict[str, Any]:
+    """The settings of an object by name, in the order of its class's constructor.
+
+    Args:
+        module: an object that keeps its constructor's arguments as attributes of the same names. What it does not keep,
+            modules (which have a ``repr`` of their own), and what a constructor hands on as ``**kwargs``, is left out.
+    """
+    kept = {name: getattr(module, name) for name in _named(type(module)) if hasattr(module, name)}
+    return {name: value for name, value in kept.items() if not hasattr(value, "parameters")}
+
+
+def number_settings(cls: type) -> list[str]:
+    """Names of the settings whose annotation is ``float`` or ``int``."""
+    return [name for name, parameter in _named(cls).items() if parameter.annotation in ("float", "int", float, int)]
+
+
+def _named(cls: type) -> dict[str, inspect.Parameter]:
+    _, *parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters.values()  # type: ignore[misc]
+    return {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -12,6 +12,20 @@ torch.set_num_threads(2)
 
 InstallPlugin = Callable[..., Path]
 
+PLUGIN_WITH_A_LOSS = """
+    from pytorch_metric_learning.losses import ContrastiveLoss
+    from pytorch_metric_learning.miners import BatchHardMiner
+    from pml_ext import Component, Paper, hookimpl
+
+    class {class_name}Loss(ContrastiveLoss):
+        '''A loss of somebody else.'''
+        capabilities = frozenset({{"labels", "indices_tuple"}})
+
+    @hookimpl
+    def pml_ext_components():
+        return [Component({class_name}Loss, name="{name}", paper=Paper("T", "A", 2020, "https://example.org"))]
+"""
+
 
 @pytest.fixture
 def without_report() -> Iterator[None]:
@@ -46,3 +60,13 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield install
     for module in installed:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def install_loss(install_plugin: InstallPlugin) -> InstallPlugin:
+    """Puts a distribution with a loss on the path, ``ForeignLoss`` called ``foreign`` unless other names are given."""
+
+    def install(module: str, class_name: str = "Foreign", name: str = "foreign", more: str = "", **named: str) -> Path:
+        return install_plugin(module, PLUGIN_WITH_A_LOSS.format(class_name=class_name, name=name) + more, **named)
+
+    return install

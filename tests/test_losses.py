@@ -4,7 +4,18 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from pml_ext import CBMLLoss, MultipleLosses, RegularizedLoss, registry
+from pml_ext import (
+    CBMLLoss,
+    CrossBatchMemory,
+    DensityRegularizer,
+    DistributedLoss,
+    HardPairMiner,
+    MetricVarianceRegularizer,
+    MultipleLosses,
+    RegularizedLoss,
+    SelfSupervisedLoss,
+    registry,
+)
 from pml_ext.losses import call_loss
 
 
@@ -84,3 +95,98 @@ def test_call_loss_passes_what_was_given(batch):
     torch.testing.assert_close(call_loss(vicreg, x, labels, ref_emb=x + 1), vicreg(x, ref_emb=x + 1))
     contrastive = losses.ContrastiveLoss()
     torch.testing.assert_close(call_loss(contrastive, x, labels), contrastive(x, labels))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [CBMLLoss(), MultipleLosses([CBMLLoss()]), DistributedLoss(CBMLLoss()), CrossBatchMemory(CBMLLoss(), 4),
+     RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer())],
+)  # fmt: skip
+def test_arguments_in_pmls_order(loss, batch):
+    """A loss has the tuple before the references, a miner has none; who mixes the two up is told."""
+    x, labels = batch
+    y, others = x.detach() + 0.1, labels.flip(0)
+    mined = HardPairMiner()(x, labels, y, others)
+    torch.testing.assert_close(mined, HardPairMiner()(x, labels, ref_emb=y, ref_labels=others))
+    if not isinstance(loss, CrossBatchMemory):
+        by_name = loss(x, labels, indices_tuple=mined, ref_emb=y, ref_labels=others)
+        torch.testing.assert_close(loss(x, labels, mined, y, others), by_name)
+    with pytest.raises(
+        TypeError, match=r"indices_tuple, the third argument .* \(12, 4\).* type ref_emb=..., ref_labels="
+    ):
+        loss(x, labels, y, others)
+
+
+# Two views of each image
+
+
+def views():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(10, 4, generator=generator)
+    return x.requires_grad_(), (x + 0.1 * torch.randn(10, 4, generator=generator)).detach()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", losses.SelfSupervisedLoss.supported_losses())
+def test_views_under_pmls_losses_have_pmls_values(name, symmetric):
+    loss = getattr(losses, name)()
+    found, expected = (kind(loss, symmetric)(*views()) for kind in (SelfSupervisedLoss, losses.SelfSupervisedLoss))
+    assert found.requires_grad
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def with_labels():
+    ours = [c for c in registry.components("loss") if not c.name.startswith("pml/") and c.cls is not RegularizedLoss]
+    built = {c.name: registry.build(c.qualified_name, "loss", {"embedding_size": 4}) for c in ours}
+    memory = RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer(), weight=0.5)
+    return built | {"regularized": memory, "two": MultipleLosses([CBMLLoss(), losses.ContrastiveLoss()])}
+
+
+@pytest.mark.filterwarnings("ignore:a class of the batch has 2 images")
+@pytest.mark.parametrize("name", list(with_labels()))
+def test_views_under_registered_losses_and_wrappers(name):
+    x, y = views()
+    loss, labels = with_labels()[name].eval(), torch.arange(10)
+    both = torch.cat([labels, labels])
+    torch.testing.assert_close(SelfSupervisedLoss(loss)(x, y), loss(torch.cat([x, y]), both))
+    if "references" in registry.capabilities(loss):
+        one_sided = SelfSupervisedLoss(loss, symmetric=False)
+        torch.testing.assert_close(one_sided(x, y), loss(x, labels, None, y, labels.clone()))
+    else:
+        with pytest.raises(TypeError, match="takes no references; type symmetric=True"):
+            SelfSupervisedLoss(loss, symmetric=False)
+
+
+def test_views_inside_other_wrappers():
+    x, y = views()
+    loss = SelfSupervisedLoss(CBMLLoss())
+    assert torch.equal(DistributedLoss(loss)(x, ref_emb=y), loss(x, y))
+    penalty = RegularizedLoss(loss, MetricVarianceRegularizer(), weight=0)
+    torch.testing.assert_close(penalty(x, torch.arange(10), ref_emb=y), loss(x, y))
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (losses.NTXentLoss, r"must be an object such as NTXentLoss\(\)"),
+        (losses.VICRegLoss(), "takes no labels; .* call it without this wrapper"),
+        (losses.ManifoldLoss(l=4), "takes no labels$"),
+        (losses.ProxyAnchorLoss(3, 4), "ProxyAnchorLoss has a fixed number of classes"),
+        (RegularizedLoss(CBMLLoss(), DensityRegularizer(3)), "DensityRegularizer has a fixed number of classes"),
+        (MultipleLosses([CBMLLoss(), CrossBatchMemory(CBMLLoss(), 4)]), "CrossBatchMemory compares with past batches"),
+        (DistributedLoss(CBMLLoss()), r"it goes around: DistributedLoss\(SelfSupervisedLoss\(loss\)\)"),
+    ],
+)
+def test_losses_that_views_do_not_fit(loss, text):
+    with pytest.raises(TypeError, match=text):
+        SelfSupervisedLoss(loss)
+
+
+def test_views_that_do_not_fit():
+    x, y = views()
+    with pytest.raises(ValueError, match=r"one view per image, in its row; got \(10, 4\) embeddings and \(9, 4\)"):
+        SelfSupervisedLoss(CBMLLoss())(x, y[:9])
+    with pytest.raises(TypeError, match="ref_emb must be a floating point tensor"):
+        SelfSupervisedLoss(CBMLLoss())(x, torch.arange(10))
+    with pytest.raises(TypeError, match="symmetric of SelfSupervisedLoss must be True or False"):
+        SelfSupervisedLoss(CBMLLoss(), symmetric=2)

@@ -3,12 +3,15 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 
 from pml_ext import CBMLLoss, CrossBatchMemory, MetricVarianceRegularizer, MultipleLosses, RegularizedLoss, registry
+from pml_ext.errors import TrainingWarning
 
 NEEDED = {"labels", "indices_tuple", "references"}
 
@@ -98,7 +101,7 @@ def test_miner_over_the_ring_never_pairs_an_embedding_with_itself(miner):
     memory = CrossBatchMemory(spy, 6, 20, miner=miner)
     for number in range(3):
         x, labels = batch(number)
-        before = memory.cursor
+        before = memory.queue_idx
         assert memory(x, labels).isfinite()
         anchors, partners = spy.seen[:2]
         assert len(anchors) > 0
@@ -175,7 +178,7 @@ def test_saved_and_loaded_it_gives_the_next_loss_to_the_last_digit(dtype):
     file.seek(0)
     loaded = make()
     loaded.load_state_dict(torch.load(file, weights_only=True))
-    assert (loaded.cursor, loaded.filled) == (memory.cursor, memory.filled) == (18, 30)
+    assert (loaded.queue_idx, loaded.filled) == (memory.queue_idx, memory.filled) == (18, 30)
     assert loaded.embedding_memory.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     twins = [copy.deepcopy(memory), pickle.loads(pickle.dumps(memory)), loaded]
     x, labels = batch(9, dtype=dtype)
@@ -183,10 +186,166 @@ def test_saved_and_loaded_it_gives_the_next_loss_to_the_last_digit(dtype):
     assert all(torch.equal(twin(x, labels), expected) for twin in twins)
 
 
-def test_a_state_without_a_cursor_is_refused():
-    state = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30).state_dict()
-    with pytest.raises(RuntimeError, match="cursor"):
-        CrossBatchMemory(losses.ContrastiveLoss(), 6, 30).load_state_dict(state)
+@pytest.mark.parametrize("batches", [0, 2, 4])
+def test_pmls_state_loads(batches):
+    """Rows of zeros are those that are not filled; of a full ring, PML's state does not say which row is the oldest."""
+    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    for number in range(batches):
+        theirs(*batch(number))
+    ours = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30, detach_batch=True)
+    if batches == 4:
+        with pytest.warns(UserWarning, match="next batch begins at row 0"):
+            ours.load_state_dict(theirs.state_dict())
+        theirs.queue_idx = 0
+    else:
+        ours.load_state_dict(theirs.state_dict())
+    assert (ours.queue_idx, ours.has_been_filled) == (theirs.queue_idx, theirs.has_been_filled)
+    x, labels = batch(9)
+    torch.testing.assert_close(ours(x, labels), theirs(x, labels))
+
+
+def test_states_that_do_not_fit():
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    state = memory.state_dict()
+    with pytest.raises(RuntimeError, match="embedding_memory: it has shape .30, 6. in the state, .40, 6. in a memory"):
+        CrossBatchMemory(losses.ContrastiveLoss(), 6, 40).load_state_dict(state)
+    for name in ("embedding_memory", "label_memory", "cursor", "filled"):
+        with pytest.raises(RuntimeError, match=f"Missing .* {name!r}".replace("'", '"')):
+            memory.load_state_dict({key: value for key, value in state.items() if key != name})
+    with pytest.raises(RuntimeError, match='Unexpected .* "other"'):
+        memory.load_state_dict(state | {"other": torch.zeros(1)})
+
+
+def test_the_ring_is_moved_as_buffers_are():
+    holder = torch.nn.ModuleList([CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)])
+    holder[0](*batch())
+    rows = holder[0].embedding_memory
+    assert holder.half()[0].embedding_memory.dtype == torch.float16
+    assert torch.equal(holder.double()[0].embedding_memory, rows.half().double())
+    assert holder[0].label_memory.dtype == torch.long
+    assert holder.to("meta")[0].label_memory.device.type == "meta"
+    assert not list(holder.buffers())  # DistributedDataParallel writes those of rank 0 over the others'
+
+
+# Validation
+
+
+@pytest.mark.parametrize("mode", ["eval", "no_grad"])
+@pytest.mark.parametrize("miner", [None, miners.TripletMarginMiner()])
+def test_validation_is_compared_with_the_ring_and_leaves_it_as_it_is(mode, miner):
+    memory = CrossBatchMemory(losses.TripletMarginLoss(), 6, 30, miner=miner)
+    memory(*batch(1))
+    before = {name: value.clone() for name, value in memory.state_dict().items()}
+    x, labels = batch(2, size=40)  # a batch that would not fit does not need to
+    memory.train(mode != "eval")
+    with torch.set_grad_enabled(mode != "no_grad"):
+        found = memory(x, labels)
+        memory(x, labels, enqueue_mask=torch.arange(40) < 20)
+    ring, ring_labels = before["embedding_memory"][:12], before["label_memory"][:12]
+    pairs = miners.TripletMarginMiner()(x, labels, ring, ring_labels) if miner else None
+    torch.testing.assert_close(found, losses.TripletMarginLoss()(x, labels, pairs, ring, ring_labels))
+    assert all(torch.equal(value, before[name]) for name, value in memory.state_dict().items())
+
+
+@pytest.mark.parametrize("held", [0, 12])
+def test_a_tuple_in_validation_adds_its_pairs_of_the_batch(held):
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    ring, ring_labels = (part.detach()[:held] for part in batch(1))
+    if held:
+        memory(*batch(1))
+    x, labels = batch(2)
+    given = miners.BatchHardMiner()(x, labels)
+    a, p, n = given
+    pairs = get_all_pairs_indices(labels, ring_labels)
+    pairs = [torch.cat(both) for both in zip(pairs, (a, p + held, a, n + held), strict=True)]
+    expected = losses.ContrastiveLoss()(x, labels, tuple(pairs), torch.cat([ring, x]), torch.cat([ring_labels, labels]))
+    torch.testing.assert_close(memory.eval()(x, labels, given), expected)
+    assert memory.filled == held
+
+
+def test_training_in_eval_mode_is_told():
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            assert memory(*batch()) == 0
+    with pytest.warns(TrainingWarning, match=r"type memory.train\(\)"):
+        memory(*batch()).backward()
+
+
+# What PML's users read, call and override
+
+
+def test_what_is_read_and_called_in_pmls_memory():
+    ours = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
+    for number, size in enumerate((8, 8, 14, 12, 30, 5)):
+        x, labels = batch(number, size)
+        for memory in (ours, theirs):
+            if number % 2:
+                memory.add_to_memory(x.detach(), labels, batch_size=size)
+            else:
+                memory(x, labels)
+        for name in ("queue_idx", "has_been_filled", "embedding_size", "memory_size"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+            assert type(getattr(ours, name)) is type(getattr(theirs, name))
+        for name in ("embedding_memory", "label_memory", "curr_batch_idx"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    ours.reset_queue()
+    assert (ours.queue_idx, ours.has_been_filled, ours.filled) == (0, False, 0)
+    assert not ours.embedding_memory.any()
+    with pytest.raises(ValueError, match="batch_size must be the 5"):
+        ours.add_to_memory(x, labels, 4)
+
+
+def overridden(base):
+    """A memory of the rows of even classes alone, without pairs of class 0."""
+
+    class Memory(base):
+        def add_to_memory(self, embeddings, labels, batch_size):
+            even = labels % 2 == 0
+            super().add_to_memory(embeddings[even], labels[even], int(even.sum()))
+
+        def create_indices_tuple(self, embeddings, labels, *arguments):
+            a1, p, a2, n = super().create_indices_tuple(embeddings, labels, *arguments)
+            return a1[labels[a1] != 0], p[labels[a1] != 0], a2, n
+
+    return Memory
+
+
+def test_what_a_subclass_overrides_is_what_is_called():
+    mask = torch.arange(12) < 8
+    ours = overridden(CrossBatchMemory)(losses.ContrastiveLoss(), 6, 20)
+    theirs = overridden(losses.CrossBatchMemory)(losses.ContrastiveLoss(), 6, 20)
+    for number in range(4):
+        x, labels = batch(number)
+        torch.testing.assert_close(ours(x, labels, enqueue_mask=mask), theirs(x, labels, enqueue_mask=mask))
+        assert ours.filled == min(4 * (number + 1), 20)
+
+
+def test_compiled_it_is_not_compiled_again_at_every_step():
+    class Mean(torch.nn.Module):
+        capabilities = frozenset(NEEDED)
+
+        def forward(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+            return (embeddings @ ref_emb.T).mean()
+
+    graphs, counts = [], []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    memory, plain = (CrossBatchMemory(Mean(), 6, 20) for _ in range(2))
+    compiled = torch.compile(memory, backend=backend)
+    for number in range(12):
+        x, labels = batch(number, size=4, dtype=torch.float32)
+        torch.testing.assert_close(compiled(x, labels), plain(x, labels))
+        counts.append(len(graphs))
+    torch._dynamo.reset()
+    assert counts[3] == counts[2]  # while the ring is being filled
+    assert counts[-1] == counts[6]  # and when it is full
 
 
 def test_two_calls_before_a_backward():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from pml_ext import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, build, hookimpl
 
 from .losses import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
 
@@ -41,10 +42,9 @@ def pml_ext_recipes() -> list[Traversable]:
 @hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
     """What the losses are measured against."""
-    from pytorch_metric_learning import losses
-
+    angular = functools.partial(build, "pml/angular", "loss")
     return {
-        "angular": {"PML AngularLoss": losses.AngularLoss},
-        "n-pair": {"PML NPairsLoss (Sohn's form)": losses.NPairsLoss},
-        "n-pair-angular": {"PML AngularLoss alone": losses.AngularLoss},
+        "angular": {"PML AngularLoss": angular},
+        "n-pair": {"PML NPairsLoss (Sohn's form)": functools.partial(build, "pml/n-pairs", "loss")},
+        "n-pair-angular": {"PML AngularLoss alone": angular},
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.pairwise import ClassMembers
+from pml_ext.plugin import ClassMembers, transformed
 
 # Slopes 4 t up to which exponentials of cosines can be multiplied: products lie between exp(-2 * slope) and its
 # inverse, and float32 ends at exp(-87) and exp(88).
@@ -128,22 +128,35 @@ def angular_terms_by_class(
     """
     t = squared_tangent(alpha)
     if len(classes.members) == 1:  # one group: the batch as it is
-        logarithms: Tensor = _LogSumsOfProducts.apply(similarity, negatives, anchors, partners, 4 * t)  # type: ignore[no-untyped-call]
+        logarithms = _log_sums_of_products(similarity, negatives, anchors, partners, 4 * t)
     else:
         rows = ((4 * t * similarity).exp() * negatives.to(similarity.dtype))[classes.members.flatten()]
         rows = rows.view(*classes.members.shape, similarity.shape[1])
         products = torch.bmm(rows, rows.mT)
         sums = products[classes.class_of[anchors], classes.place[anchors], classes.place[partners]]
-        logarithms = torch.where(sums > 0, sums, 1).log().masked_fill(sums == 0, torch.finfo(sums.dtype).min / 4)
+        logarithms = _logarithm(sums)
     return log_one_plus_exp(logarithms - 2 * (1 + t) * positive_similarity)
 
 
-class _LogSumsOfProducts(torch.autograd.Function):
+def _logarithm(sums: Tensor) -> Tensor:
+    """Logarithms of sums of exponentials; a very low number, with zero gradient, where a sum is 0."""
+    empty = sums == 0
+    return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
+
+
+def _log_sums_of_products(similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
     """``log (E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask, 0 outside; a very low number where the sum is 0.
 
-    The gradient takes one product, and can be differentiated.
+    The gradient takes one product, and can be differentiated. Under torch.func and in forward mode it is written out.
     """
+    if transformed():
+        rows = (slope * similarity).exp() * mask
+        return _logarithm((rows @ rows.T)[anchors, partners])
+    logarithms: Tensor = _LogSumsOfProducts.apply(similarity, mask, anchors, partners, slope)  # type: ignore[no-untyped-call]
+    return logarithms
 
+
+class _LogSumsOfProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
         rows = (slope * similarity).exp_().mul_(mask)
@@ -217,10 +230,15 @@ def squared_sides(
 
 
 def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, partners: Tensor, width: int) -> Tensor:
-    """A function of pairs, in tiles that the backward pass computes again where their rows would take too much."""
+    """A function of pairs, in tiles that the backward pass computes again where their rows would take too much.
+
+    torch.func keeps all tiles: it has no such backward pass.
+    """
     tiles = list(tiles_of(len(anchors), width))
     if len(tiles) == 1:
         return function(anchors, partners)
+    if transformed():
+        return torch.cat([function(anchors[tile], partners[tile]) for tile in tiles])
     return torch.cat([checkpoint(function, anchors[tile], partners[tile], use_reentrant=False) for tile in tiles])
 
 

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
-import torch
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
 from torch import Tensor
 
-from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity, matrix_of
-from pml_ext.pairwise import ClassMembers, FullPrecisionForward, class_members, pair_masks
-from pml_ext.reducers import SumOverDivisorReducer
-from pml_ext.settings import check_flag, check_number
+from pml_ext.plugin import (
+    BaseReducer,
+    GramCosineSimilarity,
+    GramDotProductSimilarity,
+    PairLoss,
+    Pairs,
+    SumOverDivisorReducer,
+    Terms,
+    check_flag,
+    check_number,
+    class_members,
+    per_pair,
+    per_triplet,
+)
 
 from . import functional as F
 
 
-class _Batch(NamedTuple):
-    """Dot products of a batch and its ordered (anchor, positive) pairs."""
-
-    similarity: Tensor  # x_a . x_n, [B, R]
-    partner_similarity: Tensor  # x_p . x_n, [R, R]; the same tensor without references
-    negatives: Tensor  # [B, R]
-    anchors: Tensor  # [P]
-    partners: Tensor  # [P]
-    positive_similarity: Tensor  # [P]
-    classes: ClassMembers | None  # where the negatives follow from the labels of the batch
-
-
-class _DotProductLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    """What the four share: dot products of normalised or raw embeddings, their pairs, and angles for the records."""
-
-    capabilities = frozenset({"labels", "indices_tuple", "references"})
+class _DotProductLoss(PairLoss):
+    """What the four share: dot products of normalized or raw embeddings, and angles for the records."""
 
     def __init__(self, normalize_embeddings: bool = True, **kwargs: Any) -> None:
         check_flag(self, "normalize_embeddings", normalize_embeddings)
@@ -45,70 +38,56 @@ class _DotProductLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         super().__init__(distance=distance, **kwargs)
         self.normalize_embeddings = normalize_embeddings
 
-    def _batch(self, embeddings: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None,
-               ref_emb: Tensor, ref_labels: Tensor | None) -> _Batch:  # fmt: skip
-        similarity, references = matrix_of(self.distance, embeddings, ref_emb)
-        positives, negatives = pair_masks(similarity, labels, indices_tuple, ref_labels, references=references)
-        anchors, partners = torch.where(positives)
-        classes = class_members(labels) if not references and indices_tuple is None and labels is not None else None
-        partner_similarity = self.distance(ref_emb) if references else similarity
-        return _Batch(
-            similarity, partner_similarity, negatives, anchors, partners, similarity[anchors, partners], classes
-        )
-
-    def _squared_lengths(self, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor]:
-        batch = self.distance.maybe_normalize(embeddings).square().sum(1)
-        return batch, batch if ref_emb is embeddings else self.distance.maybe_normalize(ref_emb).square().sum(1)
-
-    @torch.no_grad()
-    def _record_angles(self, batch: _Batch, embeddings: Tensor, ref_emb: Tensor, alpha: float) -> None:
-        """Mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
-        if not self.collect_stats:
-            return
-        squared = self._squared_lengths(embeddings, ref_emb)
-        total = over = count = batch.similarity.new_zeros(())
-        for tile in F.tiles_of(len(batch.anchors), batch.similarity.shape[1]):
-            pairs = batch.anchors[tile], batch.partners[tile]
-            sides = F.sides_of_pairs(pairs, (batch.similarity, batch.partner_similarity), squared)
-            angles, mask = F.angle_at_negative(*sides), batch.negatives[pairs[0]]
-            total = total + (angles * mask).sum()
-            over = over + ((angles > alpha) & mask).sum()
-            count = count + mask.sum()
-        self.average_angle, self.over_alpha = total / count.clamp(min=1), over / count.clamp(min=1)
-
-    def _per_pair(self, losses: Tensor, batch: _Batch) -> dict[str, dict[str, Any]]:
-        if len(losses) == 0:
-            return self.zero_losses()  # type: ignore[no-any-return]
-        indices = (batch.anchors, batch.partners)
-        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "pos_pair", "divisor": len(losses)}}
+    def _n_pair_terms(self, pairs: Pairs) -> Tensor:
+        """Eq. (10) of every pair."""
+        anchors, partners = pairs.listed
+        log_sums = F.log_sum_exp(pairs.matrix, pairs.negatives)
+        return F.n_pair_terms(log_sums, anchors, pairs.matrix[anchors, partners])
 
 
 class _AngularLoss(_DotProductLoss):
     """What the three with an angle share."""
 
+    recorded: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
+
     def __init__(self, alpha: float = 45.0, normalize_embeddings: bool = True, **kwargs: Any) -> None:
         check_number(self, "alpha", alpha, above=0, below=90)
         super().__init__(normalize_embeddings, **kwargs)
         self.alpha = alpha
-        self.add_to_recordable_attributes(name="alpha", is_stat=False)
-        self.add_to_recordable_attributes(list_of_names=["average_angle", "over_alpha"], is_stat=True)
 
-    def _angular_terms(self, batch: _Batch) -> Tensor:
+    def _angular_terms(self, pairs: Pairs) -> Tensor:
         """Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
-        if (
-            batch.classes is None
-            or not self.normalize_embeddings
-            or 4 * F.squared_tangent(self.alpha) > F.PRODUCT_SLOPE
-        ):
-            return F.angular_terms(*batch[:6], alpha=self.alpha)
-        return F.angular_terms_by_class(
-            batch.similarity, batch.negatives, batch.classes, batch.anchors, batch.partners, batch.positive_similarity,
-            alpha=self.alpha,
-        )  # fmt: skip
+        similarity, listed = pairs.matrix, pairs.listed
+        ends = *listed, similarity[listed]
+        multiplied = self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
+        if pairs.labels is not None and multiplied:
+            classes = class_members(pairs.labels)
+            return F.angular_terms_by_class(similarity, pairs.negatives, classes, *ends, alpha=self.alpha)
+        return F.angular_terms(similarity, pairs.between_columns, pairs.negatives, *ends, alpha=self.alpha)
 
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"alpha={self.alpha!r}, normalize_embeddings={self.normalize_embeddings!r}"
+    def _squared_lengths(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        batch = self.distance.maybe_normalize(pairs.embeddings).square().sum(1)
+        if not pairs.references:
+            return batch, batch
+        return batch, self.distance.maybe_normalize(pairs.ref_emb).square().sum(1)
+
+    def _record_angles(self, pairs: Pairs) -> None:
+        """Mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
+        if not self.collect_stats:
+            return
+        rows, columns = self._squared_lengths(pairs)
+        squared = rows.detach(), columns.detach()
+        similarities = pairs.matrix.detach(), pairs.between_columns.detach()
+        anchors, partners = pairs.listed
+        total = over = count = pairs.matrix.new_zeros(())
+        for tile in F.tiles_of(len(anchors), pairs.matrix.shape[1]):
+            ends = anchors[tile], partners[tile]
+            angles = F.angle_at_negative(*F.sides_of_pairs(ends, similarities, squared))
+            mask = pairs.negatives[ends[0]]
+            total = total + (angles * mask).sum()
+            over = over + ((angles > self.alpha) & mask).sum()
+            count = count + mask.sum()
+        self.record(average_angle=total / count.clamp(min=1), over_alpha=over / count.clamp(min=1))
 
 
 class AngularLoss(_AngularLoss):
@@ -149,12 +128,10 @@ class AngularLoss(_AngularLoss):
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
-    def compute_loss(self, embeddings: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None,
-                     ref_emb: Tensor, ref_labels: Tensor | None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """One value a pair, Eq. (8)."""
-        batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        self._record_angles(batch, embeddings, ref_emb, self.alpha)
-        return self._per_pair(self._angular_terms(batch), batch)
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per pair, Eq. (8)."""
+        self._record_angles(pairs)
+        return per_pair(self._angular_terms(pairs), pairs)
 
 
 class NPairLoss(_DotProductLoss):
@@ -182,20 +159,9 @@ class NPairLoss(_DotProductLoss):
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
-    def compute_loss(self, embeddings: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None,
-                     ref_emb: Tensor, ref_labels: Tensor | None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """One value a pair, Eq. (10)."""
-        batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        return self._per_pair(_n_pair_terms(batch), batch)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"normalize_embeddings={self.normalize_embeddings!r}"
-
-
-def _n_pair_terms(batch: _Batch) -> Tensor:
-    log_sums = F.log_sum_exp(batch.similarity, batch.negatives)
-    return F.n_pair_terms(log_sums, batch.anchors, batch.positive_similarity)
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per pair, Eq. (10)."""
+        return per_pair(self._n_pair_terms(pairs), pairs)
 
 
 class NPairAngularLoss(_AngularLoss):
@@ -224,28 +190,22 @@ class NPairAngularLoss(_AngularLoss):
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
+    recorded: ClassVar[tuple[str, ...]] = (*_AngularLoss.recorded, "n_pair_loss", "angular_loss")
+
     def __init__(
         self, alpha: float = 45.0, angular_weight: float = 2.0, normalize_embeddings: bool = True, **kwargs: Any
     ) -> None:
         check_number(self, "angular_weight", angular_weight, least=0)
         super().__init__(alpha, normalize_embeddings, **kwargs)
         self.angular_weight = angular_weight
-        self.add_to_recordable_attributes(name="angular_weight", is_stat=False)
-        self.add_to_recordable_attributes(list_of_names=["n_pair_loss", "angular_loss"], is_stat=True)
 
-    def compute_loss(self, embeddings: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None,
-                     ref_emb: Tensor, ref_labels: Tensor | None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """One value a pair, Eq. (9)."""
-        batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        n_pair, angular = _n_pair_terms(batch), self._angular_terms(batch)
-        self._record_angles(batch, embeddings, ref_emb, self.alpha)
-        if self.collect_stats and len(n_pair):
-            self.n_pair_loss, self.angular_loss = n_pair.detach().mean(), angular.detach().mean()
-        return self._per_pair(n_pair + self.angular_weight * angular, batch)
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"{super().extra_repr()}, angular_weight={self.angular_weight!r}"
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per pair, Eq. (9)."""
+        n_pair, angular = self._n_pair_terms(pairs), self._angular_terms(pairs)
+        self._record_angles(pairs)
+        if len(n_pair):
+            self.record(n_pair_loss=n_pair, angular_loss=angular)
+        return per_pair(n_pair + self.angular_weight * angular, pairs)
 
 
 class AngularTripletLoss(_AngularLoss):
@@ -276,32 +236,17 @@ class AngularTripletLoss(_AngularLoss):
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
-    def compute_loss(self, embeddings: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None,
-                     ref_emb: Tensor, ref_labels: Tensor | None) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """One value a listed triplet, or a sum a pair, Eq. (6)."""
-        batch = self._batch(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        self._record_angles(batch, embeddings, ref_emb, self.alpha)
-        squared = self._squared_lengths(embeddings, ref_emb)
-        if indices_tuple is not None and len(indices_tuple) == 3:
-            return self._of_listed(batch, squared, indices_tuple)
-        if len(batch.anchors) == 0:
-            return self.zero_losses()  # type: ignore[no-any-return]
-        sums = F.hinge_sums(
-            (batch.anchors, batch.partners), (batch.similarity, batch.partner_similarity), squared, batch.negatives,
-            alpha=self.alpha,
-        )  # fmt: skip
-        found = self._per_pair(sums, batch)
-        found["loss"]["divisor"] = batch.negatives.sum(1)[batch.anchors].sum()
-        return found
-
-    def _of_listed(self, batch: _Batch, squared: tuple[Tensor, Tensor], triplets: tuple[Tensor, ...]) -> dict[str, Any]:
-        a, p, n = (index.to(batch.similarity.device) for index in triplets)
-        if len(a) == 0:
-            return self.zero_losses()  # type: ignore[no-any-return]
-        sides = F.squared_sides(squared[0][a], squared[1][p], squared[1][n], batch.similarity[a, p],
-                                batch.similarity[a, n], batch.partner_similarity[p, n])  # fmt: skip
-        losses = F.hinge(*sides, alpha=self.alpha)
-        return {"loss": {"losses": losses, "indices": (a, p, n), "reduction_type": "triplet", "divisor": len(losses)}}
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per listed triplet, or a sum per pair, Eq. (6)."""
+        self._record_angles(pairs)
+        squared, similarities = self._squared_lengths(pairs), (pairs.matrix, pairs.between_columns)
+        if pairs.triplets is not None:
+            a, p, n = pairs.triplets
+            products = pairs.matrix[a, p], pairs.matrix[a, n], pairs.between_columns[p, n]
+            sides = F.squared_sides(squared[0][a], squared[1][p], squared[1][n], *products)
+            return per_triplet(F.hinge(*sides, alpha=self.alpha), pairs.triplets)
+        sums = F.hinge_sums(pairs.listed, similarities, squared, pairs.negatives, alpha=self.alpha)
+        return per_pair(sums, pairs, divisor=pairs.negatives.sum(1)[pairs.listed[0]].sum())
 
     def get_default_reducer(self) -> BaseReducer:
         """The sum over the number of triplets."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from pml_ext import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl
 
 from .losses import CBMLLoss
 from .miners import HardPairMiner

@@ -1,7 +1,7 @@
 r"""The equations of Kan et al. (2022), Sec. 3, on a similarity matrix ``[B, R]`` and boolean pair masks.
 
 Pair sets: :math:`P_i` the positives of anchor i, :math:`N_i` its negatives, :math:`P_i^*, N_i^*` the hard ones among
-them (Eq. 25, :func:`pml_ext.pairwise.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
+them (Eq. 25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives finite values and zero gradients.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pml_ext.pairwise import exp_bounded, log_one_plus_sum_exp, masked_mean, masked_sum
+from pml_ext.plugin import exp_bounded, log_one_plus_sum_exp, masked_mean, masked_sum
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -112,4 +112,4 @@ def metric_variance(
     variance = masked_sum(deviation * deviation, negatives)
     if reduction == "mean":
         variance = variance / num_negatives.clamp(min=1)
-    return variance.where(num_positives > 0, 0)
+    return variance * (num_positives > 0).to(variance.dtype)  # as a factor, which NaN survives

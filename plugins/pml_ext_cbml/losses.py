@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor
 
-from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
-from pml_ext.pairwise import FullPrecisionForward, hard_pair_masks, pair_masks
-from pml_ext.settings import check_choice, check_number
+from pml_ext.plugin import PairLoss, Pairs, Terms, check_choice, check_number, hard_pair_masks, per_anchor
 
 from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
 
 
-class CBMLLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+class CBMLLoss(PairLoss):
     r"""Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (27) to (30).
 
     .. math::
@@ -74,7 +69,7 @@ class CBMLLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     authors' program: https://github.com/kanshichao/CBML.
     """
 
-    capabilities = frozenset({"labels", "indices_tuple", "references"})
+    recorded = ("positive_loss", "negative_loss", "variance_loss")
 
     def __init__(
         self,
@@ -104,32 +99,16 @@ class CBMLLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if delta != "ratio":
             check_number(self, "delta", delta, least=0, or_else="'ratio'")
         super().__init__(**kwargs)
-        require_similarity(self, self.distance)
         self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
         self.alpha_neg, self.beta_neg = alpha_neg, beta_neg
         self.mvc_weight, self.mvc_gamma, self.mvc_reduction = mvc_weight, mvc_gamma, mvc_reduction
         self.detach_target, self.skip_unmined = detach_target, skip_unmined
         self.delta, self.averaging = delta, averaging
         self.epsilon, self.mining = epsilon, mining
-        settings = ["alpha_pos", "beta_pos", "alpha_neg", "beta_neg", "mvc_weight", "mvc_gamma", "epsilon"]
-        self.add_to_recordable_attributes(list_of_names=settings, is_stat=False)
-        self.add_to_recordable_attributes(
-            list_of_names=["positive_loss", "negative_loss", "variance_loss"], is_stat=True
-        )
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> dict[str, dict[str, Any]]:
-        """One value an anchor, Eq. (30)."""
-        if len(embeddings) == 0 or len(ref_emb) == 0:
-            return self.zero_losses()  # type: ignore[no-any-return]
-        similarity, references = matrix_of(self.distance, embeddings, ref_emb)
-        positives, negatives = pair_masks(similarity, labels, indices_tuple, ref_labels, references=references)
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per anchor, Eq. (30)."""
+        similarity, positives, negatives = pairs.matrix, pairs.positives, pairs.negatives
         num_pos, num_neg = (mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives))
         hard = (
             hard_pair_masks(similarity, positives, negatives, self.epsilon) if self.mining else (positives, negatives)
@@ -147,29 +126,13 @@ class CBMLLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         counted = (num_pos > 0) & (num_neg > 0)
         if self.skip_unmined:
             counted = counted & (hard[0] | hard[1]).any(1)
-        positive, negative, variance = (term.where(counted, 0) for term in (positive, negative, variance))
-        self._record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
-        losses = positive + negative + self.mvc_weight * variance
-        indices = torch.arange(len(losses), device=losses.device)
-        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
+        factor = counted.to(similarity.dtype)  # a factor, which NaN survives
+        positive, negative, variance = (term * factor for term in (positive, negative, variance))
+        self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
+        return per_anchor(positive + negative + self.mvc_weight * variance)
 
     def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
         if isinstance(self.delta, str):
             return log_ratio_delta(num_pos, num_neg)
         log_delta = math.log(self.delta) if self.delta else -math.inf
         return log_delta, log_delta
-
-    def _record(self, **terms: Tensor) -> None:
-        if self.collect_stats:
-            for name, term in terms.items():
-                setattr(self, name, term.detach().mean())
-
-    def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
-        return GramCosineSimilarity()
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        names = ("alpha_pos", "beta_pos", "alpha_neg", "beta_neg", "mvc_weight", "mvc_gamma", "mvc_reduction",
-                 "detach_target", "skip_unmined", "delta", "averaging", "epsilon", "mining")  # fmt: skip
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.miners import BaseMiner
 from torch import Tensor
 
-from pml_ext.distances import GramCosineSimilarity, matrix_of
-from pml_ext.pairwise import (
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseMiner,
     FullPrecisionMining,
+    GramCosineSimilarity,
+    check_number,
     hard_pair_masks,
+    matrix_of,
     pair_masks,
 )
-from pml_ext.settings import check_number
 
 
 class HardPairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from pytorch_metric_learning.losses import MultiSimilarityLoss
-from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import Tensor
+
+from pml_ext.plugin import build
 
 
 def multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
@@ -16,7 +16,7 @@ def multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
     Returns:
         A function of embeddings ``[B, D]`` and labels ``[B]``.
     """
-    loss, miner = MultiSimilarityLoss(), MultiSimilarityMiner()
+    loss, miner = (build("pml/multi-similarity", kind) for kind in ("loss", "miner"))
 
     def compute(embeddings: Tensor, labels: Tensor) -> Tensor:
         return loss(embeddings, labels, miner(embeddings, labels))  # type: ignore[no-any-return]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 
-from pml_ext import LabelledRegularizer
-from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
-from pml_ext.pairwise import pair_masks
-from pml_ext.settings import check_choice, check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    GramCosineSimilarity,
+    LabelledRegularizer,
+    check_choice,
+    check_number,
+    matrix_of,
+    pair_masks,
+    require_similarity,
+)
 
 from .functional import REDUCTIONS, metric_variance
 

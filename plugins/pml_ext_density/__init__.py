@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.resources
 from importlib.resources.abc import Traversable
 
-from pml_ext import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl
 
 from .functional import class_densities
-from .regularizers import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer
+from .regularizers import DensityRegularizer
+from .spreading import EntropyRegularizer, GlobalOrthogonalRegularizer
 
 __all__ = ["DensityRegularizer", "EntropyRegularizer", "GlobalOrthogonalRegularizer", "class_densities"]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.pairwise import normalize
+from pml_ext.plugin import normalize, transformed
 
 
 class Slots(NamedTuple):
@@ -116,7 +116,8 @@ def density_adaptivity(
 ) -> Adaptivity:
     """Eq. (8) of a batch: :func:`density_terms` of :func:`slot_densities`, its gradient written in the same pass.
 
-    Batches are small, so that the number of operations is the cost; the value can be differentiated again.
+    Batches are small, so that the number of operations is the cost; the value can be differentiated again. Under
+    torch.func and in forward mode it is written out.
 
     Args:
         embeddings: ``[B, D]``, normalised here.
@@ -126,6 +127,11 @@ def density_adaptivity(
         eta: as of :func:`density_terms`.
         correlation_weight: of the third term.
     """
+    if transformed():
+        densities = slot_densities(embeddings, batch)
+        fit, spread, correlation = density_terms(densities, targets, base, (batch.counts > 0).to(densities.dtype), eta)
+        value = fit - spread + correlation_weight * correlation
+        return Adaptivity(value, fit.detach(), spread.detach(), correlation.detach(), densities.detach())
     found = _DensityAdaptivity.apply(embeddings, targets, base, batch.of, batch.counts, eta, correlation_weight)  # type: ignore[no-untyped-call]
     return Adaptivity(*found)
 
@@ -137,7 +143,7 @@ class _DensityAdaptivity(torch.autograd.Function):
         weight: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-        inverse = torch.where(norm > 0, norm.clamp(min=1e-12).reciprocal(), 0)
+        inverse = torch.where(norm == 0, 0, norm.clamp(min=1e-12).reciprocal())
         sizes = counts.clamp(min=1)
         x = embeddings * inverse
         centroids = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, of, x).div_(sizes[:, None])
@@ -241,10 +247,10 @@ def nearest_distances(x: Tensor) -> Tensor:
     """
     with torch.no_grad():
         similarity = x @ x.T - x.square().sum(1) / 2  # orders as the negative distance does
-        similarity.fill_diagonal_(-torch.inf)
+        similarity.diagonal().fill_(-torch.inf)
         nearest = similarity.argmax(1)
     squared = (x - x[nearest]).square().sum(1)
-    return torch.where(squared > 0, squared.clamp(min=torch.finfo(x.dtype).tiny).sqrt(), 0)
+    return torch.where(squared == 0, 0, squared.clamp(min=torch.finfo(x.dtype).tiny).sqrt())
 
 
 def global_orthogonal(similarity: Tensor, negatives: Tensor, dimension: int) -> Tensor:

@@ -1,33 +1,19 @@
-"""Density adaptivity, and the regularizers that its paper compares it with."""
+"""Density adaptivity: every class keeps a density that is learned."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from pml_ext import LabelledRegularizer
-from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
-from pml_ext.pairwise import autocast_off, check_batch, normalize, pair_masks, to_full_precision
-from pml_ext.settings import check_count, check_number
+from pml_ext.plugin import LabelledRegularizer, RunView, check_batch, check_count, check_number, reduced
 
-from .functional import (
-    Adaptivity,
-    Slots,
-    density_adaptivity,
-    global_orthogonal,
-    nearest_distances,
-    slots,
-    streamed_class_densities,
-)
+from .functional import Adaptivity, Slots, density_adaptivity, slots, streamed_class_densities
+from .table import plot, read_rows, write_epoch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,25 +134,25 @@ class DensityRegularizer(LabelledRegularizer):
         """The value; see :class:`pml_ext.LabelledRegularizer`.
 
         Raises:
-            ValueError: a label without a target, too. On a GPU nothing waits for that answer after the first call, so
-                that the error comes with the next one.
+            ValueError: a label without a target, too. On a CUDA device nothing waits for that answer after the first
+                call, so that the error comes with the next one.
         """
         if labels is not None:
             check_batch(embeddings, labels)
-            self._check_known(labels.to(self.sorted_labels.device))
+            self._check_known(labels.to(self.sorted_labels.device, torch.long))
         return super().forward(embeddings, labels)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """Eq. (8), reduced."""
         if len(embeddings) == 0:
-            return _reduced(self.target_density.sum() * 0 + embeddings.sum())
+            return reduced(self.target_density.sum() * 0 + embeddings.sum())
         entries = self.entries(labels)
         batch = slots(entries, embeddings.dtype)
         targets, base = (values.index_select(0, batch.classes).to(embeddings.dtype)
                          for values in (self.target_density, self.base_density))  # fmt: skip
         found = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
         self._record(entries, batch, found)
-        return _reduced(found.value)
+        return reduced(found.value)
 
     def entries(self, labels: Tensor) -> Tensor:
         """The entry of every label in ``target_density``.
@@ -189,7 +175,7 @@ class DensityRegularizer(LabelledRegularizer):
             known = (low >= 0) & (high < self.num_classes)
         else:
             known = (self.sorted_labels[self._places(labels)] == labels).all()
-        if labels.device.type == "cpu" or not self._checked:
+        if labels.device.type != "cuda" or not self._checked:
             self._checked = True
             if not known:
                 self._refuse(labels)
@@ -227,39 +213,30 @@ class DensityRegularizer(LabelledRegularizer):
 
     # Taking part in a run
 
-    def prepare(self, run: Any) -> None:
+    def prepare(self, run: RunView) -> None:
         """Computes the base densities from the trunk's features of the training images, unless they were given."""
         if self._has_base or not self.correlation_weight:
             return
         base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.entries, self.num_classes)
         self.base_density.copy_(base)
 
-    def start_epoch(self, run: Any) -> None:
+    def start_epoch(self, run: RunView) -> None:
         """Writes the targets and the mean densities of the epoch before to the run's table."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
         self.density_sums.zero_()
 
     def _write(self, path: Path, epoch: int) -> None:
-        path.parent.mkdir(exist_ok=True)
-        rows = [row for row in _rows(path) if int(row["epoch"]) < epoch]  # a resumed run goes on from its checkpoint
-        labels = self.sorted_labels.tolist()
         targets = self.target_density.detach()[self.label_order].tolist()
         sums, counts = self.density_sums[:, self.label_order].tolist()
         densities = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
-        for label, target, density in zip(labels, targets, densities, strict=True):
-            rows.append({"epoch": str(epoch), "label": str(label), "target": f"{target:.7g}",
-                         "density": f"{density:.7g}"})  # fmt: skip
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["epoch", "label", "target", "density"])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_epoch(path, epoch, zip(self.sorted_labels.tolist(), targets, densities, strict=True))
 
-    def figures(self, run: Any) -> dict[str, Figure]:
+    def figures(self, run: RunView) -> dict[str, Figure]:
         """Targets and measured densities of the classes over the epochs."""
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
-        return {"Target densities, and densities measured in training, of every class": _plot(_rows(path))}
+        return {"Target densities, and densities measured in training, of every class": plot(read_rows(path))}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_pending": None}  # an event of the device cannot be copied
@@ -268,138 +245,3 @@ class DensityRegularizer(LabelledRegularizer):
         """The settings."""
         names = ("num_classes", "initial_density", "eta", "correlation_weight")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _plot(rows: list[dict[str, str]]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.2, 3.2), dpi=110, layout="constrained")
-    panels = figure.subplots(1, 2, sharex=True)
-    for axes, name, title in zip(
-        panels, ("target", "density"), ("target densities", "measured densities"), strict=True
-    ):
-        by_label: dict[str, list[tuple[int, float]]] = {}
-        for row in rows:
-            by_label.setdefault(row["label"], []).append((int(row["epoch"]), float(row[name])))
-        for points in by_label.values():
-            axes.plot(*zip(*points, strict=True), color="#2b6cb0", alpha=max(0.08, 0.6 / len(by_label) ** 0.4), lw=0.9)
-        epochs = sorted({int(row["epoch"]) for row in rows})
-        means = [_mean(float(row[name]) for row in rows if int(row["epoch"]) == epoch) for epoch in epochs]
-        axes.plot(epochs, means, color="#dd6b20", lw=2, label="mean of the classes")
-        axes.set(title=title, xlabel="epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    return figure
-
-
-def _mean(values: Any) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
-
-
-class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
-    r"""Spreads embeddings by a nearest-neighbour estimate of their entropy.
-
-    .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
-
-    This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalised embeddings. It
-    is our reading of the "entropy regularizer" that the density paper compares with (Fig. 4); the paper prints no
-    formula. It needs no labels, so it also fits PML's ``embedding_regularizer=`` slot. The reducer gets one value an
-    embedding; between equal embeddings the distance counts as ``least_distance``, without a gradient.
-
-    *Cost:* one product of ``B x D x B``, without gradient.
-
-    Args:
-        least_distance: what smaller distances count as, above 0.
-        reducer: one of PML's; the mean by default. There is no ``distance``: the estimator is that of the Euclidean.
-        collect_stats: as of PML's.
-
-    Raises:
-        ValueError: ``least_distance`` is not above 0.
-
-    *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, https://arxiv.org/abs/1909.03909; the
-    estimator is Kozachenko and Leonenko's, 1987.
-    """
-
-    capabilities = frozenset[str]()
-
-    def __init__(
-        self, least_distance: float = 1e-6, reducer: BaseReducer | None = None, collect_stats: bool | None = None
-    ) -> None:
-        check_number(self, "least_distance", least_distance, above=0)
-        super().__init__(reducer=reducer, collect_stats=collect_stats)
-        self.least_distance = least_distance
-
-    def forward(self, embeddings: Tensor) -> Any:
-        """The reduced value.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-        """
-        check_batch(embeddings)
-        with autocast_off(embeddings.device):
-            return super().forward(to_full_precision(embeddings))
-
-    def compute_loss(self, embeddings: Tensor) -> dict[str, dict[str, Any]]:
-        """One value an embedding."""
-        if len(embeddings) < 2:
-            return _reduced(embeddings.sum() * 0)
-        distances = nearest_distances(normalize(embeddings))
-        losses = -distances.clamp(min=self.least_distance).log()
-        indices = torch.arange(len(losses), device=losses.device)
-        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
-
-    def extra_repr(self) -> str:
-        """The least distance."""
-        return f"least_distance={self.least_distance!r}"
-
-
-class GlobalOrthogonalRegularizer(LabelledRegularizer):
-    r"""Spreads negative pairs as points spread evenly on the sphere (global orthogonal regularization, GOR).
-
-    .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
-
-    with the mean :math:`\bar{s}` of the cosine similarities of all negative pairs of the batch and the mean
-    :math:`\overline{s^2}` of their squares; for points drawn evenly from the sphere in d dimensions these are 0 and
-    1/d.
-
-    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``.
-
-    Args:
-        distance: a similarity of PML; cosine by default.
-        collect_stats: as of PML's. There is no ``reducer``: the value is one of the whole batch.
-
-    Raises:
-        ValueError: a distance that is no similarity.
-
-    *Source:* Zhang et al., Learning Spread-out Local Feature Descriptors, 2017, https://arxiv.org/abs/1708.06320.
-    """
-
-    def __init__(self, distance: BaseDistance | None = None, collect_stats: bool | None = None) -> None:
-        super().__init__(distance=distance, collect_stats=collect_stats)
-        require_similarity(self, self.distance)
-
-    def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """The value, reduced."""
-        if len(embeddings) == 0:
-            return _reduced(embeddings.sum())
-        similarity, _ = matrix_of(self.distance, embeddings, embeddings)
-        _, negatives = pair_masks(similarity, labels)
-        return _reduced(global_orthogonal(similarity, negatives, embeddings.shape[1]))
-
-    def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
-        return GramCosineSimilarity()
-
-
-def _reduced(value: Tensor) -> dict[str, dict[str, Any]]:
-    return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}

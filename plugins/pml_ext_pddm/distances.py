@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor, nn
 
-from pml_ext.distances import NormalizedRows
-from pml_ext.pairwise import autocast_off, check_batch, pair_to_full_precision
-from pml_ext.settings import check_count, check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    NormalizedRows,
+    RunView,
+    autocast_off,
+    check_batch,
+    check_count,
+    check_number,
+    pair_to_full_precision,
+)
 
 from .functional import Head, score_matrix, score_pairs
 
@@ -18,6 +24,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 1000  # images in the figure
+
+
+class _Score(nn.Module):
+    """The last layer of Eq. (2), its weight as ``[H]``: PML's hooks take a tensor with one row for a single number."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        layer = nn.Linear(hidden, 1)
+        self.weight = nn.Parameter(layer.weight.detach()[0])
+        self.bias = nn.Parameter(layer.bias.detach())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and weight.ndim == 2:  # runs of before have it as [1, H]
+            state_dict[f"{prefix}weight"] = weight[0]
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
@@ -40,6 +62,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     *Cost:* ``2 H (D + 2 H)`` operations a pair, and ``2 H D`` an embedding, for the position is linear before its ReLU;
     each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the backward
     pass computes tiles again.
+
+    *Export:* ``torch.jit.trace``, ``torch.export`` and both ONNX exporters write down what serves any number of rows;
+    what they write computes all pairs at once, without tiles.
 
     Args:
         embedding_size: D.
@@ -86,7 +111,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         self.difference = nn.Linear(embedding_size, hidden)
         self.position = nn.Linear(embedding_size, hidden) if position else None
         self.combine = nn.Linear(2 * hidden if position else hidden, hidden)
-        self.score = nn.Linear(hidden, 1)
+        self.score = _Score(hidden)
 
     @property
     def metric(self) -> PDDMDistance:
@@ -170,7 +195,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         w_u, b_u = self._layer(self.difference, dtype)
         w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
         w_c, b_c = self._layer(self.combine, dtype)
-        return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight.to(dtype), self.score.bias.to(dtype))
+        return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight[None].to(dtype), self.score.bias.to(dtype))
 
     def _layer(self, layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight, bias = layer.weight.to(dtype), layer.bias.to(dtype)
@@ -191,9 +216,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     # Taking part in a run
 
-    def figures(self, run: Any) -> dict[str, Figure]:
+    def figures(self, run: RunView) -> dict[str, Figure]:
         """Scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
-        from pml_ext.evaluation import figures
+        from pml_ext.plugin import figures
 
         embeddings, labels = run.embeddings("test"), run.labels("test")
         return {

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.pairwise import normalize
+from pml_ext.plugin import normalize, transformed
 
 
 class Head(NamedTuple):
@@ -93,8 +93,10 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """The scores of row with row: normalised ``[N, D]`` and ``[N, D]``, so many pairs at a time; ``[N]``."""
+    """The scores of row with row: normalised ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
     ends = side(head, x), side(head, y)
+    if _recorded():
+        return scores(head, *ends)
 
     def part(numbers: Tensor) -> Tensor:
         return scores(head, ends[0].at(numbers), ends[1].at(numbers))
@@ -117,6 +119,8 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     Returns:
         ``[B, R]``, or ``[B, B]``.
     """
+    if _recorded():
+        return _scores_at_once(head, x, x if y is None else y)
     one = side(head, x)
     if y is not None:
         other, width = side(head, y), max(1, len(y))
@@ -134,6 +138,29 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     return matrix + matrix.triu(1).T
 
 
+def _recorded() -> bool:
+    """Whether torch.jit.trace, torch.export or an ONNX exporter writes down what is computed.
+
+    Numbers of pairs, which tiles are counted by, would be written down as those of the example.
+    """
+    exporting = getattr(torch.compiler, "is_exporting", None)
+    return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
+
+
+def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
+    """The scores of all pairs by shapes alone, so that the record serves batches of any size."""
+    rows, columns = x.shape[0], y.shape[0]
+
+    def spread(z: Tensor, dim: int) -> Tensor:
+        return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
+
+    ends = [
+        Side(spread(points, dim), None if positions is None else spread(positions, dim))
+        for (points, positions), dim in ((side(head, x), 1), (side(head, y), 0))
+    ]
+    return scores(head, *ends).view(rows, columns)
+
+
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
     """``part`` of the numbers from 0 to ``count``, so many at a time."""
     pieces = [torch.arange(start, min(start + tile, count), device=like.device) for start in range(0, count, tile)]
@@ -141,7 +168,7 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
         return like.new_zeros(0)
     if len(pieces) == 1:
         return part(pieces[0])
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not transformed():  # torch.func cannot compute tiles again
         return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
     return torch.cat([part(numbers) for numbers in pieces])
 
@@ -168,7 +195,7 @@ def hard_quadruplets(
     """
     has_negative = negatives.any(1)
     i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))
-    order = scores[i, j].argsort(stable=True)
+    order = (-scores[i, j]).argsort(stable=True, descending=True)  # NaN, which counts as the greatest, first
     if classes is not None:
         grouped = classes[i[order]].sort(stable=True)
         order = order[grouped.indices]
@@ -203,7 +230,8 @@ def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
 def scaled(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
     """``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
     span = greatest - least
-    return torch.where(span > 0, (values - least) / torch.where(span > 0, span, 1), 0)
+    equal = span <= 0
+    return torch.where(equal, 0, (values - least) / torch.where(equal, 1, span))
 
 
 def score_hinge(s_ap: Tensor, s_an: Tensor, margin: float = 0.5) -> Tensor:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
 from torch import Tensor, nn
 
-from pml_ext.errors import TrainingWarning
-from pml_ext.losses import call_loss
-from pml_ext.pairwise import FullPrecisionForward, pair_masks
-from pml_ext.reducers import SumOverDivisorReducer
-from pml_ext.settings import check_count, check_flag, check_number
+from pml_ext.plugin import (
+    BaseMetricLossFunction,
+    BaseReducer,
+    FullPrecisionForward,
+    SumOverDivisorReducer,
+    TrainingWarning,
+    call_loss,
+    check_count,
+    check_flag,
+    check_number,
+    pair_masks,
+)
 
 from .distances import PDDMDistance
 from .functional import (
@@ -81,7 +86,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     Raises:
         TypeError: a distance that is not a ``PDDMDistance``.
         ValueError: a setting outside its range; in a call, references or embeddings of another size.
-        pml_ext.errors.TrainingWarning: a batch has a class with fewer than 4 images; once.
+        TrainingWarning: a batch has a class with fewer than 4 images; once.
 
     Example:
         >>> loss = PDDMLoss(PDDMDistance(embedding_size=8), per_class=True)
@@ -92,10 +97,6 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     """
 
     capabilities = frozenset({"labels", "indices_tuple"})
-    expected_failed_checks: ClassVar[dict[str, str]] = {
-        "check_hook_container": "record-keeper takes a parameter of one row, as the metric's last layer has, for one "
-        "number, and stops; a run of pml_ext records numbers alone"
-    }
 
     def __init__(
         self,

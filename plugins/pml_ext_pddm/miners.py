@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.miners import BaseMiner
 from torch import Tensor
 
-from pml_ext.distances import EuclideanDistance, matrix_of
-from pml_ext.pairwise import FullPrecisionMining, pair_masks
-from pml_ext.settings import check_count, check_flag
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseMiner,
+    EuclideanDistance,
+    FullPrecisionMining,
+    check_count,
+    check_flag,
+    matrix_of,
+    pair_masks,
+)
 
 from .functional import hard_quadruplets
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pml_ext.plugin import transformed
+
 KINDS = ("hinge", "squared-hinge", "ratio", "soft")
 _FAR = 1e6  # stands for the distance to what is no negative: finite, so that 0 times it is 0
 _MANY = 24  # positives of an anchor from which on one sort is cheaper than a pass for each
@@ -56,7 +58,7 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
         percentile: from 0 (the nearest positive alone) to 100 (all), interpolated linearly.
 
     Returns:
-        A mask ``[B, R]``.
+        A mask ``[B, R]``; a pair whose distance is NaN is in it, so that no NaN is left out.
     """
     pairs = lay_out(mask)
     values = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask)).sort(1).values
@@ -66,7 +68,7 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     high = torch.minimum(low + 1, last)
     at_low, at_high = values.gather(1, low), values.gather(1, high)
     step = torch.where(place > low, (at_high - at_low) * (place - low), 0)
-    return mask & (distances <= at_low + step)
+    return mask & ~(distances > at_low + step)
 
 
 def triplet_values(kind: str, margin: float, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
@@ -106,8 +108,9 @@ def pair_sums(
 ) -> tuple[Tensor, Tensor]:
     """Each pair's sum of :func:`triplet_values` over its negatives in S, and how many those are.
 
-    The gradient is written in the same pass, for weights alike; another pass is made for weights that differ. It can be
-    differentiated once.
+    The gradient is written in the same pass, for weights alike; another pass is made for weights that differ. Where it
+    is to be differentiated again, under torch.func and in forward mode, the sums are written out over all triplets:
+    memory for pairs x R entries.
 
     Args:
         distances: ``[B, R]``.
@@ -121,10 +124,24 @@ def pair_sums(
     Returns:
         Sums ``[L]`` and counts ``[L]``, floating point.
     """
-    found: tuple[Tensor, Tensor] = _PairSums.apply(  # type: ignore[no-untyped-call]
-        distances, between_references, pairs, negatives, kind, margin, everything
-    )
-    return found
+    settings = (pairs, negatives, kind, margin, everything)
+    if transformed():
+        return _written_out(distances, between_references, *settings)
+    sums, counts = _PairSums.apply(distances, between_references, *settings)  # type: ignore[no-untyped-call]
+    return sums, counts
+
+
+def _written_out(
+    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str, margin: float,
+    everything: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """:func:`pair_sums` from a matrix with a row per pair."""
+    d_ap, d_an = distances[pairs.anchors, pairs.positives][:, None], distances[pairs.anchors]
+    inside = negatives[pairs.anchors]
+    if not everything:
+        inside = inside & (d_an < d_ap + margin)
+    values = triplet_values(kind, margin, d_ap, d_an, None if between is None else between[pairs.positives])
+    return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)
 
 
 class _Pass(NamedTuple):
@@ -163,9 +180,15 @@ class _PairSums(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         distances, between, negatives, anchors, positives, places, by_pair, by_negative, by_other = ctx.saved_tensors
         most, kind, margin, everything = ctx.settings
-        if torch.is_grad_enabled():
-            raise RuntimeError("the sums over triplets can be differentiated once")
         pairs = Positives(anchors, positives, places, most)
+        if torch.is_grad_enabled():  # the gradient is to be differentiated
+            d = distances.view_as(distances)  # two tensors, where the distances between references are the same one
+            b = None if between is None else between.view_as(between)
+            sums, _ = _written_out(d, b, pairs, negatives, kind, margin, everything)
+            wanted = [x for x in (d, b) if x is not None and x.requires_grad]
+            gradients = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
+            to_both = (next(gradients) if x is not None and x.requires_grad else None for x in (d, b))
+            return (*to_both, None, None, None, None, None)
         if len(grad) and grad.stride() == (0,):  # one number for all, as a sum or a mean hands down
             weight = grad[0]
         else:
@@ -198,8 +221,8 @@ def _hinge_scale(far: Tensor, d_ap: Tensor, kind: str, margin: float) -> tuple[T
     """What is compared (d or d^2), thresholds on it, and their derivatives by d_ap (None: 1)."""
     if kind == "hinge":
         return far, d_ap + margin, torch.ones_like(d_ap), None
-    there = d_ap > -_FAR / 2
-    return far.square(), torch.where(there, d_ap.square() + margin, -_FAR), torch.where(there, 2 * d_ap, 0), far
+    none = d_ap < -_FAR / 2  # no pair stands there
+    return far.square(), torch.where(none, -_FAR, d_ap.square() + margin), torch.where(none, 0, 2 * d_ap), far
 
 
 def _hinge_by_passes(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: str, margin: float, everything: bool,
@@ -226,7 +249,7 @@ def _hinge_by_passes(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: str, ma
     if d_an is None:
         counts = active
     if everything:
-        counts = torch.where(d_ap > -_FAR / 2, number[:, None], 0)
+        counts = torch.where(d_ap < -_FAR / 2, 0, number[:, None])
     if d_an is not None:
         by_negative.mul_(d_an).mul_(2)
     by_pair = active * slopes
@@ -239,14 +262,15 @@ def _hinge_by_sorting(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: str, m
     _, thresholds, slopes, d_an = _hinge_scale(far, d_ap, kind, margin)
     limit = d_ap + margin
     if d_an is not None:
-        limit = torch.where(d_ap > -_FAR / 2, _set_limit(d_ap, margin, everything), -_FAR)
+        limit = torch.where(d_ap < -_FAR / 2, -_FAR, _set_limit(d_ap, margin, everything))
     ordered = far.sort(1).values
     below = torch.searchsorted(ordered, limit.contiguous())  # of d_an < limit
     prefix = torch.nn.functional.pad((ordered if d_an is None else ordered.square()).double().cumsum(1), (1, 0))
     active = below.to(far.dtype)
-    sums = (below * thresholds.double() - prefix.gather(1, below)).to(far.dtype)
+    sums = below * thresholds.double() - prefix.gather(1, below)
+    sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # NaN is sorted behind every threshold
     if everything:
-        counts = torch.where(d_ap > -_FAR / 2, negatives.sum(1, dtype=far.dtype)[:, None], 0)
+        counts = torch.where(d_ap < -_FAR / 2, 0, negatives.sum(1, dtype=far.dtype)[:, None])
     elif d_an is None:
         counts = active
     else:
@@ -279,10 +303,10 @@ def _smooth_by_passes(
     by_other = None if between is None else torch.zeros_like(between)
     columns = pairs.laid_out(pairs.positives, 0, len(distances))
     for k in range(d_ap.shape[1]):
-        there = d_ap[:, k, None] > -_FAR / 2
-        mask = negatives & there if everything else far < d_ap[:, k, None] + margin
+        none = d_ap[:, k, None] < -_FAR / 2
+        mask = negatives & ~none if everything else far < d_ap[:, k, None] + margin
         inside = mask.to(far.dtype)
-        pair = torch.where(there, d_ap[:, k, None], 0)
+        pair = torch.where(none, 0, d_ap[:, k, None])
         weight = torch.ones_like(pair) if weights is None else weights[:, k, None]
         counts[:, k] = inside.sum(1)
         if kind == "ratio":

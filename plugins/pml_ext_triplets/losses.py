@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
 from torch import Tensor
 
-from pml_ext.distances import EuclideanDistance, matrix_of, require_distance
-from pml_ext.pairwise import FullPrecisionForward, pair_masks
-from pml_ext.reducers import SumOverDivisorReducer
-from pml_ext.settings import check_choice, check_number
+from pml_ext.plugin import (
+    BaseReducer,
+    PairLoss,
+    Pairs,
+    SumOverDivisorReducer,
+    Terms,
+    check_choice,
+    check_number,
+    per_pair,
+    per_triplet,
+)
 
 from .functional import KINDS, lay_out, local_positives, pair_sums, triplet_values
 
 
-class BatchAllTripletLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+class BatchAllTripletLoss(PairLoss):
     r"""The mean triplet loss over all violating triplets of the batch, without listing them.
 
     .. math::
@@ -66,7 +71,8 @@ class BatchAllTripletLoss(FullPrecisionForward, BaseMetricLossFunction):  # type
     https://arxiv.org/abs/1703.07737.
     """
 
-    capabilities = frozenset({"labels", "indices_tuple", "references"})
+    nearer = "smaller"
+    recorded = ("violating",)
 
     def __init__(
         self,
@@ -83,73 +89,43 @@ class BatchAllTripletLoss(FullPrecisionForward, BaseMetricLossFunction):  # type
         check_choice(self, "positives", positives, ("all", "local"))
         check_number(self, "percentile", percentile, least=0, most=100)
         super().__init__(**kwargs)
-        require_distance(self, self.distance)
         self.margin, self.kind, self.triplets = margin, kind, triplets
         self.positives, self.percentile = positives, percentile
-        self.add_to_recordable_attributes(list_of_names=["margin", "percentile"], is_stat=False)
-        self.add_to_recordable_attributes(name="violating", is_stat=True)
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> dict[str, dict[str, Any]]:
-        """One sum a pair (a, p), or one value a listed triplet."""
-        if len(embeddings) == 0 or len(ref_emb) == 0:
-            return self.zero_losses()  # type: ignore[no-any-return]
-        distances, references = matrix_of(self.distance, embeddings, ref_emb)
-        between = None
-        if self.kind == "soft":
-            between = matrix_of(self.distance, ref_emb, ref_emb)[0] if references else distances
-        if indices_tuple is not None and len(indices_tuple) == 3:
-            return self._listed(distances, indices_tuple, between, references)
-        positives, negatives = pair_masks(distances, labels, indices_tuple, ref_labels, references=references)
+    def equation(self, pairs: Pairs) -> Terms:
+        """One sum per pair (a, p), or one value per listed triplet."""
+        if pairs.triplets is not None:
+            return self._listed(pairs, *pairs.triplets)
         if self.positives == "local":
-            positives = local_positives(distances.detach(), positives, self.percentile)
-        pairs = lay_out(positives)
+            local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
+            pairs = dataclasses.replace(pairs, positives=local)
         everything = self.triplets == "all"
-        sums, counts = pair_sums(distances, pairs, negatives, self.kind, self.margin, everything, between)
+        between = pairs.between_columns if self.kind == "soft" else None
+        sums, counts = pair_sums(
+            pairs.matrix, lay_out(pairs.positives), pairs.negatives, self.kind, self.margin, everything, between
+        )
         size = counts.sum()
         if self.collect_stats:
-            possible = (positives.sum(1, dtype=counts.dtype) * negatives.sum(1, dtype=counts.dtype)).sum()
-            self.violating = size / possible.clamp(min=1)
-        indices = (pairs.anchors, pairs.positives)
-        return {"loss": {"losses": sums, "indices": indices, "reduction_type": "pos_pair", "divisor": size}}
+            possible = (pairs.positives.sum(1, dtype=counts.dtype) * pairs.negatives.sum(1, dtype=counts.dtype)).sum()
+            self.record(violating=size / possible.clamp(min=1))
+        return per_pair(sums, pairs, divisor=size)
 
-    def _listed(
-        self, distances: Tensor, triplets: tuple[Tensor, ...], between: Tensor | None, references: bool
-    ) -> dict[str, dict[str, Any]]:
+    def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
         """The triplets of a miner, each an element; those outside S give 0 and are not counted in the divisor."""
-        a, p, n = (index.to(distances.device) for index in triplets)
         if self.positives == "local":
-            mask = torch.zeros_like(distances, dtype=torch.bool).index_put_(
-                (a, p), torch.ones_like(a, dtype=torch.bool)
-            )
-            kept = local_positives(distances.detach(), mask, self.percentile)[a, p]
+            mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
+            kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
             a, p, n = a[kept], p[kept], n[kept]
-        if not references:
+        if not pairs.references:
             others = a != p
             a, p, n = a[others], p[others], n[others]
-        d_ap, d_an = distances[a, p], distances[a, n]
-        values = triplet_values(self.kind, self.margin, d_ap, d_an, between[p, n] if between is not None else None)
+        d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, n]
+        d_pn = pairs.between_columns[p, n] if self.kind == "soft" else None
+        values = triplet_values(self.kind, self.margin, d_ap, d_an, d_pn)
         inside = torch.ones_like(values) if self.triplets == "all" else (d_an < d_ap + self.margin).to(values.dtype)
-        if self.collect_stats:
-            self.violating = inside.sum() / max(1, len(inside))
-        return {"loss": {"losses": values * inside, "indices": (a, p, n), "reduction_type": "triplet",
-                         "divisor": inside.sum()}}  # fmt: skip
-
-    def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalised embeddings."""
-        return EuclideanDistance()
+        self.record(violating=inside.sum() / max(1, len(inside)))
+        return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
     def get_default_reducer(self) -> BaseReducer:
         """The sum over the divisor, the number of triplets in S."""
         return SumOverDivisorReducer()
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        names = ("margin", "kind", "triplets", "positives", "percentile")
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance
-from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
 from torch import Tensor
 
-from pml_ext.distances import EuclideanDistance, matrix_of, require_distance
-from pml_ext.pairwise import FullPrecisionMining, autocast_off, check_batch, pair_masks, pair_to_full_precision
-from pml_ext.settings import check_number
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseMiner,
+    EmbeddingsAlreadyPackagedAsTriplets,
+    EuclideanDistance,
+    FullPrecisionMining,
+    autocast_off,
+    check_batch,
+    check_number,
+    matrix_of,
+    pair_masks,
+    pair_to_full_precision,
+    require_distance,
+)
 
 from .functional import local_positives
 
@@ -112,7 +121,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         check_batch(embeddings, labels)
         with torch.no_grad(), autocast_off(embeddings.device):
             x = pair_to_full_precision(embeddings, None)[0]
-            found = self.miner(x, labels)
+            found = self.miner(x, labels.long())
             if len(found) != 3:
                 raise ValueError(f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} "
                                  "gives pairs")  # fmt: skip

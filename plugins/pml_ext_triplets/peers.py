@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pytorch_metric_learning.losses import TripletMarginLoss
+from typing import Any
+
+from pml_ext.plugin import build
 
 
-def all_triplets() -> TripletMarginLoss:
+def all_triplets() -> Any:
     """PML's triplet loss, which lists all triplets and takes the mean of those that are not zero.
 
     Returns:
         A loss with the value of ``BatchAllTripletLoss()``.
     """
-    return TripletMarginLoss(margin=0.2)
+    return build("pml/triplet-margin", "loss", margin=0.2)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from pml_ext.pairwise import normalize
-from pml_ext.settings import check_choice, check_count, check_number
+from pml_ext.plugin import RunView, check_choice, check_count, check_number, normalize
 
 STRATEGIES = ("hard", "semihard", "misclassified")
 _TILE = 512  # anchors compared with all images at a time
@@ -107,11 +106,11 @@ class HardNegativePoolSampler(Sampler[int]):
 
     # Taking part in a run
 
-    def start_epoch(self, run: Any) -> None:
+    def start_epoch(self, run: RunView) -> None:
         """Makes the pool anew when its time has come.
 
         Args:
-            run: see :class:`pml_ext.experiment.run.Run`.
+            run: the run that the sampler draws for.
         """
         if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0:
             self.refresh_pool(run.embeddings("train"))
@@ -155,7 +154,7 @@ class HardNegativePoolSampler(Sampler[int]):
 
     @staticmethod
     def _clusters(x: Tensor, number: int) -> Tensor:
-        from pml_ext.evaluation import kmeans
+        from pml_ext.plugin import kmeans
 
         return kmeans(x, number).to(x.device)
 

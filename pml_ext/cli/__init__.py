@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 
-from ..errors import MissingExtraError, PmlExtError, needs_extra
+from ..errors import MissingExtraError, PluginWarning, PmlExtError, needs_extra
 
 
 def main() -> None:
@@ -53,8 +53,6 @@ def _name() -> str:
 
 
 def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:
-    from ..registry import PluginWarning
-
     if os.environ.get("RANK", "0") != "0":
         return
     if issubclass(category, (PluginWarning, UserWarning)) and not issubclass(category, DeprecationWarning):

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from ..errors import PmlExtError, one_line
 from .bench import bench
 from .check import check
 from .listing import list_names
 from .plugins import plugins
+from .report import report
 from .retrieve import cluster, embed, export, index, query
 from .scaffold import new_plugin
 from .show import show
 from .train import train
 
+
+class _Commands(TyperGroup):
+    """The commands; typer takes any EOFError for the end of what a user types, and says "Aborted!" and nothing else."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            raise PmlExtError(f"{one_line(error)} (pml-ext --debug ... shows where)") from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -23,6 +38,7 @@ app = typer.Typer(
     help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained.",
 )
 app.command("train")(train)
+app.command("report")(report)
 app.command("list")(list_names)
 app.command("show")(show)
 app.command("plugins")(plugins)

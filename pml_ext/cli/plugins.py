@@ -13,10 +13,11 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")]
     import warnings
 
     from .. import registry
+    from ..errors import PluginWarning
     from .output import print_json, print_table
 
     with warnings.catch_warnings():  # the table says the same
-        warnings.simplefilter("ignore", registry.PluginWarning)
+        warnings.simplefilter("ignore", PluginWarning)
         records = registry.plugins()
     if as_json:
         print_json([dataclasses.asdict(record) for record in records])

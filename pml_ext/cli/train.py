@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
+
+    from ..experiment import FailedRunsError, Listener
 
 
 class Device(StrEnum):
@@ -40,38 +46,82 @@ def train(
     Over several processes: torchrun --nproc-per-node N -m pml_ext train RECIPE. The recipe's batch size is that of all
     processes together.
     """
-    from ..experiment import summarize
+    from ..experiment import FailedRunsError, summarize
     from ..experiment import train as run_recipe
-    from .output import print_json, process_number, stderr, stdout
+    from .output import process_number, stderr, stdout
 
-    first = process_number() == 0
-    with _progress(stderr()) as progress:
-        results = run_recipe(
-            recipe, out, seed, seeds, device.value, data, overrides or (), resume,
-            _Drawn(progress) if first else None,
-        )  # fmt: skip
-    if not first:
-        return
-    if as_json:
-        print_json(results[0] if len(results) == 1 else {"runs": results, "summary": summarize(results)})
-        return
-    if len(results) == 1:
-        _print_metrics(results[0])
-        stdout().print(f"report: {results[0]['folder']}/report.html")
-    else:
-        _print_summary(results, summarize(results))
+    first, failed = process_number() == 0, None
+    with progress(stderr()) as listener:
+        try:
+            results = run_recipe(
+                recipe, out, seed, seeds, device.value, data, overrides or (), resume, listener if first else None
+            )
+        except FailedRunsError as error:
+            results, failed = error.results, error
+    if first and as_json:
+        _print_json(results, failed)
+    elif first:
+        if len(results) == 1 and failed is None:
+            _print_metrics(results[0])
+        elif results:
+            _print_summary(results, summarize(results))
         for result in results:
-            stdout().print(f"report: {result['folder']}/report.html")
+            if (report := Path(result["folder"]) / "report.html").exists():
+                stdout().print(f"report: {report}")
+    if failed is not None:
+        raise failed
 
 
-def _progress(console: Any) -> Progress:
+def _print_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
+    from ..experiment import summarize
+    from .output import print_json
+
+    if len(results) == 1 and failed is None:
+        print_json(results[0])
+        return
+    failures = {"failures": [failure.as_dict() for failure in failed.failures]} if failed is not None else {}
+    print_json({"runs": results, "summary": summarize(results), **failures})
+
+
+@contextlib.contextmanager
+def progress(console: Console) -> Iterator[Listener]:
+    """What draws a run's progress: a bar on a terminal, a line per epoch elsewhere.
+
+    Args:
+        console: on stderr.
+    """
+    if not console.is_terminal:
+        yield _Written(console)
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Drawn(bar)
+
+
+class _Written:
+    """Writes a line for every step and every epoch, for log files and for patience."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def step(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None: ...
+
+    def iteration(self, loss: float) -> None: ...
+
+    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
+        left = datetime.timedelta(seconds=round(seconds_left))
+        self.step(f"epoch {epoch} of {epochs}: loss {loss:.4f}, {images_per_second:.0f} images/s, {left} left")
+
+    def warn(self, text: str) -> None:
+        self.step(f"warning: {text}")
 
 
 class _Drawn:
@@ -90,6 +140,9 @@ class _Drawn:
 
     def iteration(self, loss: float) -> None:
         self._progress.update(self._task, advance=1, note=f"loss {loss:.4f}")
+
+    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
+        """Nothing: the bar has shown it."""
 
     def warn(self, text: str) -> None:
         self._progress.console.print(f"warning: {text}")

@@ -40,6 +40,10 @@ def folder(
     """
     if image_size < 1:
         raise ConfigError(f"image_size of a folder must be at least 1 pixel, not {image_size}")
+    if channels not in (1, 3):
+        raise ConfigError(f"channels of a folder must be 1 (grey) or 3 (colour), not {channels!r}")
+    if split not in ("class", "image"):
+        raise ConfigError(f"split of a folder must be 'class' or 'image', not {split!r}")
     if not (0 < train_fraction < 1 and math.isfinite(train_fraction)):
         raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
     place = (root or Path()) / Path(path).expanduser()

@@ -4,7 +4,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "evaluation"):
     from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
-    from .clustering import kmeans, pairwise_f1, purity
+    from .clustering import ami, kmeans, nmi, pairwise_f1, purity
     from .neighbours import (
         NearestNeighbours,
         Search,
@@ -14,16 +14,21 @@ with needs_extra("train", "evaluation"):
         neighbours_under,
         reranked_under,
     )
+    from .protocols import Evaluation, evaluate
 
 __all__ = [
+    "Evaluation",
     "NearestNeighbours",
     "RetrievalAccuracyCalculator",
     "Search",
+    "ami",
     "default_neighbours",
+    "evaluate",
     "has_faiss",
     "kmeans",
     "learned_metric",
     "neighbours_under",
+    "nmi",
     "pairwise_f1",
     "purity",
     "reranked_under",

@@ -1,4 +1,8 @@
-"""K-means, and how well clusters agree with classes."""
+"""K-means, and how well clusters agree with classes.
+
+The latter are pure functions of two labels per point. They count the pairs (class, cluster) that occur, so that memory
+grows with the points, never with classes x clusters.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix, pair_confusion_matrix
 from torch import Tensor
 
+from ..pml import FaissKMeans
 from .neighbours import has_faiss
 
 
@@ -56,8 +61,42 @@ def purity(labels: Any, clusters: Any) -> float:
     Returns:
         From 0 to 1; 1 where every point is a cluster.
     """
-    table = contingency_matrix(np.asarray(labels), np.asarray(clusters))
+    table = contingency_matrix(np.asarray(labels), np.asarray(clusters), sparse=True)
     return float(table.max(axis=0).sum() / table.sum())
+
+
+def nmi(labels: Any, clusters: Any) -> float:
+    r"""Normalized mutual information of classes and clusters, by the arithmetic mean of their entropies.
+
+    .. math:: \frac{2 I(\omega; c)}{H(\omega) + H(c)}
+
+    Args:
+        labels: the class of every point, ``[N]``.
+        clusters: the cluster of every point, ``[N]``.
+
+    Returns:
+        From 0 to 1.
+    """
+    return float(normalized_mutual_info_score(np.asarray(labels), np.asarray(clusters)))
+
+
+def ami(labels: Any, clusters: Any) -> float:
+    r"""Mutual information of classes and clusters, adjusted for chance.
+
+    .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
+
+    where :math:`E[I]` is the mean over all ways of giving the labels to the points.
+
+    *Cost:* time grows with classes x clusters.
+
+    Args:
+        labels: the class of every point, ``[N]``.
+        clusters: the cluster of every point, ``[N]``.
+
+    Returns:
+        1 for equal partitions, about 0 for random ones, below 0 for worse.
+    """
+    return float(adjusted_mutual_info_score(np.asarray(labels), np.asarray(clusters)))
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:

@@ -1,35 +1,64 @@
-"""Figures of a run, drawn without matplotlib's global state."""
+"""Figures of a run, drawn without matplotlib's global state; names from data are never taken for mathtext."""
 
 from __future__ import annotations
 
+import unicodedata
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from pytorch_metric_learning.distances import BaseDistance
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 from torch import Tensor
 
+from ..errors import needs_extra
+from ..pml import BaseDistance
 from .neighbours import matrix_under
+
+with needs_extra("train", "a figure"):
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
+ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
 
 Series = Mapping[str, tuple[Sequence[int], Sequence[float]]]
 
 
+class _PlainFigure(Figure):  # type: ignore[misc]
+    """A figure whose texts may come from data: no mathtext, no control characters, boxes for what the font lacks."""
+
+    def draw(self, renderer: Any) -> None:
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+            text.set_text(_drawable(text.get_text()))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
+            super().draw(renderer)
+
+
+def _drawable(text: str) -> str:
+    """A text without what a font cannot have: control characters and the halves of bytes that are no UTF-8."""
+    return "".join("�" if unicodedata.category(c) in ("Cc", "Cs") and c != "\n" else c for c in text)
+
+
 def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=110, layout="constrained")
+    return _PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
 
 
 def _clean(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
+
+
+def _note(axes: Any, text: str) -> None:
+    """Says in a panel why there is so little in it."""
+    axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GREY)
 
 
 def loss_curves(series: Series) -> Figure:
@@ -86,6 +115,8 @@ def similarity_distributions(
 ) -> Figure:
     """Distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
+    Where all values of a part are alike (embeddings that have collapsed to one point), the panel says so.
+
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
         max_items: of larger parts, so many rows are drawn at random.
@@ -101,16 +132,23 @@ def similarity_distributions(
         if title in learned:
             similarity = matrix_under(learned[title], points).cpu()
         else:
-            points = torch.nn.functional.normalize(points.cpu())
-            similarity = points @ points.T
+            points = _directions(points)
+            similarity = (points @ points.T).clamp(-1, 1)
         above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
         same = classes[:, None] == classes
-        top = float(similarity.max()) if title in learned else 1.0
-        bins = np.linspace(float(similarity.min()), top, 81)
+        low, high = float(similarity.min()), float(similarity.max()) if title in learned else 1.0
+        alike = high - low <= ONE_POINT * max(1.0, abs(high))  # no range for the bins of a histogram
+        if alike:
+            _note(axes, f"all pairs have the value {high:.3g}")
         for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
             values = similarity[mask].numpy()
-            if len(values):
-                label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
+            if not len(values):
+                continue
+            label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
+            if alike:
+                axes.axvline(high, color=color, alpha=0.55, linewidth=4, label=label)
+            else:
+                bins = np.linspace(low, high, 81)
                 axes.hist(values, bins=bins, density=True, color=color, alpha=0.55, label=label)
         axes.set(title=title, xlabel="learned score" if title in learned else "cosine similarity")
         axes.legend(frameon=False, loc="best", fontsize=8)
@@ -128,6 +166,8 @@ def projections(
 ) -> Figure:
     """Normalised embeddings in two dimensions, coloured by class, a panel for each part.
 
+    Embeddings that have collapsed to one point are drawn as one, by either method, and the panel says so.
+
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
         class_names: names by label, for a legend where there are at most 20 classes.
@@ -139,9 +179,13 @@ def projections(
     panels = np.atleast_1d(figure.subplots(1, len(parts)))
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = _some(len(labels), max_items, seed)
-        points = torch.nn.functional.normalize(embeddings.detach().float().cpu()[chosen]).numpy()
+        points = _directions(embeddings.detach()[chosen]).numpy()
         classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
-        flat = _flattened(points, method, seed)
+        if collapsed := bool(np.ptp(points, axis=0).max() <= ONE_POINT):
+            flat = np.zeros((len(points), 2), dtype=np.float32)  # t-SNE would divide by a spread of 0
+            _note(axes, "all images lie on one point")
+        else:
+            flat = _flattened(points, method, seed)
         few = len(classes) <= 20
         palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
         drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
@@ -150,9 +194,15 @@ def projections(
             names = [str(class_names[label]) for label in classes]
             axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         axes.set(xticks=[], yticks=[])
-        axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {_METHODS[method]}", fontsize=10)
+        how = "collapsed" if collapsed else _METHODS[method]
+        axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
         axes.spines[:].set_visible(False)
     return figure
+
+
+def _directions(points: Tensor) -> Tensor:
+    """Rows of length 1, on the CPU; in float64 meanwhile, where lengths of collapsed embeddings do not overflow."""
+    return torch.nn.functional.normalize(points.cpu().double()).float()
 
 
 def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance, LpDistance
-from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 from torch import Tensor
 
+from ..pml import BaseDistance, CustomKNN, FaissKNN, LpDistance
+
 _PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
+_NEIGHBOURS = 1 << 23  # that are in memory at a time
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
@@ -26,10 +27,9 @@ def has_faiss() -> bool:
 
 
 class NearestNeighbours:
-    """A ``knn_func`` for PML that leaves out the query itself by its index.
+    """A ``knn_func`` for PML that leaves out the query itself by its index, as PML's own do.
 
-    PML drops the first neighbour instead, which is another image where an exact duplicate comes first. A gallery with
-    fewer than ``k`` (other) items gives as many columns as it has.
+    Unlike theirs, a gallery with fewer than ``k`` (other) items gives as many columns as it has.
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
@@ -52,13 +52,57 @@ class NearestNeighbours:
         Returns:
             Two tensors ``[N, min(k, R - ref_includes_query)]``.
         """
-        distances, indices = self.search(query, min(k + ref_includes_query, len(reference)), reference)
-        if not ref_includes_query:
-            return distances, indices
-        itself = indices == torch.arange(len(query), device=indices.device)[:, None]
-        itself[:, -1] |= ~itself.any(1)  # so many duplicates that the query is not among them: the last one goes
-        shape = (len(query), indices.shape[1] - 1)
-        return distances[~itself].view(shape), indices[~itself].view(shape)
+        _, distances, indices = next(self.tiles(query, k, reference, ref_includes_query, max(1, len(query))))
+        return distances, indices
+
+    def tiles(
+        self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The same for some queries at a time, so that memory does not grow with queries x ``k``.
+
+        Args:
+            query: ``[N, D]``.
+            k: how many.
+            reference: as above.
+            ref_includes_query: likewise.
+            rows: queries per tile, the last of which also takes what remains; by default as many as have 8 million
+                neighbours together, in multiples of faiss's own tiles of 4,096 where that is more.
+
+        Yields:
+            Which queries, in their order, and two tensors ``[rows, min(k, R - ref_includes_query)]``.
+        """
+        k = min(k + ref_includes_query, len(reference))
+        if rows is None:
+            rows = max(1, _NEIGHBOURS // max(1, k))
+            rows -= rows % 4096 if rows > 4096 else 0
+        starts = range(0, max(1, len(query) // rows) * rows, rows)
+        for first, last in zip(starts, [*starts[1:], len(query)], strict=True):
+            distances, indices = self.search(query[first:last], k, reference)
+            if ref_includes_query:
+                itself = torch.arange(first, last, device=indices.device)
+                distances, indices = without(itself, distances, indices)
+            yield slice(first, last), distances, indices
+
+
+def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Neighbours without the query itself.
+
+    Args:
+        itself: the query's index in the gallery, ``[N]``.
+        distances: ``[N, K]``, K of at least 1.
+        indices: ``[N, K]``. Where the query is not among them (it has K exact duplicates), the last one goes.
+
+    Returns:
+        Distances and indices, ``[N, K - 1]``.
+    """
+    own = indices == itself[:, None]
+    own[:, -1] |= ~own.any(dim=1)
+    place = own.to(torch.uint8).argmax(dim=1, keepdim=True)
+    nearer = torch.arange(indices.shape[1] - 1, device=indices.device) < place
+    return (
+        torch.where(nearer, distances[:, :-1], distances[:, 1:]),
+        torch.where(nearer, indices[:, :-1], indices[:, 1:]),
+    )
 
 
 def default_neighbours() -> NearestNeighbours:

@@ -5,14 +5,16 @@ from ..errors import needs_extra
 with needs_extra("train", "training"):
     from .recipe import Recipe, load_recipes, validate
     from .run import Listener, Run
-    from .runs import Plan, choose_device, execute, plan, summarize, train
+    from .runs import FailedRunsError, Plan, choose_device, draw_report, execute, plan, summarize, train
 
 __all__ = [
+    "FailedRunsError",
     "Listener",
     "Plan",
     "Recipe",
     "Run",
     "choose_device",
+    "draw_report",
     "execute",
     "load_recipes",
     "plan",

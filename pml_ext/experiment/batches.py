@@ -1,15 +1,15 @@
-"""An epoch's batches: the share of each that a process trains on, and the seed of every image's augmentation."""
+"""An epoch's batches: the part of each that a process trains on, the seed of each image's augmentation, the reading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, Dataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 
@@ -74,10 +74,101 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         return len(self._images)  # type: ignore[arg-type]
 
     def __getitem__(self, item: Item) -> tuple[Tensor, int]:
-        index, seed = item
+        return self.__getitems__([item])[0]
+
+    def __getitems__(self, items: Sequence[Item]) -> list[tuple[Tensor, int]]:
+        """A whole batch, as a data loader asks for it: torch's generator is put aside once, not once per image."""
         state = torch.get_rng_state()
         try:
-            torch.default_generator.manual_seed(seed)
-            return self._images[index]
+            found = []
+            for index, seed in items:
+                torch.default_generator.manual_seed(seed)
+                found.append(self._images[index])
+            return found
         finally:
             torch.set_rng_state(state)
+
+
+class BatchReader:
+    """Reads one epoch's batches after another's; its workers live as long as it does.
+
+    On CUDA and XPU batches come through pinned memory, copied on a stream of their own, so that a batch that is asked
+    for while the device works on the one before arrives meanwhile.
+
+    Args:
+        images: items are ``(image, label)``, by index and seed.
+        workers: processes that read; 0 for this one.
+        device: where batches are wanted.
+        memory_format: how images lie in memory there.
+    """
+
+    def __init__(
+        self,
+        images: SeededImages,
+        workers: int,
+        device: torch.device,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        self._device, self._memory_format = device, memory_format
+        self._streams: Any = getattr(torch, device.type) if device.type in ("cuda", "xpu") else None
+        self._stream = self._streams.Stream(device) if self._streams is not None else None
+        self._batches = _Batches()
+        self._generator = torch.Generator()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            images,
+            batch_sampler=self._batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=self._streams is not None,
+            generator=self._generator,
+        )
+
+    def read(self, batches: EpochBatches) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch on the device, in order.
+
+        One number is drawn from torch's generator of the CPU, as a data loader made for the epoch draws it: with any
+        number of workers, and in a run that goes on, random numbers are the same.
+
+        Args:
+            batches: the epoch's.
+
+        Yields:
+            Images ``[B, C, H, W]`` and labels ``[B]``.
+        """
+        if self._loader is None:
+            raise RuntimeError("the reader is closed")
+        self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        self._batches.now = batches
+        for images, labels in self._loader:
+            yield self._on_device(images, labels)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._loader = None
+
+    def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if self._stream is None:
+            return images.to(self._device, memory_format=self._memory_format), labels.to(self._device)
+        with self._streams.stream(self._stream):
+            batch = (
+                images.to(self._device, non_blocking=True, memory_format=self._memory_format),
+                labels.to(self._device, non_blocking=True),
+            )
+        working = self._streams.current_stream(self._device)
+        working.wait_stream(self._stream)
+        for tensor in batch:
+            tensor.record_stream(working)  # else its memory could be used again while the device still reads it
+        return batch
+
+
+class _Batches(BatchSampler):
+    """The batches that the loader reads next; asked in this process, also where others read."""
+
+    def __init__(self) -> None:
+        self.now: EpochBatches | list[list[Item]] = []
+
+    def __iter__(self) -> Iterator[list[Item]]:  # type: ignore[override]  # an image's index and seed
+        return iter(self.now)
+
+    def __len__(self) -> int:
+        return len(self.now)

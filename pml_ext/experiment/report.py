@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jinja2
 from matplotlib.figure import Figure
 
+from ..errors import one_line
 from .checkpoint import write_atomically
 
 
@@ -48,29 +49,40 @@ class ReportTable:
 
 @dataclasses.dataclass(frozen=True)
 class ReportFigure:
-    """A figure with a title.
+    """A figure with a title, or the reason why there is none.
 
     Args:
         title: its heading, and the alternative text.
-        figure: what is drawn.
+        png: the picture; None where drawing it failed.
         caption: a line below it.
+        problem: why there is no picture, on one line.
     """
 
     title: str
-    figure: Figure
+    png: bytes | None
     caption: str = ""
+    problem: str = ""
 
-    @functools.cached_property
-    def png(self) -> bytes:
-        """The figure as PNG."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png")
-        return buffer.getvalue()
+    @classmethod
+    def drawn(cls, title: str, draw: Callable[[], Figure], caption: str = "") -> ReportFigure:
+        """Draws a figure; one that fails costs itself alone.
+
+        Args:
+            title: its heading.
+            draw: gives the figure.
+            caption: a line below it.
+        """
+        try:
+            buffer = io.BytesIO()
+            draw().savefig(buffer, format="png")
+        except Exception as error:  # whatever drawing raises, the rest of the report does not depend on it
+            return cls(title, None, problem=one_line(error))
+        return cls(title, buffer.getvalue(), caption)
 
     @property
     def base64(self) -> str:
         """The PNG in base64, for the page."""
-        return base64.b64encode(self.png).decode("ascii")
+        return base64.b64encode(self.png or b"").decode("ascii")
 
     @property
     def file_name(self) -> str:
@@ -101,7 +113,11 @@ def write_report(
         recipe: the text of the recipe, folded away.
     """
     for each in figures:
-        write_atomically(path.parent / "figures" / each.file_name, functools.partial(_write_bytes, each.png))
+        place = path.parent / "figures" / each.file_name
+        if each.png is None:
+            place.unlink(missing_ok=True)  # of an earlier report
+        else:
+            write_atomically(place, functools.partial(_write_bytes, each.png))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment", "."), autoescape=True)
     text = environment.get_template("report.html.jinja").render(
         title=title,

@@ -26,6 +26,7 @@ from pytorch_metric_learning.utils.logging_presets import HookContainer
 from torch import Tensor, nn
 
 from .. import __version__, models, registry
+from ..building import BuildContext
 from ..data import build_transforms, hold_out_classes, raw_pixels
 from ..distributed import (
     DistributedLoss,
@@ -44,19 +45,22 @@ from ..evaluation import (
     reranked_under,
     retrieval_metrics,
 )
-from ..memory import CrossBatchMemory
+from ..losses import CrossBatchMemory
+from ..plugin import RunView
 from ..samplers import sampler_state, set_sampler_state
 from . import checkpoint, records
 from .batches import EpochBatches, SeededImages, draw
+from .finite import first_bad, gradients
 from .recipe import (
     SHUFFLE,
     LossTable,
     Recipe,
     SamplerTable,
     ScheduleTable,
+    build_dataset,
     build_loss,
     build_optimizer,
-    dataset_factory,
+    build_trunk,
     loss_context,
     own_optimizer,
 )
@@ -78,6 +82,9 @@ class Listener(Protocol):
     def iteration(self, loss: float) -> None:
         """An iteration is done."""
 
+    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
+        """An epoch is done: its mean loss, how fast it trained, and how long the epochs that are left will take."""
+
     def warn(self, text: str) -> None:
         """Something looks wrong, but goes on."""
 
@@ -92,6 +99,9 @@ class Silence:
         """Nothing."""
 
     def iteration(self, loss: float) -> None:
+        """Nothing."""
+
+    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
         """Nothing."""
 
     def warn(self, text: str) -> None:
@@ -132,14 +142,35 @@ class Stage:
 
 
 class _Trainer(MetricLossOnly):
-    """PML's trainer, counting iterations from 1 over stages of different length."""
+    """PML's trainer, counting iterations from 1 over stages of different length.
 
-    def __init__(self, iterations_before: Callable[[int], int], **settings: Any) -> None:
+    Args:
+        iterations_before: how many iterations all epochs before one have together.
+        check: called after the backward pass, before the weights change.
+        settings: of PML's trainer.
+    """
+
+    def __init__(
+        self, iterations_before: Callable[[int], int], check: Callable[[MetricLossOnly], None], **settings: Any
+    ) -> None:
         super().__init__(**settings)
-        self._iterations_before = iterations_before
+        self._iterations_before, self._check = iterations_before, check
+
+    def step_optimizers(self) -> None:
+        self._check(self)
+        super().step_optimizers()
 
     def get_global_iteration(self) -> int:
         return self._iterations_before(self.epoch) + int(self.iteration) + 1
+
+
+class _Tester(GlobalEmbeddingSpaceTester):
+    """PML's tester, which does not rank by embeddings that are not finite."""
+
+    def maybe_normalize(self, embeddings: Tensor) -> Tensor:
+        if (bad := first_bad({"": embeddings})) is not None:
+            raise TrainingError(f"the network gives {bad[1]} for images to test; try a lower optimizer.lr")
+        return super().maybe_normalize(embeddings)  # type: ignore[no-any-return]
 
 
 class Run:
@@ -216,8 +247,7 @@ class Run:
 
     def embeddings_before(self) -> Tensor:
         """The test embeddings of the untrained network, ``[N, D]``."""
-        saved = checkpoint.load(self.folder / "checkpoints" / "before.pt", self.device)
-        return saved["embeddings"]  # type: ignore[no-any-return]
+        return checkpoint.load(self._checkpoint("before"), self.device)["embeddings"]  # type: ignore[no-any-return]
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split: ``[N]``, int64, on the run's device."""
@@ -229,7 +259,7 @@ class Run:
         table = self.recipe.data
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
-        splits = dataset_factory(table.name)(root, **table.settings)
+        splits = build_dataset(table, root)
         if self.rank == 0:
             from_rank_0(None)
         train, test = splits.train, splits.test
@@ -247,7 +277,7 @@ class Run:
 
     def _build_networks(self) -> None:
         table = self.recipe.model
-        self.trunk = registry.trunk(table.trunk.name)(self.channels, self.image_size, **table.trunk.settings)
+        self.trunk = build_trunk(table.trunk, self.channels, self.image_size)
         self._features = models.output_size(self.trunk, self.channels, self.image_size)
         self.embedder = models.embedder(self._features, table.embedding_size, table.hidden_sizes)
         if self.processes > 1:
@@ -310,12 +340,12 @@ class Run:
                 )
             return torch.utils.data.RandomSampler(range(len(train))), iterations
         iterations = table.iterations or max(1, len(train) // table.batch_size)
-        context = {"labels": np.asarray(train.labels), "batch_size": table.batch_size,
-                   "length_before_new_iter": iterations * table.batch_size, "seed": self.seed}  # fmt: skip
-        accepted = set(registry.get(table.name, "sampler").settings) - set(table.settings)
-        filled = {key: value for key, value in context.items() if key in accepted}
+        context: BuildContext = {
+            "labels": np.asarray(train.labels), "batch_size": table.batch_size,
+            "length_before_new_iter": iterations * table.batch_size, "seed": self.seed,
+        }  # fmt: skip
         try:
-            sampler = registry.build(table.name, "sampler", **table.settings, **filled)
+            sampler = registry.build(table.name, "sampler", context, **table.settings)
         except (AssertionError, ValueError) as error:
             raise ConfigError(
                 f"sampler: {table.name} refuses batches of {table.batch_size} from {len(train)} images of "
@@ -340,7 +370,9 @@ class Run:
             What stands in ``metrics.json``.
 
         Raises:
-            TrainingError: the loss became NaN or infinite; the last checkpoint stays.
+            TrainingError: the loss, an embedding, a gradient or a weight became NaN or infinite; the last checkpoint
+                stays.
+            DataError: the checkpoint to go on from is damaged, or does not fit.
         """
         state = self._state_to_resume() if resume else None
         test_seconds = 0.0
@@ -351,19 +383,23 @@ class Run:
             best: dict[str, Any] = {"epoch": None, "value": -math.inf}
         else:
             metrics, best, test_seconds = state["metrics"], state["best"], state["test_seconds"]
-            self._restore(state)
+            with checkpoint.taking(self._checkpoint("last")):
+                self._restore(state)
         hooks = None
         if self.rank == 0:
             write_json(self.folder / "network.json", self._network_json())
             keeper = records.open_records(self.folder, self._iterations_before(self.epoch + 1), self.epoch)
             hooks = HookContainer(keeper, log_freq=1, save_models=False)
+        begun, trained = time.perf_counter(), self._iterations_before(self.epoch + 1)
         while self.epoch < self.recipe.schedule.epochs:
             self.epoch += 1
             started = time.perf_counter()
             for part in self.parts():
                 self.call(part, "start_epoch")
-            self._train_epoch(hooks)
-            self.train_seconds += time.perf_counter() - started
+            loss = self._train_epoch(hooks)
+            self._check_weights()
+            seconds = time.perf_counter() - started
+            self.train_seconds += seconds
             if hooks is not None:
                 started = time.perf_counter()
                 self._note_collapse()
@@ -371,6 +407,7 @@ class Run:
                 keeper.save_records()
                 test_seconds += time.perf_counter() - started
                 self._save(metrics, best, test_seconds)
+                self._tell(loss, seconds, begun, trained)
         result = self._finish(keeper, hooks, metrics, best, test_seconds) if hooks is not None else None
         return from_rank_0(result)  # type: ignore[no-any-return]
 
@@ -379,10 +416,11 @@ class Run:
         started = time.perf_counter()
         self.listener.step("testing raw pixels and the untrained network")
         test = self.splits["test"]
-        pixels = nn.functional.normalize(torch.as_tensor(raw_pixels(test), device=self.device))
+        pixels = torch.as_tensor(raw_pixels(test, self.recipe.data.workers), device=self.device)
+        pixels = nn.functional.normalize(pixels)
         raw = self._calculator().get_accuracy(pixels, self.labels("test"))
         metrics = {"raw": retrieval_metrics(raw), "before": self._test("test")}
-        checkpoint.save(self.folder / "checkpoints" / "before.pt", {"embeddings": self.embeddings("test").cpu()})
+        checkpoint.save(self._checkpoint("before"), {"embeddings": self.embeddings("test").cpu()})
         return metrics, time.perf_counter() - started
 
     def _stage(self) -> Stage:
@@ -399,7 +437,8 @@ class Run:
             torch.manual_seed(hash((self.seed, self.epoch, self.rank)))
         return EpochBatches(from_rank_0(drawn), self.seed, self.epoch, self.rank, self.processes)
 
-    def _train_epoch(self, hooks: HookContainer | None) -> None:
+    def _train_epoch(self, hooks: HookContainer | None) -> float:
+        """Trains one epoch; the mean of its losses."""
         stage = self._stage()
         if isinstance(stage.loss, CrossBatchMemory):
             stage.loss.active = self.epoch >= stage.memory_from
@@ -409,20 +448,23 @@ class Run:
             optimizers["metric_loss_optimizer"] = stage.optimizer
         if stage.scheduler is not None:
             schedulers["metric_loss_scheduler_by_epoch"] = stage.scheduler
+        parameters = list(self._parameters().items())
+        losses: list[float] = []
+
+        def before_step(trainer: MetricLossOnly) -> None:
+            seen = {"loss": trainer.losses["total_loss"], "embeddings": self._last_embeddings}
+            seen |= {f"gradient of {name}": gradient for name, gradient in gradients(parameters).items()}
+            self._check_finite(seen, f"in iteration {trainer.get_global_iteration()} (epoch {self.epoch})")
 
         def after_iteration(trainer: MetricLossOnly) -> None:
-            loss = float(trainer.losses["total_loss"].detach())
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"the loss became {loss} in iteration {trainer.get_global_iteration()} (epoch {self.epoch}); "
-                    f"{self._kept()}. Try a lower optimizer.lr"
-                )
+            losses.append(float(trainer.losses["total_loss"].detach()))
             if hooks is not None:
                 hooks.end_of_iteration_hook(trainer)
-            self.listener.iteration(loss)
+            self.listener.iteration(losses[-1])
 
         trainer = _Trainer(
             self._iterations_before,
+            before_step,
             models=self._trained,
             optimizers=optimizers,
             batch_size=stage.batch_size,
@@ -437,7 +479,6 @@ class Run:
             dataloader_num_workers=self.recipe.data.workers,
             end_of_iteration_hook=after_iteration,
         )
-        self._last_embeddings: Tensor | None = None
         handle = self.embedder.register_forward_hook(self._keep_embeddings)
         try:
             with _quiet_tqdm(), warnings.catch_warnings(), self._heard():
@@ -446,6 +487,43 @@ class Run:
                 trainer.train(start_epoch=self.epoch, num_epochs=self.epoch)
         finally:
             handle.remove()
+        return float(np.mean(losses))
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """The parameters that the epoch trains, by group and name."""
+        groups = {"trunk": self.trunk, "embedder": self.embedder, "loss": self._stage().loss}
+        return {f"{group}.{name}": parameter for group, module in groups.items()
+                for name, parameter in module.named_parameters()}  # fmt: skip
+
+    def _check_weights(self) -> None:
+        """No checkpoint is replaced by weights that are not finite, nor by statistics that make NaN of every image.
+
+        An infinite variance does not: what it divides becomes 0. Other buffers may be infinite by design, as masks are.
+        """
+        self._check_finite({f"weight {k}": v for k, v in self._parameters().items()}, f"in epoch {self.epoch}")
+        buffers = {f"{group}.{name}": buffer for group, module in (("trunk", self.trunk), ("embedder", self.embedder))
+                   for name, buffer in module.named_buffers() if buffer.is_floating_point()}  # fmt: skip
+        finite = {k: v if k.endswith("running_mean") else v.nan_to_num(math.nan, 0.0, 0.0) for k, v in buffers.items()}
+        self._check_finite(finite, f"in epoch {self.epoch}")
+        if (bad := first_bad({k: v for k, v in buffers.items() if k.endswith("running_var")})) is not None:
+            text = (
+                f"{bad[0]} has become infinite: features are the same for every image there; try a lower optimizer.lr"
+            )
+            if text not in self.warnings:
+                self._warn(text)
+
+    def _check_finite(self, tensors: Mapping[str, Tensor], when: str) -> None:
+        if (bad := first_bad(tensors)) is not None:
+            name, value = bad
+            raise TrainingError(f"the {name} became {value} {when}; {self._kept()}. Try a lower optimizer.lr")
+
+    def _tell(self, loss: float, seconds: float, begun: float, trained: int) -> None:
+        """What an epoch gave, and how long those that are left will take at the pace so far."""
+        epochs, stage = self.recipe.schedule.epochs, self._stage()
+        done, everything = self._iterations_before(self.epoch + 1), self._iterations_before(epochs + 1)
+        pace = (time.perf_counter() - begun) / (done - trained)
+        images = stage.iterations * stage.batch_size
+        self.listener.epoch_done(self.epoch, epochs, loss, images / seconds, pace * (everything - done))
 
     @contextlib.contextmanager
     def _heard(self) -> Iterator[None]:
@@ -466,11 +544,14 @@ class Run:
         self._last_embeddings = output.detach()
 
     def _kept(self) -> str:
-        last = self.folder / "checkpoints" / "last.pt"
-        return f"the checkpoint of epoch {self.epoch - 1} is kept" if last.exists() else "there is no checkpoint yet"
+        if not self._checkpoint("last").exists():
+            return "there is no checkpoint yet"
+        return f"the checkpoint of epoch {self.epoch - 1} is kept"
+
+    def _checkpoint(self, name: str) -> Path:
+        return self.folder / "checkpoints" / f"{name}.pt"
 
     def _note_collapse(self) -> None:
-        assert self._last_embeddings is not None
         similarity = mean_similarity(self._last_embeddings)
         if similarity > COLLAPSED:
             self._warn(
@@ -494,8 +575,9 @@ class Run:
 
     def call(self, part: Any, method: str) -> Any:
         """What a part's method returns when called with the run; None if it has no such method."""
+        view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
-        return function(self) if callable(function) else None
+        return function(view) if callable(function) else None
 
     def _metric(self) -> BaseDistance | None:
         """The distance that a component of the last stage declares, by which evaluation searches as well."""
@@ -528,8 +610,8 @@ class Run:
             device=self.device,
         )
 
-    def _tester(self, calculator: RetrievalAccuracyCalculator, **settings: Any) -> GlobalEmbeddingSpaceTester:
-        return GlobalEmbeddingSpaceTester(
+    def _tester(self, calculator: RetrievalAccuracyCalculator, **settings: Any) -> _Tester:
+        return _Tester(
             batch_size=self.recipe.evaluation.batch_size, dataloader_num_workers=self.recipe.data.workers,
             data_device=self.device, accuracy_calculator=calculator, **settings,
         )  # fmt: skip
@@ -561,16 +643,16 @@ class Run:
         value = self._test("validation", hooks)[table.select]
         if value > best["value"]:
             best |= {"epoch": self.epoch, "value": value}
-            checkpoint.save(self.folder / "checkpoints" / "best.pt", self.model_state())
+            checkpoint.save(self._checkpoint("best"), self.model_state())
 
     def _finish(self, keeper: Any, hooks: HookContainer, metrics: dict[str, Any], best: dict[str, Any],
                 test_seconds: float) -> dict[str, Any]:  # fmt: skip
         self.listener.step("testing the trained network")
         started = time.perf_counter()
         if best["epoch"] is not None:
-            self.load_model_state(checkpoint.load(self.folder / "checkpoints" / "best.pt", self.device))
-        checkpoint.save(self.folder / "checkpoints" / "model.pt", self.model_state())
+            self._take_model("best")
         metrics = metrics | {"after": self._test("test", hooks)}
+        checkpoint.save(self._checkpoint("model"), self.model_state())
         keeper.save_records()
         keeper.tensorboard_writer.close()
         metrics["training"] = self._test("train", clustering=False)
@@ -594,10 +676,26 @@ class Run:
             "warnings": self.warnings,
             **metrics,
         }
-        self.listener.step("writing the report")
-        write_run_report(self, result)
-        write_json(self.folder / "metrics.json", result)  # last: a run with this file is finished
+        write_json(self.folder / "metrics.json", result)  # a run with this file is finished
+        self._draw_report(result)
         return result
+
+    def _draw_report(self, metrics: Mapping[str, Any]) -> None:
+        self.listener.step("writing the report")
+        write_run_report(self, metrics)
+
+    def draw_report_again(self, metrics: Mapping[str, Any]) -> None:
+        """Writes ``report.html`` of a finished run once more, from what is in its folder.
+
+        Args:
+            metrics: what stands in ``metrics.json``.
+
+        Raises:
+            DataError: ``model.pt`` is missing, damaged, or does not fit the recipe.
+        """
+        self._take_model("model")
+        self.epoch = self.recipe.schedule.epochs
+        self._draw_report(metrics)
 
     # State
 
@@ -611,15 +709,24 @@ class Run:
         }  # fmt: skip
 
     def model_state(self) -> dict[str, Any]:
-        """The weights of the networks and of the last stage's loss (a learned metric, say)."""
-        return {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict(),
-                "loss": self.stages[-1].loss.state_dict(), "epoch": self.epoch}  # fmt: skip
+        """The weights of the networks and of the losses (a learned metric, say): the last stage's, and the others'."""
+        *earlier, last = (stage.loss.state_dict() for stage in self.stages)
+        return {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict(), "loss": last,
+                "earlier_losses": earlier, "epoch": self.epoch}  # fmt: skip
 
     def load_model_state(self, state: Mapping[str, Any]) -> None:
         """Takes the weights of :meth:`model_state`."""
         self.trunk.load_state_dict(state["trunk"])
         self.embedder.load_state_dict(state["embedder"])
-        self.stages[-1].loss.load_state_dict(state["loss"])
+        losses = [*state.get("earlier_losses", ()), state["loss"]]
+        for stage, loss in zip(self.stages[-len(losses) :], losses, strict=True):
+            stage.loss.load_state_dict(loss)
+
+    def _take_model(self, name: str) -> None:
+        path = self._checkpoint(name)
+        state = checkpoint.load(path, self.device)
+        with checkpoint.taking(path):
+            self.load_model_state(state)
 
     def _save(self, metrics: dict[str, Any], best: dict[str, Any], test_seconds: float) -> None:
         state = {
@@ -645,10 +752,10 @@ class Run:
             "train_seconds": self.train_seconds,
             "test_seconds": test_seconds,
         }
-        checkpoint.save(self.folder / "checkpoints" / "last.pt", state)
+        checkpoint.save(self._checkpoint("last"), state)
 
     def _state_to_resume(self) -> dict[str, Any] | None:
-        path = self.folder / "checkpoints" / "last.pt"
+        path = self._checkpoint("last")
         if not from_rank_0(path.exists()):
             return None
         state = checkpoint.load(path, self.device, trusted=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
@@ -10,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ..errors import one_line
 from ..evaluation import default_neighbours
 from ..evaluation.figures import gallery, loss_curves, projections, recall_curve, similarity_distributions
 from .records import loss_series
@@ -30,13 +33,16 @@ GALLERY_QUERIES, GALLERY_WIDTH = 8, 8
 
 
 def write_run_report(run: Run, metrics: Mapping[str, Any]) -> None:
-    """Writes ``report.html`` of a finished run.
+    """Writes ``report.html`` of a finished run; a figure that cannot be drawn is left out with its reason.
 
     Args:
         run: the run, with the tested weights in its networks.
         metrics: what stands in ``metrics.json``.
     """
     figures = [*_figures(run, metrics), *_figures_of_components(run)]
+    for figure in figures:
+        if figure.problem:
+            run.listener.warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
     seconds = metrics["seconds"]
     write_report(
         run.folder / "report.html",
@@ -100,35 +106,40 @@ def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
 def _figures(run: Run, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     if series := loss_series(run.folder, _recorded_terms(run)):
         terms = ", ".join(series).capitalize()
-        yield ReportFigure("The loss and its terms", loss_curves(series), f"{terms}: in every iteration, and smoothed.")
-    shown = ("raw", "before", "after", "training")
-    curves = {PHASES[phase]: _at_each_k(metrics[phase], "recall_at_") for phase in shown}
-    yield ReportFigure("Recall@K before and after training", recall_curve(curves),
-                       "The share of test images with one of their class among the K nearest.")  # fmt: skip
+        yield ReportFigure.drawn("The loss and its terms", lambda: loss_curves(series),
+                                 f"{terms}: in every iteration, and smoothed.")  # fmt: skip
+    yield ReportFigure.drawn("Recall@K before and after training",
+                             lambda: recall_curve(_curves(metrics, "recall_at_")),
+                             "The share of test images with one of their class among the K nearest.")  # fmt: skip
     if len(run.recipe.evaluation.precision_at) > 1:
-        curves = {PHASES[phase]: _at_each_k(metrics[phase], "precision_at_") for phase in shown}
-        yield ReportFigure("Query accuracy (precision@K) before and after training",
-                           recall_curve(curves, "precision@K, %"),
-                           "The mean share of the query's class among the K nearest.")  # fmt: skip
+        yield ReportFigure.drawn("Query accuracy (precision@K) before and after training",
+                                 lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
+                                 "The mean share of the query's class among the K nearest.")  # fmt: skip
     train, test = run.embeddings("train"), run.embeddings("test")
-    yield ReportFigure(
+    split, labels = run.splits["test"], run.labels("test")
+    yield ReportFigure.drawn(
         "Similarities of positive and negative pairs",
-        similarity_distributions(
-            {"training images": (train, run.labels("train")), "test images": (test, run.labels("test"))}
+        lambda: similarity_distributions(
+            {"training images": (train, run.labels("train")), "test images": (test, labels)}
         ),
         "The further apart the two, the easier the retrieval; the legends give mean and standard deviation.",
     )
-    names = run.splits["test"].class_names
-    parts = {"before training": (run.embeddings_before(), run.labels("test")),
-             "after training": (test, run.labels("test"))}  # fmt: skip
+
+    def flat(method: Literal["tsne", "pca"]) -> Figure:
+        parts = {"before training": (run.embeddings_before(), labels), "after training": (test, labels)}
+        return projections(parts, split.class_names, method, seed=run.seed)
+
     methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
     for method, title in methods.items():
-        flat = projections(parts, names, method, seed=run.seed)
-        yield ReportFigure(f"The test embeddings in two dimensions: {title}", flat,
-                           "Before and after training, the same images, coloured by class.")  # fmt: skip
-    yield ReportFigure("Queries and their nearest test images", _gallery(run, test),
-                       "Half of these queries were answered wrongly, as far as there are such; framed green (✓): the "
-                       "query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip
+        yield ReportFigure.drawn(f"The test embeddings in two dimensions: {title}", functools.partial(flat, method),
+                                 "Before and after training, the same images, coloured by class.")  # fmt: skip
+    yield ReportFigure.drawn("Queries and their nearest test images", lambda: _gallery(run, test),
+                             "Half of these queries were answered wrongly, as far as there are such; framed green (✓): "
+                             "the query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip
+
+
+def _curves(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
+    return {PHASES[phase]: _at_each_k(metrics[phase], prefix) for phase in ("raw", "before", "after", "training")}
 
 
 def _recorded_terms(run: Run) -> list[str]:
@@ -163,7 +174,18 @@ def _gallery(run: Run, embeddings: Tensor) -> Figure:
     )
 
 
-def _figures_of_components(run: Run) -> Iterable[ReportFigure]:
+def _figures_of_components(run: Run) -> Iterator[ReportFigure]:
     for part in run.parts():
-        for title, figure in (run.call(part, "figures") or {}).items():
-            yield ReportFigure(title, figure)
+        name = type(part).__name__
+        try:
+            figures = dict(run.call(part, "figures") or {})
+        except Exception as error:  # a component's figures are its own affair
+            yield ReportFigure(f"Figures of {name}", None, problem=one_line(error))
+            continue
+        for title, figure in figures.items():
+            yield _figure_of(name, str(title), figure)
+
+
+def _figure_of(component: str, title: str, figure: Figure) -> ReportFigure:
+    drawn = ReportFigure.drawn(title, lambda: figure)
+    return dataclasses.replace(drawn, problem=f"{component}: {drawn.problem}") if drawn.problem else drawn

@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 import tomllib
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import Any
 
 import torch
 
-from ..distributed import from_rank_0, process_group, rank
-from ..errors import ConfigError
+from ..distributed import from_rank_0, num_processes, process_group, rank
+from ..errors import ConfigError, DataError, PmlExtError, one_line
 from ..evaluation.figures import sweep_curve
 from .checkpoint import write_atomically
 from .recipe import Recipe, load_recipes
 from .run import Listener, Run, write_json, write_toml
 
 Metrics = dict[str, Any]
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)
@@ -123,16 +125,20 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         data: the folder of the data.
         listener: hears how it goes on.
-        resume: go on with what the folder holds; a finished run is only read.
+        resume: go on with what the folder holds; a finished run is only read, and its report drawn if it is missing.
 
     Returns:
         What stands in ``metrics.json``.
     """
-    finished = plan.folder / "metrics.json"
-    if from_rank_0(resume and finished.exists()):
-        return read_metrics(finished)
+    metrics, has_report = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, False))
+    if has_report:
+        return metrics  # type: ignore[no-any-return]
     run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener)
     run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
+    if metrics is not None:
+        if rank() == 0:
+            _try_report(run, metrics)
+        return metrics  # type: ignore[no-any-return]
     if rank() == 0:
         plan.folder.mkdir(parents=True, exist_ok=resume)
         about = {"run": {"recipe": plan.name, "seed": plan.seed}}
@@ -140,9 +146,62 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
     return run.train(resume)
 
 
+def _finished(folder: Path) -> tuple[Metrics | None, bool]:
+    """The metrics of a finished run, None where there is none, and whether it has its report."""
+    finished = folder / "metrics.json"
+    return (read_metrics(finished), (folder / REPORT).exists()) if finished.exists() else (None, False)
+
+
+def _try_report(run: Run, metrics: Metrics) -> None:
+    """Draws a finished run's report, without which it is finished all the same."""
+    try:
+        run.draw_report_again(metrics)
+    except PmlExtError as error:
+        run.listener.warn(f"there is no report: {error}")
+
+
+def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
+    """Draws the report of a finished run again.
+
+    Args:
+        folder: the run's folder, with ``recipe.toml``, ``metrics.json`` and its checkpoints.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        data: the folder of the data.
+        listener: hears how it goes on.
+
+    Returns:
+        The HTML file.
+
+    Raises:
+        DataError: no finished run in the folder, or a checkpoint that cannot be read.
+    """
+    if (folder / "summary.json").is_file():
+        raise DataError(f"{folder} holds several runs; wanted the folder of one of them")
+    for name in ("recipe.toml", "metrics.json"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder}: no finished run (no {name} in it); type: pml-ext train RECIPE --out {folder} --resume"
+            )
+    recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
+    metrics = read_metrics(folder / "metrics.json")
+    run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
+    run.draw_report_again(metrics)
+    return folder / REPORT
+
+
 def read_metrics(path: Path) -> Metrics:
-    """The contents of a ``metrics.json``."""
-    return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
+    """The contents of a ``metrics.json``.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise DataError(
+            f"{path}: not the metrics of a run ({one_line(error)}); delete it and train with --resume: they are "
+            "measured and written again"
+        ) from None
 
 
 def choose_device(name: str) -> str:
@@ -210,17 +269,88 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
     Returns:
         What stands in each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
         the common folder has mean and spread.
+
+    Raises:
+        FailedRunsError: some of several runs failed; the others were done, and are in the error and the summary. With
+            several processes the first run that fails ends them all.
     """
     with process_group(choose_device(device).partition(":")[0]):
         # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
         plans = from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
-        results = []
+        results: list[Metrics] = []
+        failures: list[Failure] = []
         for each in plans:
-            results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
-        if len(plans) > 1 and rank() == 0:
-            write_json(plans[0].folder.parent / "summary.json", summarize(results))
-            draw_sweep(results, plans[0].folder.parent / "sweep.png")
+            try:
+                results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
+            except Exception as error:
+                if len(plans) == 1 or num_processes() > 1:  # the others may wait for this one
+                    raise
+                failures.append(Failure.of(each, error))
+                if listener is not None:
+                    listener.warn(str(failures[-1]))
+        place = plans[0].folder.parent
+        if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
+            _write_summary(place, results, failures)
+        if failures:
+            raise FailedRunsError(results, failures, len(plans))
         return results
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run of several that failed.
+
+    Args:
+        recipe: the recipe's name, with its variant.
+        seed: of the run.
+        folder: of the run.
+        error: the text of the error.
+        where: its traceback.
+    """
+
+    recipe: str
+    seed: int
+    folder: str
+    error: str
+    where: str
+
+    @classmethod
+    def of(cls, plan: Plan, error: Exception) -> Failure:
+        """What is kept of an error; the error itself would keep the networks of its run."""
+        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+        return cls(plan.name, plan.seed, str(plan.folder), text, "".join(traceback.format_exception(error)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, without the traceback."""
+        return {"recipe": self.recipe, "seed": self.seed, "folder": self.folder, "error": self.error}
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, seed {self.seed}, in {self.folder} failed: {self.error}"
+
+
+class FailedRunsError(PmlExtError):
+    """Some runs of several failed.
+
+    Args:
+        results: the metrics of the others, as :func:`train` returns them.
+        failures: what failed, and why.
+        runs: how many there were.
+    """
+
+    def __init__(self, results: list[Metrics], failures: list[Failure], runs: int) -> None:
+        self.results, self.failures = results, failures
+        super().__init__(f"{len(failures)} of {runs} runs failed: {'; '.join(map(str, failures))}")
+        for failure in failures:
+            self.add_note(failure.where)
+
+
+def _write_summary(folder: Path, results: list[Metrics], failures: list[Failure]) -> None:
+    """Writes ``summary.json``, with ``failures`` where there are some, and ``sweep.png``."""
+    summary: dict[str, Any] = dict(summarize(results))
+    if failures:
+        summary["failures"] = [failure.as_dict() for failure in failures]
+    write_json(folder / "summary.json", summary)
+    draw_sweep(results, folder / "sweep.png")
 
 
 def draw_sweep(results: Sequence[Metrics], path: Path) -> None:

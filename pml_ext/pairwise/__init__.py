@@ -10,6 +10,7 @@ from .batch import (
     FullPrecisionMining,
     autocast_off,
     check_batch,
+    check_indices_tuple,
     check_references,
     pair_to_full_precision,
     to_full_precision,
@@ -19,6 +20,7 @@ from .euclidean import euclidean_distances
 from .masks import hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from .similarity import cosine_similarity, gram, normalize
+from .transforms import transformed
 
 __all__ = [
     "ClassMembers",
@@ -26,6 +28,7 @@ __all__ = [
     "FullPrecisionMining",
     "autocast_off",
     "check_batch",
+    "check_indices_tuple",
     "check_references",
     "class_members",
     "cosine_similarity",
@@ -42,4 +45,5 @@ __all__ = [
     "pair_masks",
     "pair_to_full_precision",
     "to_full_precision",
+    "transformed",
 ]

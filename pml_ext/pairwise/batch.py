@@ -15,7 +15,8 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
 
     Args:
         embeddings: floating point tensor of shape ``[B, D]``.
-        labels: integer (or boolean) tensor of shape ``[B]``, or None.
+        labels: integer (or boolean) tensor of shape ``[B]``, or None. Floating point labels, which PML takes, are
+            refused: float32 merges 16777216 and 16777217, and whether they are whole numbers only the device knows.
         names: what the two are called in the texts.
 
     Raises:
@@ -32,11 +33,27 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
         return
     length = embeddings.shape[0]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        way_out = f"; type {labels_what}.long()" if isinstance(labels, Tensor) and labels.is_floating_point() else ""
         raise TypeError(f"{labels_what} must be a tensor of integers of shape ({length},), one for each row of {what}; "
-                        f"got {_describe(labels)}")  # fmt: skip
+                        f"got {_describe(labels)}{way_out}")  # fmt: skip
     if labels.shape != (length,):
         raise ValueError(f"{labels_what} must have shape ({length},), one for each row of {what}, whose shape is "
                          f"{tuple(embeddings.shape)}; got {_describe(labels)}")  # fmt: skip
+
+
+def check_indices_tuple(indices_tuple: Any) -> None:
+    """Refuses what a miner does not give, as where references stand in its place.
+
+    Args:
+        indices_tuple: a tuple or list of index tensors, or None.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
+        raise TypeError("indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
+                        f"gives, or None; got {_describe(indices_tuple)}. References go by name: type ref_emb=..., "
+                        "ref_labels=...")  # fmt: skip
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
@@ -125,7 +142,7 @@ class FullPrecisionForward:
 
         Args:
             embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers; may be None with an ``indices_tuple``.
+            labels: ``[B]``, integers or booleans; may be None with an ``indices_tuple``.
             indices_tuple: triplets (three index tensors) or pairs (four) from a miner, or None.
             ref_emb: references ``[R, D]`` to compare with, or None for the batch itself.
             ref_labels: ``[R]``, integers.
@@ -138,9 +155,12 @@ class FullPrecisionForward:
             ValueError: an argument has a wrong shape.
         """
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            # booleans cannot be sorted and looked up everywhere, int64 can
+            labels, ref_labels = (y if y is None else y.long() for y in (labels, ref_labels))
             return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
 
 
@@ -169,4 +189,5 @@ class FullPrecisionMining:
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
-            return super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
+            ref_labels = ref_labels if ref_labels is None else ref_labels.long()
+            return super().forward(embeddings, labels.long(), ref_emb, ref_labels)  # type: ignore[misc]

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .transforms import transformed
+
 _NEAR = 0.2  # nearer pairs are subtracted, not multiplied: in float32 a product knows d^2 to 1e-7
 _CHUNK = 1 << 22  # numbers subtracted at a time
 
@@ -15,7 +17,8 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
     """Distances between rows of about unit length: one matrix product, and differences where that is inexact.
 
     Equal rows have distance 0 with gradient 0. The gradient is that along the sphere, as what comes before
-    (:func:`pml_ext.pairwise.normalize`) lets through.
+    (:func:`pml_ext.pairwise.normalize`) lets through. It can be differentiated repeatedly, and in forward mode; of
+    torch.func's transforms it takes all but ``vmap``, since which pairs are near depends on the values.
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), and ``O(D)`` for each pair
     nearer than 0.2.
@@ -27,33 +30,50 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
     Returns:
         ``[B, R]`` or ``[B, B]``.
     """
-    found: Tensor = _EuclideanDistances.apply(x, references)  # type: ignore[no-untyped-call]
-    return found
+    if transformed():
+        return _written_out(x, references)
+    distances: Tensor = _EuclideanDistances.apply(x, references)  # type: ignore[no-untyped-call]
+    return distances
+
+
+def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    squares = x.square().sum(1)
+    product = x @ y.T
+    squared = product.mul_(-2).add_(squares[:, None]).add_(squares if y is x else y.square().sum(1))
+    rows, columns = torch.where(squared < _NEAR**2)
+    step = max(1, _CHUNK // x.shape[1])
+    near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
+    squared.clamp_(min=0)
+    if near:
+        squared.index_put_((rows, columns), torch.cat(near))
+    return squared
+
+
+def _written_out(x: Tensor, references: Tensor | None) -> Tensor:
+    """The same values, with the derivatives of ``-2 x @ y.T`` in the squares."""
+    y = x if references is None else references
+    fixed, product = x.detach(), x @ y.T
+    squared = _squared_distances(fixed, fixed if y is x else y.detach()) + 2 * (product.detach() - product)
+    zero = squared == 0
+    return torch.where(zero, 0, torch.where(zero, 1, squared).sqrt())
 
 
 class _EuclideanDistances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, references: Tensor | None) -> Tensor:
-        y = x if references is None else references
-        squares = x.square().sum(1)
-        product = x @ y.T
-        squared = product.mul_(-2).add_(squares[:, None]).add_(squares if y is x else y.square().sum(1))
-        rows, columns = torch.where(squared < _NEAR**2)
-        step = max(1, _CHUNK // x.shape[1])
-        near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
-        distances = squared.clamp_(min=0)
-        if near:
-            distances.index_put_((rows, columns), torch.cat(near))
-        distances.sqrt_()
+        distances = _squared_distances(x, x if references is None else references).sqrt_()
         ctx.save_for_backward(x, references, distances)
         return distances
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         x, references, distances = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            raise RuntimeError("euclidean_distances can be differentiated once")
-        weights = torch.where(distances > 0, grad / distances, 0).neg_()
+        if torch.is_grad_enabled():  # the gradient is to be differentiated: distances with derivatives of their own
+            distances = euclidean_distances(x, references)
+            zero = distances == 0
+            weights = torch.where(zero, 0, -grad / torch.where(zero, 1, distances))
+        else:
+            weights = torch.where(distances > 0, grad / distances, 0).neg_()
         if references is None:
             return (weights + weights.T) @ x, None
         wanted_x, wanted_references = ctx.needs_input_grad

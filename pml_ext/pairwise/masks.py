@@ -86,10 +86,12 @@ def hard_pair_masks(
 
     Returns:
         Two boolean matrices ``[B, R]``: subsets of the masks given, empty for an anchor without positives or negatives.
+        Every pair of a row with NaN counts as hard, so that no NaN is left out.
     """
     nearest_negative = masked_max(similarity, negatives)
     farthest_positive = masked_min(similarity, positives)
+    # ``mask > easy`` is "in the mask and not easy"; no pair of a row with NaN is easy
     return (
-        positives & (similarity < nearest_negative[:, None] + epsilon),
-        negatives & (similarity > farthest_positive[:, None] - epsilon),
+        positives > (similarity >= nearest_negative[:, None] + epsilon),
+        negatives > (similarity <= farthest_positive[:, None] - epsilon),
     )

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .transforms import transformed
+
 # Masks enter as factors 0 and 1: on a CPU, torch.where and masked_fill take ten times as long as a product. There, too,
 # fresh memory costs more than arithmetic, so what can be done in place is.
 
@@ -50,6 +52,8 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
     Returns:
         ``[B]``.
     """
+    if transformed():  # vmap takes no mask in place of the values
+        return values.masked_fill(~mask, -torch.inf).amax(1)
     far = torch.finfo(values.dtype).max / 4
     greatest = mask.to(values.dtype).sub_(1).mul_(far).add_(values).amax(1)
     return greatest.masked_fill(greatest < -far / 2, -torch.inf)
@@ -65,6 +69,8 @@ def masked_min(values: Tensor, mask: Tensor) -> Tensor:
     Returns:
         ``[B]``.
     """
+    if transformed():
+        return values.masked_fill(~mask, torch.inf).amin(1)
     far = torch.finfo(values.dtype).max / 4
     least = mask.to(values.dtype).sub_(1).mul_(-far).add_(values).amin(1)
     return least.masked_fill(least > far / 2, torch.inf)
@@ -75,7 +81,8 @@ def log_one_plus_sum_exp(
 ) -> Tensor:
     r"""Stable :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, 0 if there are none.
 
-    The gradient is written in the same pass. It can be differentiated again.
+    The gradient is written in the same pass. It can be differentiated again. Under torch.func and in forward mode it is
+    written out, of any order.
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
@@ -87,6 +94,9 @@ def log_one_plus_sum_exp(
     Returns:
         ``[B]``.
     """
+    if transformed():
+        exponents = ((matrix - center) * slope).masked_fill(~mask, torch.finfo(matrix.dtype).min / 4)
+        return torch.nn.functional.softplus(exponents.logsumexp(1) + log_scale, threshold=50)
     value: Tensor = _LogOnePlusSumExp.apply(matrix, mask, slope, center, log_scale)  # type: ignore[no-untyped-call]
     return value
 

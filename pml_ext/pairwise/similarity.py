@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .transforms import transformed
+
 
 def normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
     """L2-normalised rows, ``x / max(|x|, eps)``.
@@ -20,11 +22,13 @@ def normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
         ``[B, D]``.
     """
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    return x * torch.where(norm > 0, norm.clamp(min=eps).reciprocal(), 0)
+    return x * torch.where(norm == 0, 0, norm.clamp(min=eps).reciprocal())
 
 
 def gram(x: Tensor) -> Tensor:
     """``x @ x.T``, whose backward takes one matrix product instead of two. Can be differentiated repeatedly.
+
+    Under torch.func and in forward mode it is the product itself.
 
     Args:
         x: ``[B, D]``.
@@ -32,13 +36,15 @@ def gram(x: Tensor) -> Tensor:
     Returns:
         ``[B, B]``, symmetric.
     """
+    if transformed():
+        return x @ x.T
     product: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
     return product
 
 
 class _Gram(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # setup_context would cost as much as the product
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
         return x @ x.T
 

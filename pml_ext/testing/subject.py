@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import registry
+from ..building import BuildContext, check_settings, filled
 from ..errors import ConfigError
 
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
@@ -96,7 +97,7 @@ def subject_of(
         raise ConfigError(f"settings are varied by building a class, and {subject.name} is built already; give the "
                           f"class {subject.name}, or leave the settings out")  # fmt: skip
     if subject.cls is not None:
-        registry.check_settings(subject.name, registry.settings_of(subject.cls), given)
+        check_settings(subject.name, registry.settings_of(subject.cls), given)
     return dataclasses.replace(subject, grid=Grid(reference, grid, frozenset(without_effect)))
 
 
@@ -137,22 +138,20 @@ def _of_class(cls: type, name: str, settings: Mapping[str, Any]) -> Subject:
         kind = registry.kind_of(cls)
     except TypeError as error:
         raise ConfigError(str(error)) from None
-    known = {"num_classes": CLASSES, "embedding_size": SIZE, "labels": labels_of((CLASSES, 4)).numpy(),
-             "batch_size": 12, "length_before_new_iter": 24}  # fmt: skip
+    known: BuildContext = {"num_classes": CLASSES, "embedding_size": SIZE, "labels": labels_of((CLASSES, 4)).numpy(),
+                           "batch_size": 12, "length_before_new_iter": 24}  # fmt: skip
     _, missing = registry.required(cls, known, settings)
     if missing:
         raise ConfigError(
             f"{name} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
         )
-    passed = {"batch_size", "length_before_new_iter"} & set(registry.settings_of(cls)) if kind == "sampler" else set()
-    given = {key: known[key] for key in passed}
 
     def make(other: Mapping[str, Any] | None = None) -> Any:
         with torch.random.fork_rng():
             torch.manual_seed(0)  # instances with random parameters are equal
-            chosen = given | copy.deepcopy(dict(settings if other is None else other))
-            return cls(**registry.required(cls, known, chosen)[0], **chosen)
+            chosen = copy.deepcopy(dict(settings if other is None else other))
+            return cls(**filled(cls, known, chosen), **chosen)
 
     return Subject(name, kind, make, settings.get("embedding_size", SIZE), settings.get("num_classes", CLASSES), cls)
 

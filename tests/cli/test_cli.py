@@ -1,10 +1,16 @@
 """The command line: what it prints where, exit codes, and one line for what is wrong."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
+
+from pml_ext.cli import main
+from pml_ext.cli.train import progress
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
@@ -68,10 +74,39 @@ def test_train_writes_a_table_or_json_on_stdout_alone(tmp_path):
     assert [line for line in lines if line.startswith("before training")]
     assert [line for line in lines if line.startswith("after training")]
     assert lines[-1] == f"report: {tmp_path}/a/report.html"
+    told = r"epoch 1 of 2: loss \d\.\d{4}, \d+ images/s, 0:00:\d\d left\nepoch 2 of 2: .* 0:00:00 left\n"
+    assert re.search(told, done.stderr), done.stderr
     done = run("train", "cbml/digits", "--out", str(tmp_path / "b"), "--json", "--seeds", "2", *QUICK)
     value = json.loads(done.stdout)
     assert value["summary"]["cbml/digits"]["after"]["nmi"]["mean"] > 0
     assert len(value["runs"]) == 2
+
+
+def test_a_terminal_has_a_bar_and_no_lines_of_epochs():
+    for terminal in (True, False):
+        written = io.StringIO()
+        with progress(Console(file=written, force_terminal=terminal, width=100)) as listener:
+            listener.step("cbml/digits, seed 0")
+            listener.epoch(1, 2, 5)
+            listener.iteration(0.25)
+            listener.epoch_done(1, 2, 0.25, 1234.5, 61.2)
+            listener.warn("careful")
+        lines = written.getvalue().splitlines()
+        assert ("epoch 1 of 2: loss 0.2500, 1234 images/s, 0:01:01 left" in lines) is not terminal
+        assert ("images/s" in written.getvalue()) is not terminal
+        assert any("warning: careful" in line for line in lines)
+
+
+def test_an_end_of_file_is_told_as_such(monkeypatch, capsys):
+    def ends(*_):
+        raise EOFError("the list ended early")
+
+    monkeypatch.setattr(sys, "argv", ["pml-ext", "list"])
+    monkeypatch.setattr("pml_ext.registry.components", ends)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    assert capsys.readouterr().err == "pml-ext: EOFError: the list ended early (pml-ext --debug ... shows where)\n"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +120,7 @@ def test_train_writes_a_table_or_json_on_stdout_alone(tmp_path):
         (["train", "cbml/digits", "--set", "data.name=folder:{tmp}/none", "--out", "{tmp}/x"], 2, "none"),
         (["show", "cbmll"], 2, "nearest: cbml"),
         (["train", "cbml/digits", "--seeds", "0"], 2, "--seeds 0: wanted 1 or more"),
+        (["report", "{tmp}"], 2, "no finished run (no recipe.toml in it)"),
         (["bench", "cbmll"], 2, "no loss 'cbmll'; nearest: cbml"),
     ],
 )

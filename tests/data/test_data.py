@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.v2.functional import resize
 
 from pml_ext.data import (
     DataSplits,
@@ -237,6 +238,28 @@ def test_plain_transform_and_raw_pixels():
     assert pixels.shape == (len(images), 64)
     assert pixels.dtype == np.float32
     assert np.allclose(pixels[5], images.images[5].flatten() / 255)
+
+
+def test_raw_pixels_of_photographs_are_those_of_thumbnails(tmp_path):
+    photographs = folder(path=str(photos(tmp_path / "photos", classes=2)), split="image", image_size=48).test
+    _, plain = build_transforms(48, 3, crop=True)
+    images = photographs.with_transform(plain)
+    state = torch.get_rng_state()
+    pixels = raw_pixels(images)
+    assert torch.equal(torch.get_rng_state(), state)  # a run's numbers depend on it
+    small = torch.stack([resize(image, [32, 32], antialias=True) for image, _ in images])
+    assert np.array_equal(pixels, small.flatten(1).numpy())
+    assert np.array_equal(pixels, raw_pixels(images, workers=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"split": "classes"}, "'class' or 'image', not 'classes'"), ({"channels": 2}, "1 .* or 3 .* not 2"),
+     ({"image_size": 0}, "at least 1 pixel, not 0")],
+)  # fmt: skip
+def test_options_that_a_folder_refuses(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        folder(path=str(photos(tmp_path / "photos", classes=2)), **options)
 
 
 def test_augmentation_shifts_within_its_range():

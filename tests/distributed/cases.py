@@ -8,7 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import distances, losses, miners
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import nn
 
@@ -52,6 +52,30 @@ class WithDropout(nn.Module):
 
     def forward(self, embeddings, labels, indices_tuple=None):
         return self.loss(nn.functional.dropout(self.layer(embeddings), 0.5), labels)
+
+
+class WithMemory(nn.Module):
+    """A network and its loss in one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.memory = network(), CrossBatchMemory(losses.ContrastiveLoss(), SIZE, 24)
+
+    def forward(self, inputs, labels):
+        return self.memory(self.net(inputs), labels)
+
+
+def mining_miner():
+    """One with statistics, in another one."""
+    inner = miners.TripletMarginMiner(collect_stats=True, distance=distances.LpDistance(collect_stats=True))
+    return pml_ext.AnchorSwapMiner(inner)
+
+
+def recorded_by(miner):
+    """What PML's miners keep of their last call."""
+    inside = {"num_triplets", *miner.miner._record_these_stats}
+    values = {name: getattr(miner.miner, name) for name in inside}
+    return values | {"norm": miner.miner.distance.initial_avg_query_norm}
 
 
 def registered():
@@ -142,7 +166,7 @@ def main(folder):
                     continue
                 if around == "ddp inside":
                     loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
-                loss = DistributedLoss(loss)
+                loss = DistributedLoss(loss, efficient=parts is EVEN)
                 if around == "ddp outside":
                     loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
                 miner = DistributedMiner(miner) if miner is not None else None
@@ -175,6 +199,23 @@ def main(folder):
     x = torch.arange(32.0).reshape(8, 4).sin()[4 * rank : 4 * rank + 4].bfloat16()
     half = DistributedLoss(pml_ext.CBMLLoss())(x, labels[:4], None, x.flip(0), labels[:4].flip(0))
     results["half"] = {"value": half}
+
+    # what a miner recorded
+    inner = mining_miner()
+    miner = DistributedMiner(inner, efficient=True)
+    inputs, labels = next(batches())
+    rows = slice(11 * rank, 11 + 5 * rank)
+    miner(inputs[rows], labels[rows])
+    results["recorded"] = recorded_by(inner) | {"counted": miner.num_triplets}
+
+    # a memory in a model inside DistributedDataParallel, as it wraps a whole module of Lightning
+    model = ddp(WithMemory())
+    for inputs, labels in batches():
+        half = slice(8 * rank, 8 * rank + 8)
+        model(inputs[half], labels[half]).backward()
+        model.zero_grad()
+    memory = model.module.memory
+    results["memory"] = {"labels": memory.label_memory.clone(), "filled": memory.filled}
     torch.save({"results": results, "errors": errors}, f"{folder}/rank-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

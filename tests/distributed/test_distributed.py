@@ -129,6 +129,23 @@ def test_half_precision_and_references(two):
         torch.testing.assert_close(saved["results"]["half"]["value"], expected, rtol=0, atol=0)
 
 
+def test_what_a_miner_recorded_is_known_in_every_process(two):
+    miner = CASES.mining_miner()
+    found = miner(*next(CASES.batches()))
+    expected = CASES.recorded_by(miner) | {"counted": len(found[0])}
+    assert expected["num_triplets"] > 0
+    assert expected["norm"] > 0
+    for saved in two:
+        assert saved["results"]["recorded"] == expected
+
+
+def test_a_memory_inside_ddp_keeps_its_own_processs_batches(two):
+    for rank, saved in enumerate(two):
+        own = torch.cat([labels[8 * rank : 8 * rank + 8] for _, labels in CASES.batches()])
+        assert torch.equal(saved["results"]["memory"]["labels"], own)
+        assert saved["results"]["memory"]["filled"] == 24
+
+
 # One process
 
 
@@ -163,6 +180,8 @@ def test_losses_without_labels():
 def test_wants_a_module(wrapper):
     with pytest.raises(TypeError, match="must be an object such as"):
         wrapper(losses.ContrastiveLoss)
+    with pytest.raises(TypeError, match="efficient of Distributed.* must be True or False"):
+        wrapper(losses.ContrastiveLoss(), efficient="yes")
 
 
 def test_a_memory_around_it_is_refused():

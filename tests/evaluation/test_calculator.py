@@ -6,13 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance, SNRDistance
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator, precision_at_k
+from pytorch_metric_learning.utils.inference import CustomKNN
 from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext import RetrievalAccuracyCalculator
 from pml_ext.evaluation import (
+    NearestNeighbours,
     default_neighbours,
     kmeans,
     neighbours,
@@ -100,10 +102,12 @@ def test_exact_duplicates_leave_out_the_query_itself():
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     found = RetrievalAccuracyCalculator(recall_at=(1, 5)).get_accuracy(points, labels)
     assert found["recall_at_5"] == pytest.approx(2 / 6)  # only the two of class 0 have a partner
-    for search in (default_neighbours(), neighbours_under(LpDistance())):
+    pml = CustomKNN(LpDistance())
+    for search in (default_neighbours(), neighbours_under(LpDistance()), pml):
         _, indices = search(points, 4, points, True)
         assert indices.shape == (6, 4)
         assert not (indices == torch.arange(6)[:, None]).any()
+    assert "first neighbour" not in type(default_neighbours()).__doc__  # PML's searches do the same
 
 
 def test_per_class_and_average_of_averages():
@@ -125,6 +129,12 @@ def test_only_lone_queries():
         include=("recall_at_1", "precision_at_2"), precision_at=(2,), lone_queries="drop"
     )
     assert all(math.isnan(value) for value in dropped.get_accuracy(points, labels).values())
+    settings = {"include": ("precision_at_1", "r_precision"), "return_per_class": True}
+    ours, theirs = (base(**settings).get_accuracy(points, labels)
+                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    for name in settings["include"]:
+        assert ours[name] == pytest.approx(theirs[name], nan_ok=True)
+        assert len(ours[name]) == 5
 
 
 def test_pairwise_f1_equals_a_loop_over_pairs():
@@ -162,7 +172,7 @@ def test_several_clusters_a_class():
     assert found["purity_3"] == pytest.approx(purity(labels, clusters))
     assert found["nmi_3"] == pytest.approx(normalized_mutual_info_score(labels, clusters))
     assert found["f1_3"] == pytest.approx(pairwise_f1(labels, clusters))
-    assert set(retrieval_metrics(found)) == {"nmi", "purity", "nmi_3", "f1_3", "purity_3"}
+    assert list(retrieval_metrics(found)) == ["nmi", "purity", "nmi_3", "f1_3", "purity_3"]
     with pytest.raises(ValueError, match="clusters of 60 points"):
         RetrievalAccuracyCalculator(include=("purity_40",), clusters_per_class=(40,)).get_accuracy(points, labels)
 
@@ -219,6 +229,232 @@ def test_in_pmls_tester():
     )
     found = tester.test({"test": dataset}, 1, torch.nn.Identity())["test"]
     assert found["recall_at_2_level0"] == RetrievalAccuracyCalculator().get_accuracy(points, labels)["recall_at_2"]
+
+
+# As PML documents it
+
+
+def extended(base):
+    """The documented custom calculator, a metric that requires_knn() does not have, and a label that must be seen."""
+
+    class Calculator(base):
+        def calculate_precision_at_2(self, knn_labels, query_labels, **kwargs):
+            settings = self.avg_of_avgs, self.return_per_class, self.label_comparison_fn
+            return precision_at_k(knn_labels, query_labels[:, None], 2, *settings)
+
+        def calculate_width(self, knn_distances, **kwargs):
+            return knn_distances.shape[1]
+
+        def calculate_number_of_clusters(self, cluster_labels, **kwargs):
+            return len(cluster_labels.unique())
+
+        def requires_clustering(self):
+            return [*super().requires_clustering(), "number_of_clusters"]
+
+        def requires_knn(self):
+            return [*super().requires_knn(), "precision_at_2"]
+
+    return Calculator
+
+
+@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
+@pytest.mark.parametrize(
+    "include",
+    [("precision_at_2",), ("precision_at_2", "width"), ("width", "precision_at_1"), ("number_of_clusters",)],
+)
+def test_metrics_of_a_subclass_are_those_of_pmls_calculator(include, k):
+    points, labels = data()
+    ours, theirs = (extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(points, labels)
+                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    assert ours == pytest.approx(theirs)
+    assert all(value > 0 for value in ours.values())
+
+
+def test_a_metric_of_a_subclass_is_unmoved_by_ours_beside_it():
+    points, labels = data()
+    calculator = extended(RetrievalAccuracyCalculator)(
+        include=("recall_at_16", "width"), recall_at=(16,), precision_at=(2,), k=3
+    )
+    assert calculator.get_accuracy(points, labels)["width"] == 3
+    assert calculator.calculate_precision_at_2.__func__ is type(calculator).calculate_precision_at_2
+
+
+@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
+def test_a_subclass_may_build_on_pmls_methods(k):
+    def doubled(base):
+        class Calculator(base):
+            def calculate_twice(self, **kwargs):
+                return 2 * self.calculate_mean_average_precision_at_r(**kwargs)
+
+            def calculate_r_precision(self, **kwargs):
+                return 1 - super().calculate_r_precision(**kwargs)
+
+        return Calculator(include=("r_precision", "twice", "precision_at_1"), k=k)
+
+    points, labels = data()
+    ours, theirs = (doubled(base).get_accuracy(points, labels)
+                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    assert ours == theirs
+
+
+def test_a_subclass_sees_the_labels_that_were_given():
+    seen = []
+
+    class Calculator(RetrievalAccuracyCalculator):
+        def calculate_seen(self, query_labels, knn_labels, **kwargs):
+            seen.extend((query_labels, knn_labels))
+            return 0.0
+
+    points, labels = data()
+    labels = 16777216 + labels
+    Calculator(include=("seen", "precision_at_1"), k=4).get_accuracy(points, labels)
+    assert torch.equal(seen[0], labels)
+    assert torch.equal(seen[1], labels[default_neighbours()(points, 4, points, True)[1]])
+
+
+class Watched(NearestNeighbours):
+    """The default search, which notes how many queries and neighbours it is asked for."""
+
+    def __init__(self):
+        super().__init__(self.noted)
+        self.asked = []
+
+    def noted(self, query, k, reference):
+        self.asked.append((len(query), k))
+        return default_neighbours().search(query, k, reference)
+
+
+@pytest.mark.parametrize(
+    ("include", "k", "asked"),
+    [
+        (("recall_at_8",), None, 8),
+        (("recall_at_8", "r_precision"), None, "largest class"),
+        (("recall_at_1", "mean_average_precision_at_r"), "max_bin_count", "largest class"),
+        (("recall_at_8", "r_precision"), 5, 8),
+        (("mean_reciprocal_rank",), None, 59),
+        (("mean_reciprocal_rank",), 5, 5),
+    ],
+)
+def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked):
+    points, labels = data()
+    search = Watched()
+    RetrievalAccuracyCalculator(include=include, k=k, knn_func=search).get_accuracy(points, labels)
+    wanted = int(labels.bincount().max()) - 1 if asked == "largest class" else asked
+    assert search.asked == [(60, wanted + 1)]  # and the query itself
+
+
+def test_tiles_change_nothing(monkeypatch):
+    points, labels = data()
+    whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI")).get_accuracy(points, labels)
+    monkeypatch.setattr(neighbours, "_NEIGHBOURS", 600)
+    search = Watched()
+    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), knn_func=search).get_accuracy(points, labels)
+    assert tiled == whole
+    assert search.asked == [(10, 60)] * 6
+
+
+def test_a_neighbour_that_an_index_did_not_have_is_wrong():
+    points, labels = data()
+    labels[-1] = labels[0]  # what an index of -1 would pick
+
+    def search(query, k, reference):
+        distances, indices = default_neighbours().search(query, k, reference)
+        return distances, indices.masked_fill(torch.arange(indices.shape[1]) > 1, -1)
+
+    calculator = RetrievalAccuracyCalculator(
+        include=("recall_at_1", "recall_at_8", "precision_at_8"), precision_at=(8,), knn_func=NearestNeighbours(search)
+    )
+    found = calculator.get_accuracy(points, labels)
+    assert found["recall_at_8"] == found["recall_at_1"] == pytest.approx(8 * found["precision_at_8"])
+
+
+def test_queries_and_labels_that_do_not_fit():
+    points, labels = data()
+    calculator = RetrievalAccuracyCalculator(include=("recall_at_1",))
+    with pytest.raises(ValueError, match="not 59 labels of 60 embeddings"):
+        calculator.get_accuracy(points, labels[:59])
+    with pytest.raises(ValueError, match=r"shape \[60, 2\] want a label_comparison_fn"):
+        calculator.get_accuracy(points, torch.stack([labels, labels], 1))
+    with pytest.raises(ValueError, match="must begin with them, all 60"):
+        calculator.get_accuracy(points, labels, points.flip(0), labels.flip(0), ref_includes_query=True)
+
+
+def no_clusters(points, clusters):
+    raise AssertionError("k-means was run")
+
+
+@pytest.mark.parametrize("when", ["made", "called"])
+def test_pmls_way_of_leaving_clustering_out(when):
+    points, labels = data()
+    exclude = {"exclude": ("NMI", "AMI")}
+    calculator = RetrievalAccuracyCalculator(kmeans_func=no_clusters, **(exclude if when == "made" else {}))
+    found = calculator.get_accuracy(points, labels, **(exclude if when == "called" else {}))
+    theirs = AccuracyCalculator(**exclude).get_accuracy(points, labels)
+    assert set(found) == {*theirs, "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8"}
+
+
+def test_clustering_metrics_that_are_named_stay():
+    points, labels = data()
+    found = RetrievalAccuracyCalculator(exclude=("AMI",)).get_accuracy(points, labels)
+    assert {"NMI", "f1", "purity"} <= set(found)
+    calculator = RetrievalAccuracyCalculator(include=("recall_at_1", "NMI", "f1"))
+    assert set(calculator.get_accuracy(points, labels, exclude=("NMI",))) == {"recall_at_1", "f1"}
+    calculator = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), clusters_per_class=(1, 2))
+    assert {"nmi_2", "f1_2", "purity_2"} == {name for name in calculator.get_curr_metrics()
+                                             if name in calculator.requires_clustering()}  # fmt: skip
+
+
+def test_other_numbers_of_clusters_alone_run_k_means_once():
+    asked = []
+
+    def recorded(points, clusters):
+        asked.append(clusters)
+        return kmeans(points, clusters)
+
+    names = ("nmi_2", "f1_2")
+    RetrievalAccuracyCalculator(include=names, clusters_per_class=(2,), kmeans_func=recorded).get_accuracy(*data())
+    assert asked == [14]
+
+
+def test_label_comparison():
+    """PML's documented functions: labels of two columns, and labels that are near."""
+    points, first = data()
+    two = torch.stack([first, torch.arange(60) % 5], 1)
+    for labels, compare in (
+        (two, lambda x, y: (x[..., 0] == y[..., 0]) & (x[..., 1] != y[..., 1])),
+        (first / 4, lambda x, y: (x - y).abs() < 0.3),
+    ):
+        settings = {"exclude": ("NMI", "AMI"), "label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance())}
+        ours, theirs = (base(**settings).get_accuracy(points, labels)
+                        for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+        assert {name: ours[name] for name in theirs} == pytest.approx(theirs)  # PML has one of them in float32
+        assert ours["recall_at_1"] == theirs["precision_at_1"]
+    for wrong in ({}, {"include": ("recall_at_1", "nmi_3"), "clusters_per_class": (3,)}):
+        with pytest.raises(NotImplementedError, match=r"(NMI|nmi_3).* exclude=\('NMI', 'AMI'\)"):
+            RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
+
+
+def test_label_comparison_sees_the_numbers_that_pml_hands_over():
+    points, labels = data()
+    kinds = []
+    for base in (RetrievalAccuracyCalculator, AccuracyCalculator):
+        seen = set()
+
+        def compare(x, y, seen=seen):
+            seen.update((x.dtype, y.dtype))
+            return x == y
+
+        base(include=("precision_at_1",), label_comparison_fn=compare).get_accuracy(points, labels)
+        kinds.append(seen)
+    assert kinds[0] == kinds[1]
+
+
+def test_positional_arguments_are_in_pmls_order():
+    points, labels = data()
+    given = ("precision_at_1", "r_precision"), ("r_precision",), False, True, "max_bin_count"
+    found = RetrievalAccuracyCalculator(*given).get_accuracy(points, labels)
+    assert found == AccuracyCalculator(*given).get_accuracy(points, labels)
+    assert len(found["precision_at_1"]) == 7
 
 
 def test_names_for_json():

@@ -1,11 +1,14 @@
 """Figures hold what they are given."""
 
 import io
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from pytorch_metric_learning.distances import LpDistance
 
 from pml_ext.evaluation import figures
 
@@ -90,3 +93,52 @@ def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
     image = pixels(figure)
     close = np.abs(image[..., :3] - np.array(to_rgba(figures.RIGHT))[:3]).max(axis=2) < 0.02
     assert close.sum() > 50
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+@pytest.mark.parametrize(("noise", "size"), [(0, 1), (1e-7, 1), (0, 1e30)])
+def test_collapsed_embeddings_are_one_point_with_a_note(method, noise, size):
+    generator = torch.Generator().manual_seed(0)
+    point = torch.randn(1, 16, generator=generator)
+    collapsed = size * (point + noise * torch.randn(30, 16, generator=generator))
+    embeddings, labels = clusters()
+    parts = {"before": (embeddings, labels), "after": (collapsed, labels[:30])}
+    before, after = figures.projections(parts, method=method).axes
+    assert np.ptp(before.collections[0].get_offsets(), axis=0).min() > 0.1
+    assert not np.ptp(after.collections[0].get_offsets(), axis=0).any()
+    assert [text.get_text() for text in after.texts] == ["all images lie on one point"]
+    assert not before.texts
+    assert after.get_title() == "after\n30 images of 3 classes, collapsed"
+
+
+def test_similarities_that_are_all_alike_have_a_note():
+    embeddings, labels = clusters()
+    point = embeddings[:1].expand(60, -1)
+    learned = {"score": LpDistance(normalize_embeddings=False)}
+    parts = {"training": (embeddings, labels), "test": (1e25 * point, labels), "score": (point, labels)}
+    figure = figures.similarity_distributions(parts, learned=learned)
+    notes = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert notes == [[], ["all pairs have the value 1"], ["all pairs have the value 0"]]
+    assert figure.axes[1].get_legend().get_texts()[0].get_text() == "positive: 1.00 ± 0.00"
+    assert pixels(figure).size > 0
+
+
+NAMES = ["price $5_$6", "$x^$", "a_b^{", "two\x00\x07", "\udcff.png", "中文", "שלום"]
+
+
+def test_names_from_data_are_shown_as_they_are():
+    image = torch.zeros(1, 4, 4, dtype=torch.uint8)
+    labels = torch.arange(14) % 7
+    drawn = [
+        figures.projections({"all": (torch.randn(14, 4), labels)}, NAMES, "pca"),
+        figures.gallery([(0, [1, 2, 3]), (4, [5, 6, 0])], labels.tolist(), lambda index: image, NAMES),
+        figures.galleries([(name, Path(name), [(Path(name), name, None)]) for name in NAMES], lambda path: image),
+        figures.contact_sheet(NAMES[1], [image]),
+        figures.sweep_curve({"nmi": {1.0: [0.5], 2.0: [0.5]}}, NAMES[1]),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in drawn:
+            assert pixels(figure).size > 0
+    legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+    assert legend == [*NAMES[:3], "two��", "�.png", *NAMES[5:]]

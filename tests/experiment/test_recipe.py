@@ -1,12 +1,15 @@
 """Recipes: merging, sweeps, overrides, and one line for everything that is wrong."""
 
+from collections.abc import Sequence  # in an annotation that is a text
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
+from pml_ext.data import DataSplits
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.experiment.recipe import build_loss, load_recipes, merged, read_tables
+from pml_ext.experiment.recipe import build_dataset, build_loss, load_recipes, merged, read_tables
 
 
 def one(name: str, *overrides: str):
@@ -144,6 +147,11 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("schedul.epochs=3", r"schedul: no key 'schedul'; nearest: schedule"),
         ("model.embeding_size=3", r"model.embeding_size: no key 'embeding_size'; nearest: embedding_size"),
         ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
+        ("model.trunk.width=8.5", r"model.trunk.width: found 8.5; input should be a valid integer"),
+        ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
+        ("model.trunk={name='mlp', hidden_sizes='12'}", r"model.trunk.hidden_sizes: found '12'; .* valid array"),
+        ("data.seed=1.5", r"data.seed: found 1.5; input should be a valid integer"),
+        ("data.augment.scale=[1, 2, 3]", r"data.augment.scale: found \[1, 2, 3\]; .* at most 2 items"),
         ("model.trunk.widht=3", r"model.trunk.widht: no setting of convnet 'widht'; nearest: width"),
         ("data.name=digit", r"data.name: no data set 'digit'; nearest: digits"),
         ("data.colour=true", r"data.colour: no setting of digits 'colour'"),
@@ -166,6 +174,54 @@ def test_what_is_wrong_is_one_line_with_the_key(override, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipes("cbml/digits", [override])
     assert "\n" not in str(caught.value)
+
+
+class Mode(StrEnum):
+    fast = "fast"
+
+
+def plugins_images(root: "Path | None" = None, *, mode: "Mode" = Mode.fast, mask: "Path | None" = None,
+                   size: "Unknown" = 3, parts: "Sequence['Unknown']" = (), path: str = "") -> DataSplits:  # noqa: F821  # fmt: skip
+    """A data set whose annotations are texts, and two of which stand for nothing."""
+    assert mask is None or mask.name == "mask.png"
+    if size > 5:
+        raise ValueError(f"size must be at most 5, not {size}")
+    return mode
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("split=classes", r"data.split: found 'classes'; input should be 'class' or 'image'"),
+        ("channels=2", r"data.channels: found 2; input should be 1 or 3"),
+        ("channels=true", r"data.channels: found True; wanted "),
+        ("image_size=16.5", r"data.image_size: found 16.5; input should be a valid integer"),
+        ("image_size=16.0", r"data.image_size: found 16.0; input should be a valid integer"),
+        ("image_size='16'", r"data.image_size: found '16'; input should be a valid integer"),
+        ("train_fraction=half", r"data.train_fraction: found 'half'; input should be a valid number"),
+        ("path=elsewhere", r"data.path: no setting of folder:photos 'path'"),
+        ("root=elsewhere", r"data.root: no setting of folder:photos 'root'"),
+    ],
+)
+def test_options_of_data_sets_are_checked_by_their_annotations(override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        one("cbml/digits", "data.name=folder:photos", f"data.{override}")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_plugins_are_checked_where_their_annotations_say_something(monkeypatch):
+    monkeypatch.setattr(registry, "dataset", lambda name: plugins_images)
+    for override, message in (
+        ("mode=slow", "data.mode: found 'slow'; input should be 'fast'"),
+        ("mask=3", "data.mask: found 3; input should be a valid string"),
+        ("size=big", r"data.size: found 'big'; wanted a number \(default 3\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            one("cbml/digits", f"data.{override}")
+    overrides = ("data.mask=mask.png", "data.size=4", "data.parts=[1.5]", "data.path=p", "data.mode=fast")
+    assert build_dataset(one("cbml/digits", *overrides).data, None) is Mode.fast
+    with pytest.raises(ConfigError, match=r"data: digits refuses size = 7: size must be at most 5, not 7"):
+        build_dataset(one("cbml/digits", "data.size=7").data, None)
 
 
 def test_files_that_cannot_be_read(tmp_path):

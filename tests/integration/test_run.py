@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
-from pml_ext import registry
-from pml_ext.errors import ConfigError, TrainingError
-from pml_ext.experiment import plan, summarize, train
+from pml_ext import CBMLLoss, registry
+from pml_ext.cli import main
+from pml_ext.errors import ConfigError, DataError, TrainingError
+from pml_ext.experiment import FailedRunsError, Run, draw_report, load_recipes, plan, summarize, train
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {
@@ -219,17 +221,36 @@ def test_a_component_takes_part_in_its_run(tmp_path):
 
 
 class Exploding(losses.ContrastiveLoss):
-    """Becomes NaN in its sixth call."""
+    """Becomes NaN in its sixth call, or its gradient does, or what a batch norm has measured becomes infinite."""
 
-    def forward(self, *arguments):
+    what = "loss"
+
+    def start_epoch(self, run):
+        if self.what == "statistics" and run.epoch == 2:
+            run.trunk[1].running_mean.fill_(math.inf)
+
+    def forward(self, embeddings, *arguments):
         self.calls = getattr(self, "calls", 0) + 1
-        return super().forward(*arguments) * (math.nan if self.calls == 6 else 1)
+        loss = super().forward(embeddings, *arguments)
+        if self.calls == 6 and self.what != "statistics":
+            loss = loss * math.nan if self.what == "loss" else loss + (0 * embeddings.sum()).sqrt()
+        return loss
 
 
-def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path):
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("loss", r"the loss became nan in iteration 6 \(epoch 2\)"),
+        ("gradient", r"the gradient of trunk\.0\.weight became nan in iteration 6 \(epoch 2\)"),
+        ("statistics", r"the trunk\.1\.running_mean became inf in epoch 2"),
+    ],
+    ids=["loss", "gradient", "statistics"],
+)
+def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, wanted):
+    monkeypatch.setattr(Exploding, "what", what)
     pml_ext.register(Exploding, name="exploding")
     try:
-        with pytest.raises(TrainingError, match=r"nan in iteration 6 \(epoch 2\); the checkpoint of epoch 1 is kept"):
+        with pytest.raises(TrainingError, match=f"{wanted}; the checkpoint of epoch 1 is kept"):
             quick(tmp_path / "out", "loss.name=exploding")
     finally:
         registry.unregister_local()
@@ -238,34 +259,63 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path):
     assert all(value.isfinite().all() for value in state["networks"]["embedder"].values())
 
 
-class Collapsing(losses.BaseMetricLossFunction):
-    """Pulls everything together."""
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("loss.positives=local", "optimizer.lr=1e30"),
+            r"the embeddings became nan in iteration 2 \(epoch 1\); there ",
+        ),
+        (
+            ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1"),
+            r"the weight trunk\.0\.weight became inf in epoch 1; there is no",
+        ),
+    ],
+)
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path, overrides, message):
+    with pytest.raises(TrainingError, match=message):
+        quick(tmp_path / "out", *overrides, recipe="triplets/digits")
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["before.pt"]
 
-    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        points = torch.nn.functional.normalize(embeddings)
-        loss = (points - points[:1].detach()).square().sum(1)
-        return {"loss": {"losses": loss, "indices": torch.arange(len(loss)), "reduction_type": "element"}}
+
+def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
+    run = Run(next(iter(load_recipes("cbml/digits", ["model.trunk.width=8"]).values())), "cbml/digits", tmp_path)
+    torch.nn.init.constant_(run.embedder.bias, math.nan)
+    with pytest.raises(TrainingError, match="the network gives nan for images to test"):
+        run._test("test")
 
 
-def test_collapse_is_noticed_while_it_happens_and_in_the_report(tmp_path):
-    heard = []
+class Ear:
+    """A listener that keeps what it hears."""
 
-    class Listener:
-        def step(self, text): ...
-        def epoch(self, epoch, epochs, iterations): ...
-        def iteration(self, loss): ...
-        def warn(self, text):
-            heard.append(text)
+    def __init__(self):
+        self.warnings, self.epochs = [], []
 
-    pml_ext.register(Collapsing, name="collapsing")
-    try:
-        metrics = quick(tmp_path / "out", "loss.name=collapsing", "optimizer.lr=0.01", "sampler.iterations=20",
-                        listener=Listener())  # fmt: skip
-    finally:
-        registry.unregister_local()
-    assert any("epoch 2" in text and "collapse to one point" in text for text in heard), heard
-    assert metrics["warnings"] == heard
-    assert "collapse" in (tmp_path / "out" / "report.html").read_text()
+    def step(self, text): ...
+    def epoch(self, epoch, epochs, iterations): ...
+    def iteration(self, loss): ...
+    def epoch_done(self, *values):
+        self.epochs.append(values)
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+def test_a_collapsed_run_ends_with_metrics_a_report_and_warnings(tmp_path):
+    ear = Ear()
+    metrics = quick(tmp_path / "out", "optimizer.lr=1e8", listener=ear)
+    assert any("epoch 2" in text and "collapse to one point" in text for text in ear.warnings), ear.warnings
+    assert any("running_var has become infinite" in text for text in ear.warnings), ear.warnings
+    assert metrics["warnings"] == ear.warnings
+    assert metrics["after"]["nmi"] < 0.01
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "collapse" in report
+    assert "could not be drawn" not in report
+    assert [epoch[:2] for epoch in ear.epochs] == [(1, 3), (2, 3), (3, 3)]
+    for _, _, loss, images_per_second, seconds_left in ear.epochs:
+        assert math.isfinite(loss)
+        assert images_per_second > 0 <= seconds_left
+    assert ear.epochs[-1][-1] == 0
 
 
 def test_batches_that_the_data_cannot_give(tmp_path):
@@ -274,6 +324,99 @@ def test_batches_that_the_data_cannot_give(tmp_path):
     with pytest.raises(ConfigError, match=r"1 batches of 5000 need more than the \d+ training images"):
         quick(tmp_path / "b", "sampler={name='shuffle', batch_size=5000}", "sampler.iterations=1")
     assert not (tmp_path / "a").exists()
+
+
+def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path, monkeypatch):
+    drawn = []
+
+    def fails(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", fails)
+    with pytest.raises(OSError, match="no space left"):
+        quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]")
+    written = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda run, metrics: drawn.append(metrics))
+    resumed = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True)
+    assert drawn == [written]
+    assert {key: value for key, value in resumed.items() if key != "folder"} == written
+    (tmp_path / "out" / "checkpoints" / "model.pt").write_bytes(b"")
+    ear = Ear()
+    again = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True, listener=ear)
+    assert again == resumed
+    assert "there is no report" in ear.warnings[0]
+    assert "model.pt: the file is empty; delete" in ear.warnings[0]
+
+
+def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_reason(finished, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("bins must increase\nmonotonically")
+
+    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    (out / "report.html").unlink()
+    (out / "checkpoints" / "before.pt").write_bytes(b"")
+    before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
+    monkeypatch.setattr("pml_ext.experiment.run_report.recall_curve", fails)
+    monkeypatch.setattr(CBMLLoss, "figures", fails, raising=False)
+    assert draw_report(out, "cpu", listener=ear) == out / "report.html"
+    after = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
+    assert len(after) == len(before) - 3  # no stale picture is left
+    assert after == {name: before[name] for name in after}  # and the others are as they were
+    report = (out / "report.html").read_text()
+    assert report.count("data:image/png;base64,") == len(after)
+    assert report.count("This figure could not be drawn: ") == 4
+    assert "This figure could not be drawn: ValueError: bins must increase</div>" in report
+    assert ear.warnings[0] == (
+        "the figure 'Recall@K before and after training' is left out of the report: ValueError: bins must increase"
+    )
+    assert "before.pt: the file is empty; only a new run" in ear.warnings[1]
+    assert ear.warnings[-1].startswith("the figure 'Figures of CBMLLoss' is left out of the report: ValueError")
+    with pytest.raises(DataError, match=r"no finished run \(no recipe.toml in it\); type: pml-ext train RECIPE --out"):
+        draw_report(tmp_path)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    recipe, out = tmp_path / "mine.toml", tmp_path / "out"
+    recipe.write_text('extends = "cbml/digits"\n[sweep]\n"sampler.batch_size" = [75, 80]\n')
+    line = ["train", str(recipe), "--out", str(out), "--device", "cpu"]
+    for override in (*QUICK, "schedule.epochs=1", "schedule.milestones=[1]"):
+        line += ["--set", override]
+    monkeypatch.setattr(sys, "argv", ["pml-ext", *line])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    written = capsys.readouterr()
+    summary = json.loads((out / "summary.json").read_text())
+    (failure,) = summary.pop("failures")
+    assert (failure["recipe"], failure["seed"], failure["folder"]) == (f"{recipe}@75", 0, str(out / "75"))
+    assert failure["error"].startswith("sampler: pml/m-per-class refuses batches of 75")
+    assert list(summary) == [f"{recipe}@80"]
+    assert (out / "80" / "metrics.json").exists()
+    assert not (out / "75").exists()
+    assert "after training" in written.out
+    assert f"warning: {recipe}@75, seed 0, in {out / '75'} failed: sampler: pml/m-per-class refuses" in written.err
+    assert written.err.splitlines()[-1].startswith(f"pml-ext: 1 of 2 runs failed: {recipe}@75, seed 0")
+    assert "Traceback" not in written.err
+    with pytest.raises(FailedRunsError, match="2 of 2 runs failed") as caught:
+        train("cbml/digits", tmp_path / "none", seeds=2, overrides=[*QUICK, "sampler.batch_size=75"], device="cpu")
+    assert len(caught.value.failures) == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_damaged_checkpoint_is_one_line(finished, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    (out / "metrics.json").unlink()
+    (out / "checkpoints" / "last.pt").write_bytes(b"")
+    (out / "checkpoints" / "model.pt").write_bytes(b"")
+    resume = ["train", str(out / "recipe.toml"), "--out", str(out), "--device", "cpu", "--resume"]
+    for line, name in ((resume, "last"), (["export", str(out), "--out", str(tmp_path / "x")], "model")):
+        monkeypatch.setattr(sys, "argv", ["pml-ext", *line])
+        with pytest.raises(SystemExit) as left:
+            main()
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert left.value.code == 2
+        assert error.startswith(f"pml-ext: {out}/checkpoints/{name}.pt: the file is empty; delete ")
 
 
 @pytest.mark.gpu

@@ -32,8 +32,8 @@ class TestSimilarity:
     def test_gram_is_the_product_and_differentiates_twice(self):
         x = batch()[0].requires_grad_()
         assert torch.equal(pairwise.gram(x), x @ x.T)
-        assert gradcheck(pairwise.gram, x)
-        assert gradgradcheck(pairwise.gram, x)
+        assert gradcheck(pairwise.gram, x, check_forward_ad=True)
+        assert gradgradcheck(pairwise.gram, x, check_fwd_over_rev=True)
 
     def test_cosine_similarity_of_references(self):
         x, _ = batch()
@@ -42,6 +42,35 @@ class TestSimilarity:
         torch.testing.assert_close(pairwise.cosine_similarity(x, references), expected, rtol=0, atol=1e-12)
         torch.testing.assert_close(pairwise.cosine_similarity(x, x.clone()), pairwise.cosine_similarity(x))
         assert gradcheck(pairwise.cosine_similarity, (x.requires_grad_(), references.requires_grad_()))
+
+
+class TestEuclideanDistances:
+    @staticmethod
+    def pair():
+        x, (y, _) = batch()[0], batch(4, seed=1)
+        y[0] = x[2] + 1e-3  # near
+        y[1] = 4 * x[4]  # equal, once normalized
+        return x.requires_grad_(), y.requires_grad_()
+
+    def test_of_normalized_rows(self):
+        x, y = (pairwise.normalize(z) for z in self.pair())
+        expected = torch.stack([(row - other).norm() for row in x for other in y]).view(7, 4)
+        torch.testing.assert_close(pairwise.euclidean_distances(x, y), expected, rtol=1e-12, atol=1e-15)
+        assert pairwise.euclidean_distances(x, y)[4, 1] == 0
+        assert torch.equal(pairwise.euclidean_distances(x).diagonal(), torch.zeros(7, dtype=torch.float64))
+
+    def test_derivatives_of_first_and_second_order_in_both_modes(self):
+        x, y = self.pair()
+        kept = torch.arange(7) != 4  # at distance 0 there is a kink
+
+        def compute(x, y=None):
+            z = None if y is None else pairwise.normalize(y)
+            distances = pairwise.euclidean_distances(pairwise.normalize(x), z)
+            return distances[~torch.eye(7, dtype=torch.bool)] if y is None else distances[kept]
+
+        for inputs in ((x,), (x, y)):
+            assert gradcheck(compute, inputs, check_forward_ad=True)
+            assert gradgradcheck(compute, inputs, check_fwd_over_rev=True)
 
 
 class TestPairMasks:
@@ -148,8 +177,8 @@ class TestReductions:
         assert found[1] == 0
         gradients = [torch.autograd.grad(each[::2].sum(), values)[0] for each in (found, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
-        assert gradcheck(compute, values)
-        assert gradgradcheck(compute, values)
+        assert gradcheck(compute, values, check_forward_ad=True)
+        assert gradgradcheck(compute, values, check_fwd_over_rev=True)
 
     @pytest.mark.filterwarnings("ignore:Anomaly Detection")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -190,7 +219,7 @@ class TestBatch:
             (torch.ones(4, 2, 2), None, ValueError, r"two dimensions.* got a tensor of shape \(4, 2, 2\)"),
             (torch.ones(4, 2), [0, 1, 0, 1], TypeError, r"labels .* integers of shape \(4,\).* got a list of length 4"),
             (torch.ones(4, 2), "abcd", TypeError, "labels must be a tensor of integers.* got 'abcd'"),
-            (torch.ones(4, 2), torch.ones(4), TypeError, "tensor of integers .* dtype torch.float32"),
+            (torch.ones(4, 2), torch.ones(4), TypeError, r"of integers .* dtype torch.float32; type labels.long\(\)"),
             (torch.ones(4, 2), torch.arange(3), ValueError, r"shape \(4,\).* got a tensor of shape \(3,\)"),
             (torch.ones(4, 2), torch.ones(4, 2).long(), ValueError, r"shape \(4,\).* got a tensor of shape \(4, 2\)"),
         ],
@@ -209,6 +238,8 @@ class TestBatch:
             pairwise.check_references(x, torch.ones(3, 5), torch.arange(3))
         with pytest.raises(ValueError, match=r"ref_labels must have shape \(3,\)"):
             pairwise.check_references(x, torch.ones(3, 2), torch.arange(4))
+        with pytest.raises(TypeError, match=r"type ref_labels.long\(\)"):
+            pairwise.check_references(x, torch.ones(3, 2), torch.arange(3.0))
 
     def test_full_precision(self):
         for given, expected in (

@@ -25,17 +25,17 @@ def results(component, checks=("check_reference",), **given):
 def test_equal_under_every_setting():
     compared, varied = results(wrong.Weighted, COMPARED, reference=wrong.slow, settings=KINDS, without_effect=["tile"])
     assert compared.status == varied.status == "passed"
-    assert compared.text == "equal in 18 comparisons"  # the first on 8 batches and tuples, the second and 3 more on 2
+    assert compared.text == "equal in 16 comparisons"  # the first on 8 batches and tuples, 4 others on 2 each
     assert varied.text == "varied: margin, weight, kind, tile"
 
 
 @pytest.mark.parametrize(("component", "given", "text"), [
     (wrong.SettingIgnored, {"settings": KINDS, "without_effect": ["tile"]},
-     r"the setting margin changes neither value nor gradient \(margin=1.1\).*use it, or take it away"),
+     r"the setting margin changes neither value nor gradient \(10 pairs tried, the last .*\); use it, or take it away"),
     (wrong.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
     (wrong.Weighted, {"settings": KINDS, "without_effect": ["tile", "weight"]},
-     r"the setting weight is said to be without effect, but .* and weight=0.5 differ"),
-    (wrong.Weighted, {"without_effect": ["tile"]}, r"the setting kind is not varied; give .* settings={'kind': \[...\]}"),
+     r"the setting weight is said to be without effect, but .* and .*weight=0.5 differ"),
+    (wrong.Weighted, {"without_effect": ["tile"]}, r"the setting kind is not varied; .* settings={'kind': \[...\]}"),
 ])  # fmt: skip
 def test_what_is_said_of_settings(component, given, text):
     found = results(component, ["check_settings"], reference=wrong.slow, **given)
@@ -49,7 +49,7 @@ def off_by_a_percent(*batch, **settings):
 
 def of_another_gradient(embeddings, *more, **settings):
     value = wrong.slow(embeddings, *more, **settings)
-    return value + wrong.slow(2 * embeddings.detach(), *more, **settings) - value.detach()
+    return 2 * value - value.detach()
 
 
 def fails_without_positives(embeddings, labels):
@@ -58,12 +58,12 @@ def fails_without_positives(embeddings, labels):
 
 
 @pytest.mark.parametrize(("component", "reference", "text"), [
-    (wrong.GoodLoss, off_by_a_percent, r"with the settings as they are, overlapping classes: the value is [\d.]+, the ref"),
+    (wrong.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
     (wrong.GoodLoss, of_another_gradient, "overlapping classes: the gradient of the embeddings differs .* by up to"),
     (wrong.GradientCut, wrong.slow, "overlapping classes: the value is"),
     (wrong.GoodLoss, lambda x, y: wrong.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
     (wrong.GoodLoss, fails_without_positives, "ZeroDivisionError"),
-    (wrong.Weighted, lambda x, y, margin=1.0: wrong.slow(x, y, margin=margin), "takes no setting 'weight'; let it take"),
+    (wrong.Weighted, lambda x, y, margin=1.0: wrong.slow(x, y, margin=margin), "takes no setting 'weight'"),
 ])  # fmt: skip
 def test_what_is_said_of_a_difference(component, reference, text):
     found = results(component, reference=reference)
@@ -96,12 +96,12 @@ def test_what_a_miner_chose_is_passed_to_a_reference_that_names_it():
 
 
 def test_references_are_passed_to_a_reference_that_names_them():
-    def negated_similarity(embeddings, ref_emb=None):
+    def similarity(embeddings, ref_emb=None):
         x, y = (torch.nn.functional.normalize(e) for e in (embeddings, embeddings if ref_emb is None else ref_emb))
         return x @ y.T
 
-    assert results(GramCosineSimilarity, reference=negated_similarity).text == "equal in 7 comparisons"
-    assert results(LpDistance, reference=negated_similarity).status == "failed"
+    assert results(GramCosineSimilarity(), reference=similarity).text == "equal in 7 comparisons"
+    assert results(LpDistance(), reference=similarity).status == "failed"
 
 
 def test_the_instance_is_passed_to_a_reference_that_names_it():
@@ -137,7 +137,7 @@ def test_instances_regularizers_and_others():
     assert results(instance, reference=wrong.slow).status == "failed"
     settings = results(instance, ["check_settings"], reference=wrong.slow)
     assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
-    assert results(LpRegularizer, reference=lambda x: x.norm(dim=1).mean()).status == "passed"
+    assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
     miner = results(BatchHardMiner, reference=lambda x, y: 0)
     assert (miner.status, miner.text) == ("skipped", "a miner is not compared; loss, regularizer, distance are")
 

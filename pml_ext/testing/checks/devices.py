@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...devices import accelerator
 from ..calling import all_of, call, close, is_random
 from ..probes import gradient
 from ..second_device import SecondDevice, in_words
@@ -29,8 +30,9 @@ def check_devices(subject: Subject) -> str:
     except Exception as error:
         raise AssertionError(f"on another device than the CPU: {type(error).__name__}: {error}") from error
     _compare(found, expected, "another device")
-    if torch.cuda.is_available() and not is_random(subject):
-        _compare(_everything(subject, subject.make().float().cuda(), torch.device("cuda")), expected, "the GPU")
+    if (name := accelerator()) and not is_random(subject):
+        there = _everything(subject, subject.make().float().to(name), torch.device(name))
+        _compare(there, expected, f"the {name} device")
     waits = in_words(second.waits + second.shapes)
     return f"the host waits for the device: {waits}" if waits else "nothing waits for the device"
 

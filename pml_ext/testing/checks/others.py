@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 
 from ... import registry
-from ...regularizers import RegularizedLoss
+from ...losses import RegularizedLoss
+from ...pml import ContrastiveLoss
 from ...samplers import sampler_state, set_sampler_state
 from ..calling import call
 from ..probes import gradient

@@ -124,9 +124,9 @@ def check_settings(subject: Subject) -> str:
                                  f"{_said(other)} differ")  # fmt: skip
         if not changes and name not in grid.without_effect:
             raise AssertionError(
-                f"the setting {name} changes neither value nor gradient ({_said(other)}); use it, or take it away. If "
-                f"it acts beside another setting alone, give both in one table of settings=; if it changes how and not "
-                f"what is computed, name it in without_effect="
+                f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
+                f"{_said(other)}); use it, or take it away. If it acts beside another setting alone, give both in one "
+                "table of settings=; if it changes how and not what is computed, name it in without_effect="
             )
     return f"varied: {', '.join(declared)}"
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import tqdm
-from pytorch_metric_learning.losses import ContrastiveLoss
 from pytorch_metric_learning.utils import common_functions
 from torch import Tensor
 
-from ...memory import CrossBatchMemory
-from ...regularizers import RegularizedLoss
+from ...losses import CrossBatchMemory, RegularizedLoss
+from ...pml import ContrastiveLoss
 from ..calling import close, is_random, needs, quiet
 from ..probes import gradient
 from ..processes import in_two_processes
@@ -56,6 +54,8 @@ def _train(subject: Subject, component: Any, network: torch.nn.Module, hook: Cal
 @contextlib.contextmanager
 def _no_bar() -> Iterator[None]:
     """Without the bar that PML draws."""
+    import tqdm
+
     drawing = tqdm.tqdm
     tqdm.tqdm = functools.partial(drawing, disable=True)
     try:

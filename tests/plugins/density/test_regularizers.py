@@ -10,9 +10,10 @@ import torch
 from pytorch_metric_learning import losses, reducers
 from pytorch_metric_learning.distances import LpDistance
 from torch.autograd import gradcheck, gradgradcheck
+from torch.overrides import TorchFunctionMode
 
 from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
-from pml_ext.regularizers import RegularizationWarning
+from pml_ext.losses import RegularizationWarning
 from pml_ext.testing import check_component
 from pml_ext_density import class_densities, functional
 
@@ -332,6 +333,35 @@ def test_global_orthogonal_against_a_loop():
     assert GlobalOrthogonalRegularizer()(x, torch.zeros_like(y)).item() == 0
     with pytest.raises(ValueError, match="similarity"):
         GlobalOrthogonalRegularizer(distance=LpDistance())
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on a device which is neither a CPU nor CUDA."""
+
+    device = torch.device("xpu")
+
+
+class OnThatDevice(TorchFunctionMode):
+    """Makes on the CPU what is asked for there."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == Elsewhere.device:
+            return function(*args, **kwargs | {"device": "cpu"}).as_subclass(Elsewhere)
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("class_labels", [None, [3, 1, 2, 0]])
+def test_on_a_device_that_is_neither_a_cpu_nor_cuda(class_labels):
+    x, y = batch(LABELS[1], dtype=torch.float32)
+    regularizer = DensityRegularizer(4, class_labels=class_labels)
+    expected = regularizer(x, y)
+    with OnThatDevice():
+        for _ in range(3):
+            found = regularizer(x, y.as_subclass(Elsewhere)).as_subclass(torch.Tensor)
+            torch.testing.assert_close(found, expected)
+        with pytest.raises(ValueError, match="class_labels"):
+            regularizer(x, (y + 9).as_subclass(Elsewhere))
 
 
 @pytest.mark.gpu

@@ -6,8 +6,9 @@ import torch
 
 
 def layer(module, x):
+    weights = torch.atleast_2d(module.weight).tolist()
     return [sum(w * v for w, v in zip(row, x, strict=True)) + b
-            for row, b in zip(module.weight.tolist(), module.bias.tolist(), strict=True)]  # fmt: skip
+            for row, b in zip(weights, module.bias.tolist(), strict=True)]  # fmt: skip
 
 
 def relu(x):

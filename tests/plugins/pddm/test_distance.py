@@ -120,7 +120,7 @@ def test_dropout_only_while_gradients_are_on_and_one_mask_a_call():
     for name, layer in (("w_v", distance.position), ("w_c", distance.combine)):
         rows = (getattr(head, name) != 0).any(1)
         torch.testing.assert_close(getattr(head, name)[rows], 2 * layer.weight[rows])
-    assert torch.equal(head.w_s, distance.score.weight)
+    assert torch.equal(head.w_s[0], distance.score.weight)
 
 
 def test_scale_of_embeddings_means_nothing_unless_told_so():
@@ -181,6 +181,45 @@ def test_embeddings_are_checked():
         distance([1, 2])
 
 
+class Pairs(torch.nn.Module):
+    """The scores of row with row, as a module that can be exported."""
+
+    def __init__(self, distance):
+        super().__init__()
+        self.distance = distance
+
+    def forward(self, x, y):
+        return self.distance.pairwise_distance(x, y)
+
+
+EXPORTED = {"row with row": (Pairs, (5, 5), (6, 6)), "two sets": (torch.nn.Identity, (5, 3), (6, 4)),
+            "a set with itself": (torch.nn.Identity, (5,), (6,))}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("position", [True, False])
+@pytest.mark.parametrize("what", EXPORTED)
+def test_a_trace_serves_other_sizes(what, position):
+    """Also what ONNX's legacy exporter writes, which is a trace."""
+    wrap, example, sizes = EXPORTED[what]
+    module = build(position=position)
+    module = wrap(module) if wrap is Pairs else module
+    traced = torch.jit.trace(module, tuple(points(count, seed=count) for count in example), check_trace=False)
+    for counts in (sizes, example, tuple(2 * count for count in sizes)):
+        inputs = [points(count, seed=9 + number) for number, count in enumerate(counts)]
+        torch.testing.assert_close(traced(*inputs), module(*inputs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch.export of this torch says nothing")
+def test_an_exported_program_serves_other_sizes():
+    distance = build()
+    rows, columns = torch.export.Dim("rows"), torch.export.Dim("columns")
+    shapes = ({0: rows}, {0: columns})
+    program = torch.export.export(distance, (points(5), points(3)), dynamic_shapes=shapes).module()
+    x, y = points(6, seed=2), points(4, seed=3)
+    torch.testing.assert_close(program(x, y), distance(x, y), rtol=1e-12, atol=1e-12)
+
+
 def test_searches_exactly_and_by_a_shortlist():
     """The shortlist's answers near the exact ones as it grows, and equal them when it is the gallery."""
     distance = build(seed=3, hidden_size=64)  # of few hidden units all may be 0, which makes ties
@@ -194,3 +233,13 @@ def test_searches_exactly_and_by_a_shortlist():
         shares.append((found[:, :, None] == exact[:, None]).any(2).double().mean().item())
         torch.testing.assert_close(values, distance(queries, gallery).gather(1, found))
     assert shares[0] < shares[1] < shares[2] < shares[3] == 1
+
+
+def test_a_state_whose_last_weight_has_a_row_of_its_own_loads():
+    distance, other = build(), build()
+    state = distance.state_dict()
+    state["score.weight"] = state["score.weight"][None]
+    with torch.no_grad():
+        other.score.weight.zero_()
+    other.load_state_dict(state)
+    assert torch.equal(other(points()), distance(points()))

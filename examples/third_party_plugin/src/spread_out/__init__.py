@@ -2,7 +2,7 @@
 
 import importlib.resources
 
-from pml_ext import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl
 
 from .losses import AlignmentUniformityLoss
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from pml_ext.data import DataSplits, LabelledImages
+from pml_ext.plugin import DataSplits, LabelledImages
 
 CORNERS = {"triangle": (3, 1.0), "square": (4, 1.0), "pentagon": (5, 1.0), "hexagon": (6, 1.0),
            "star of 4": (8, 0.4), "star of 5": (10, 0.4), "star of 6": (12, 0.5), "circle": (40, 1.0)}  # fmt: skip

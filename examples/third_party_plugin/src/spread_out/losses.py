@@ -1,11 +1,16 @@
 """The loss of alignment and uniformity."""
 
 import torch
-from pytorch_metric_learning.losses import BaseMetricLossFunction
 
-from pml_ext.distances import GramCosineSimilarity, matrix_of, require_similarity
-from pml_ext.pairwise import FullPrecisionForward, pair_masks
-from pml_ext.settings import check_number
+from pml_ext.plugin import (
+    BaseMetricLossFunction,
+    FullPrecisionForward,
+    GramCosineSimilarity,
+    check_number,
+    matrix_of,
+    pair_masks,
+    require_similarity,
+)
 
 
 class AlignmentUniformityLoss(FullPrecisionForward, BaseMetricLossFunction):

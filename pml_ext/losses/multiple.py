@@ -1,4 +1,4 @@
-"""What wraps losses, and how a wrapper calls one."""
+"""A weighted sum of losses."""
 
 from __future__ import annotations
 
@@ -6,63 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from pytorch_metric_learning import losses as pml_losses
 from torch import Tensor
 
-from . import registry
-from .pairwise import check_batch, check_references, to_full_precision
+from .. import pml
+from ..components import capabilities
+from ..pairwise import check_batch, check_indices_tuple, check_references, to_full_precision
+from .calling import WrapperCapabilities, call_loss
 
 
-def inside(loss: torch.nn.Module) -> torch.nn.Module:
-    """The loss inside DistributedDataParallel, or the loss itself: whose capabilities count."""
-    return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss
-
-
-def call_loss(
-    loss: torch.nn.Module,
-    embeddings: Tensor,
-    labels: Tensor | None = None,
-    indices_tuple: tuple[Tensor, ...] | None = None,
-    ref_emb: Tensor | None = None,
-    ref_labels: Tensor | None = None,
-    enqueue_mask: Tensor | None = None,
-) -> Any:
-    """Calls a loss with what it takes: labels where it has them, everything else where it was given.
-
-    So PML's wrappers fit too, whose ``forward`` have fewer arguments.
-
-    Args:
-        loss: a loss of PML or of ours, or a wrapper around one, DistributedDataParallel too.
-        embeddings: ``[B, D]``.
-        labels: ``[B]``, integers, or None.
-        indices_tuple: what a miner found, or None.
-        ref_emb: ``[R, D]``, or None.
-        ref_labels: ``[R]``, or None.
-        enqueue_mask: ``[B]``, boolean, or None; for :class:`pml_ext.CrossBatchMemory` alone.
-    """
-    arguments = [embeddings, labels] if "labels" in registry.capabilities(inside(loss)) else [embeddings]
-    optional = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels,
-                "enqueue_mask": enqueue_mask}  # fmt: skip
-    return loss(*arguments, **{name: value for name, value in optional.items() if value is not None})
-
-
-class _Capabilities:
-    """What all the losses have; of the class itself, what they can have."""
-
-    def __get__(self, instance: MultipleLosses | None, owner: type) -> frozenset[str]:
-        if instance is None:
-            return frozenset({"labels", "indices_tuple", "references"})
-        each = [registry.capabilities(loss) for _, loss in instance.items()]
-        return frozenset.intersection(*each) | {"labels"}
-
-
-class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
+class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     r"""PML's weighted sum of losses, with references, and never summed in half precision.
 
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
     It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
-    :class:`pml_ext.RegularizedLoss`.
+    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it: record-keeper names a
+    table after each loss, and the number that a loss of a list has is no name of a table.
 
     Args:
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
@@ -79,7 +38,10 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
         torch.Size([])
     """
 
-    capabilities = _Capabilities()
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "references"},
+        lambda self: frozenset.intersection(*(capabilities(loss) for _, loss in self.items())) | {"labels"},
+    )
 
     def __init__(
         self,
@@ -118,6 +80,7 @@ class MultipleLosses(pml_losses.MultipleLosses):  # type: ignore[misc]
             TypeError: an argument is no tensor, or of a wrong kind.
         """
         check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         if self.miners and indices_tuple is not None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")

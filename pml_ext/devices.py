@@ -1,0 +1,171 @@
+"""Where tensors are computed, the CPU or the accelerator that torch finds (CUDA, MPS, XPU), and in which precision."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import ConfigError
+
+CHOICES = ("auto", "cpu", "cuda", "mps", "xpu")
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def accelerator() -> str | None:
+    """The type of the accelerator that torch finds on this machine, such as ``"cuda"``; None if there is none."""
+    if hasattr(torch, "accelerator"):
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found.type if found is not None else None
+    usable = (("cuda", torch.cuda), ("mps", torch.backends.mps), ("xpu", torch.xpu))  # torch before 2.6
+    return next((name for name, backend in usable if backend.is_available()), None)
+
+
+def choose_device(name: str, option: str = "--device") -> str:
+    """The device that a user asks for, as torch names it.
+
+    Args:
+        name: one of :data:`CHOICES`; ``"auto"`` takes the accelerator if there is one, else the CPU.
+        option: what the user typed the name after, for error texts.
+
+    Returns:
+        ``"cpu"``, the type of the accelerator, or, under ``torchrun``, the accelerator of this process: ``"cuda:1"``.
+
+    Raises:
+        ConfigError: an unknown name, an accelerator that torch does not find, or more processes than accelerators.
+    """
+    found = accelerator()
+    if name not in CHOICES and name != found:
+        raise ConfigError(f"{option} {name}: wanted {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
+    if name not in ("auto", "cpu", found):
+        raise ConfigError(f"{option} {name}: this torch sees no {name} device; type {option} {found or 'cpu'}")
+    if name == "cpu" or found is None:
+        return "cpu"
+    if "LOCAL_RANK" not in os.environ:
+        return found
+    place, count = int(os.environ["LOCAL_RANK"]), _module(found).device_count()
+    if place >= count:
+        raise ConfigError(
+            f"process {place} of this machine has no {found} device of its own ({count} seen); type "
+            f"--nproc-per-node {count}, or {option} cpu"
+        )
+    return f"{found}:{place}"
+
+
+def device_name(device: torch.device) -> str:
+    """A device as a report names it: ``"cpu"``, or ``"cuda (NVIDIA H100)"``.
+
+    Args:
+        device: any.
+    """
+    name = getattr(_module(device.type), "get_device_name", None)
+    return f"{device.type} ({name(device)})" if name is not None else str(device)
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """A context in which a network computes in a precision; for ``"float32"`` one that changes nothing.
+
+    Args:
+        device: where the network is.
+        precision: of what torch's autocast computes in half precision; the rest stays in float32.
+    """
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, precision))
+
+
+def check_precision(device: torch.device, precision: Precision, key: str = "engine.precision") -> None:
+    """Refuses a precision that a device does not have, found out by a small product, forward and backward.
+
+    For ``"float16"`` with a loss scale, without which small gradients would be 0.
+
+    Args:
+        device: where a network is to compute.
+        precision: the precision.
+        key: the key of the recipe, for the error text.
+
+    Raises:
+        ConfigError: torch refuses the precision there, or computes in another one.
+    """
+    if precision == "float32":
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it goes on in float32, which is an error here
+            weight = torch.ones(4, 4, device=device, requires_grad=True)
+            with autocast(device, precision):
+                product = torch.ones(4, 4, device=device) @ weight
+            scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
+            scaler.scale(product.float().sum()).backward()  # type: ignore[no-untyped-call]
+            scaler.unscale_(torch.optim.SGD([weight]))
+        reason = "" if product.dtype == getattr(torch, precision) else f"torch computes in {product.dtype} there"
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+    if reason:
+        raise ConfigError(
+            f"{key}: found {precision!r}, which this {device.type} device does not have ({reason}); wanted 'float32'"
+        )
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until a device has done what was asked of it; the CPU always has.
+
+    Args:
+        device: any.
+    """
+    if device.type != "cpu":
+        _module(device.type).synchronize()
+
+
+def random_states() -> list[Tensor]:
+    """The states of the generators of all accelerators of this machine; none without an accelerator."""
+    found = accelerator()
+    if found is None:
+        return []
+    module = _module(found)
+    return [module.get_rng_state()] if found == "mps" else list(module.get_rng_state_all())
+
+
+def set_random_states(states: Sequence[Tensor]) -> None:
+    """Puts the generators of the accelerators back to what :func:`random_states` gave.
+
+    Args:
+        states: theirs; nothing happens on a machine without an accelerator.
+    """
+    found = accelerator()
+    if found is None or not states:
+        return
+    module = _module(found)
+    on_cpu = [state.cpu() for state in states]
+    if found == "mps":
+        module.set_rng_state(on_cpu[0])
+    else:
+        module.set_rng_state_all(on_cpu)
+
+
+def read_numbers(values: Sequence[Any]) -> list[Any]:
+    """Values as Python numbers, those on an accelerator read in one transfer.
+
+    Args:
+        values: tensors of one element, and numbers, which stay as they are.
+    """
+    there = [value for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
+    read: list[float] = []
+    if there:
+        wide = torch.float32 if there[0].device.type == "mps" else torch.float64  # MPS has no float64
+        read = torch.stack([value.detach().reshape(()).to(wide) for value in there]).tolist()
+    numbers = iter(read)
+    return [
+        value if not isinstance(value, Tensor) else value.item() if value.device.type == "cpu" else next(numbers)
+        for value in values
+    ]
+
+
+def _module(kind: str) -> Any:
+    """What torch has for a type of device: ``torch.cuda``, ``torch.mps``, ``torch.xpu``."""
+    return getattr(torch, kind, None)

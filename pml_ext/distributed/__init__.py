@@ -1,0 +1,18 @@
+"""Several processes: what they are, what they share, losses, miners and batch norm over all of them."""
+
+from .batch_norm import JoinedBatchNorm, synchronize_batch_norm
+from .gather import join
+from .losses_and_miners import DistributedLoss, DistributedMiner
+from .processes import from_rank_0, num_processes, process_group, rank
+
+__all__ = [
+    "DistributedLoss",
+    "DistributedMiner",
+    "JoinedBatchNorm",
+    "from_rank_0",
+    "join",
+    "num_processes",
+    "process_group",
+    "rank",
+    "synchronize_batch_norm",
+]

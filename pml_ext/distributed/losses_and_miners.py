@@ -1,0 +1,234 @@
+"""Losses and miners over several processes: value and gradients of one process on the joined batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..components import capabilities
+from ..losses import WrapperCapabilities, call_loss, inside
+from ..pairwise import check_batch, check_indices_tuple, check_references
+from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
+from ..settings import check_flag
+from .gather import broadcast, join
+from .processes import collective_device, from_rank_0, num_processes, rank
+
+
+class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
+    r"""A loss over the batches of all processes, joined in the order of their ranks.
+
+    Every process gets the value that one process gets on the joined batch. After DistributedDataParallel's mean over
+    the processes, the network has the gradients of that one process, and so has the loss: its parameters, the targets
+    of its regularizers, its learned metric, whether DistributedDataParallel is around the loss or not. For that the
+    gradient with respect to this process's embeddings is ``W`` times that of the joined loss (with ``W`` processes),
+    since the mean divides by ``W`` what only one process contributes; the loss's parameters get their gradient as it
+    is, since every process contributes all of it.
+
+    Batches may differ in size from process to process. Random parts (dropout in a learned metric, sampled triplets) are
+    alike: all use the state of torch's generators of rank 0, so they are those of one process too. A loss with a memory
+    goes inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the first
+    call the loss's parameters and buffers become those of rank 0. Without a process group, or with one process, it is
+    the loss itself.
+
+    *Cost:* the loss on the joined batch in every process, and three collective operations a call: sizes, the
+    generator's state (5 kB), the batches, padded to the largest.
+
+    Args:
+        loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
+        efficient: here for what was written for PML's ``DistributedLossWrapper``, where True compares a process's own
+            rows alone with all rows, which saves memory and gives other gradients. This loss gives the gradients of
+            the joined batch, at the cost above, whether it is True or False.
+
+    Raises:
+        TypeError: not a module, or ``efficient`` neither True nor False.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ProxyAnchorLoss
+        >>> DistributedLoss(ProxyAnchorLoss(2, 4))(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
+        torch.Size([])
+    """
+
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "references"}, lambda self: capabilities(inside(self.loss))
+    )
+    joins_processes = True
+
+    def __init__(self, loss: nn.Module, efficient: bool = False) -> None:
+        if not isinstance(loss, nn.Module):
+            raise TypeError(f"loss of DistributedLoss must be an object such as ContrastiveLoss(); got {loss!r}")
+        check_flag(self, "efficient", efficient)
+        super().__init__(loss=loss)
+        self.loss = loss
+        self.efficient = efficient
+        self._alike = False
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        """Nothing: any loss will do."""
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        enqueue_mask: Tensor | None = None,
+    ) -> Any:
+        """The loss of the joined batch.
+
+        Args:
+            embeddings: this process's part, ``[B, D]``; B may differ between processes, and be 0.
+            labels: ``[B]``, integers.
+            indices_tuple: what a :class:`DistributedMiner` found: rows of the joined batch, alike in all processes.
+            ref_emb: this process's part of the references, ``[R, D]``.
+            ref_labels: ``[R]``.
+            enqueue_mask: ``[B]``, boolean, for a :class:`pml_ext.CrossBatchMemory`.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: a wrong shape; embeddings that differ in size or dtype between processes; an
+                ``indices_tuple`` that does.
+        """
+        if num_processes() == 1:
+            return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
+        check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
+        check_references(embeddings, ref_emb, ref_labels)
+        if not self._alike:
+            _take_state_of_rank_0(self.loss)
+            self._alike = True
+        batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels,
+                 "enqueue_mask": enqueue_mask}  # fmt: skip
+        joined = join(batch, indices_tuple)
+        with _random_as_rank_0(embeddings.device):
+            return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
+
+
+class DistributedMiner(BaseMiner):  # type: ignore[misc]
+    """A miner over the batches of all processes, for :class:`DistributedLoss`.
+
+    The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch, and
+    what the miner recorded (``num_triplets`` and the like, more with ``collect_stats``) as its own miner's. Without a
+    process group, or with one process, it is the miner itself.
+
+    Args:
+        miner: a miner of PML or of ours.
+        efficient: here for what was written for PML's ``DistributedMinerWrapper``, where True mines partners for a
+            process's own rows. This miner finds those of all rows, which :class:`DistributedLoss` wants, whether it is
+            True or False.
+
+    Raises:
+        TypeError: not a module, or ``efficient`` neither True nor False.
+    """
+
+    def __init__(self, miner: nn.Module, efficient: bool = False) -> None:
+        if not isinstance(miner, nn.Module):
+            raise TypeError(
+                f"miner of DistributedMiner must be an object such as MultiSimilarityMiner(); got {miner!r}"
+            )
+        check_flag(self, "efficient", efficient)
+        super().__init__()
+        self.miner = miner
+        self.efficient = efficient
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Those of the miner."""
+        return capabilities(self.miner)
+
+    @torch.no_grad()
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Any:
+        """Indices of pairs or triplets of the joined batch.
+
+        Args:
+            embeddings: this process's part, ``[B, D]``.
+            labels: ``[B]``, integers.
+            ref_emb: this process's part of the references, ``[R, D]``.
+            ref_labels: ``[R]``.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: a wrong shape, or embeddings that differ in size or dtype between processes.
+        """
+        self.reset_stats()
+        found = self._mine(embeddings, labels, ref_emb, ref_labels)
+        if len(found) in (3, 4):
+            self.output_assertion(found)  # which counts them
+        return found
+
+    def _mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> Any:
+        if num_processes() == 1:
+            optional = [] if ref_emb is None else [ref_emb, ref_labels]
+            return self.miner(embeddings, labels, *optional)
+        check_batch(embeddings, labels)
+        check_references(embeddings, ref_emb, ref_labels)
+        joined = join({"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels})
+        found: list[Tensor] = []
+        if rank() == 0:
+            references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
+            found = [index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"],
+                                                                         *references)]  # fmt: skip
+        lengths, recorded = from_rank_0(([len(index) for index in found], _recorded(self.miner)))
+        _set_recorded(self.miner, recorded)
+        return broadcast(found, lengths, embeddings.device)
+
+
+_COUNTS = ("num_pos_pairs", "num_neg_pairs", "num_triplets")  # of PML's miners, statistics or not
+
+
+def _recorded(miner: nn.Module) -> list[dict[str, Any]]:
+    """What each module of a miner recorded of its last call."""
+    each = []
+    for module in miner.modules():
+        names = {*_COUNTS, *getattr(module, "_record_these_stats", ())} & vars(module).keys()
+        each.append({name: _on_cpu(getattr(module, name)) for name in names})
+    return each
+
+
+def _set_recorded(miner: nn.Module, recorded: list[dict[str, Any]]) -> None:
+    for module, values in zip(miner.modules(), recorded, strict=True):
+        for name, value in values.items():
+            setattr(module, name, value)
+
+
+@torch.no_grad()
+def _take_state_of_rank_0(module: nn.Module) -> None:
+    """Parameters and buffers of rank 0, as DistributedDataParallel does when it is made."""
+    state = module.state_dict()
+    if not state:
+        return
+    sent = [{name: _on_cpu(value) for name, value in state.items()} if rank() == 0 else {}]
+    dist.broadcast_object_list(sent, src=0)
+    if rank() != 0:
+        module.load_state_dict(sent[0])
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+@contextlib.contextmanager
+def _random_as_rank_0(device: torch.device) -> Iterator[None]:
+    """The generators of torch as they stand in rank 0; afterwards every other process goes on with its own."""
+    devices = [device] if device.type == "cuda" else []
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in devices)]
+    collective = collective_device(device)
+    shared = torch.cat(states).to(collective)
+    dist.broadcast(shared, src=0)
+    if rank() == 0:
+        yield
+        return
+    with torch.random.fork_rng(devices=devices):
+        cpu, *cuda = torch.split(shared.cpu(), [len(state) for state in states])
+        torch.set_rng_state(cpu.clone())
+        for each, state in zip(devices, cuda, strict=True):
+            torch.cuda.set_rng_state(state.clone(), each)
+        yield

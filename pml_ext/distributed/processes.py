@@ -1,0 +1,57 @@
+"""The processes of a run: how many, which one, and what they tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def num_processes() -> int:
+    """How many processes there are: 1 where no process group was started."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return dist.get_rank() if num_processes() > 1 else 0
+
+
+@contextlib.contextmanager
+def process_group(device: str) -> Iterator[None]:
+    """The group of the processes that ``torchrun`` started, if it did; it ends with the block, unless that fails.
+
+    Args:
+        device: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL, and gloo for what lies on the CPU).
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield
+        return
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    # Rank 0 tests alone while the others wait; torchrun ends them should it fail.
+    dist.init_process_group(backend, timeout=datetime.timedelta(days=2))
+    yield
+    dist.destroy_process_group()
+
+
+def from_rank_0(value: Any) -> Any:
+    """What rank 0 passes, in every process.
+
+    Args:
+        value: anything that can be pickled; that of the other ranks is not looked at.
+    """
+    if num_processes() == 1:
+        return value
+    everyone = [value]
+    dist.broadcast_object_list(everyone, src=0)
+    return everyone[0]
+
+
+def collective_device(device: torch.device) -> torch.device:
+    """Where the tensors of a collective operation lie: gloo alone wants them on the CPU."""
+    return torch.device("cpu") if dist.get_backend() == "gloo" else device

@@ -1,0 +1,109 @@
+"""The embeddings of a whole split, computed in one pass of the network that all who need them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from ..devices import Precision, autocast
+from ..pairwise import to_full_precision
+
+
+@dataclass(frozen=True)
+class EmbeddedSplit:
+    """The images of a split as the network sees them, in the split's order.
+
+    Args:
+        embeddings: ``[N, D]``, float32 or float64, not normalized.
+        labels: ``[N]``, int64.
+        features: of the trunk, ``[N, F]``; None where they were not kept.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    features: Tensor | None = None
+
+
+@torch.no_grad()
+def embed_batches(
+    trunk: nn.Module,
+    embedder: nn.Module,
+    images: Dataset[tuple[Tensor, int]],
+    device: torch.device,
+    batch_size: int = 256,
+    workers: int = 0,
+    precision: Precision = "float32",
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One pass over a split, batch by batch, so that not all of it is held at a time.
+
+    Both modules are in evaluation mode for each batch, and as they were when the pass ends. Torch's generators are left
+    alone.
+
+    Args:
+        trunk: from images to features.
+        embedder: from features to embeddings.
+        images: items are ``(image, label)``.
+        device: where both modules are.
+        batch_size: images at a time.
+        workers: processes that read; 0 for this one.
+        precision: of the network.
+
+    Yields:
+        Features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``, on the device.
+    """
+    pinned = device.type in ("cuda", "xpu")
+    loader: DataLoader[Any] = DataLoader(
+        images, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator()
+    )
+    modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
+    try:
+        for batch, labels in loader:
+            trunk.eval()
+            embedder.eval()
+            with autocast(device, precision):
+                features = trunk(batch.to(device, non_blocking=pinned))
+                embeddings = embedder(features)
+            yield to_full_precision(features), to_full_precision(embeddings), labels.to(device, non_blocking=pinned)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def embed_split(
+    trunk: nn.Module,
+    embedder: nn.Module,
+    images: Dataset[tuple[Tensor, int]],
+    device: torch.device,
+    batch_size: int = 256,
+    workers: int = 0,
+    precision: Precision = "float32",
+    keep_features: bool = False,
+) -> EmbeddedSplit:
+    """A whole split in one pass; every image is read once.
+
+    Args:
+        trunk: from images to features.
+        embedder: from features to embeddings.
+        images: items are ``(image, label)``; one or more.
+        device: where both modules are.
+        batch_size: images at a time.
+        workers: processes that read; 0 for this one.
+        precision: of the network.
+        keep_features: whether the trunk's features are kept as well.
+    """
+    count = len(images)  # type: ignore[arg-type]
+    held: list[Tensor] = []
+    start = 0
+    for features, *rest in embed_batches(trunk, embedder, images, device, batch_size, workers, precision):
+        parts = [*rest, features] if keep_features else rest
+        if not held:  # filled in place: joining the batches at the end would hold everything twice
+            held = [part.new_empty(count, *part.shape[1:]) for part in parts]
+        for whole, part in zip(held, parts, strict=True):
+            whole[start : start + len(part)] = part
+        start += len(rest[0])
+    return EmbeddedSplit(*held)

@@ -1,0 +1,287 @@
+"""A training step and an epoch of steps, in plain PyTorch.
+
+A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit: gradients cleared,
+trunk, embedder, miner, loss, backward, optimizers; the learning rates' schedules at the end of the epoch. What it adds:
+precision, compilation, clipping, a look at the loss and every gradient before anything changes, and one wait for the
+device per step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..devices import autocast, check_precision, read_numbers
+from ..distributed import num_processes
+from ..errors import TrainingError
+from ..losses import inside
+from ..pairwise import to_full_precision
+from .recipe import EngineTable
+
+MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
+
+
+class NotFiniteError(TrainingError):
+    """The loss, an embedding or a gradient is NaN or infinite; the step was not taken."""
+
+
+@dataclass
+class Objective:
+    """What is minimized, and by what means.
+
+    Args:
+        loss: called as ``loss(embeddings, labels, indices_tuple)``; gives one value.
+        optimizers: those of trunk, embedder and loss by name, in the order in which they step.
+        miner: called as ``miner(embeddings, labels)`` for the ``indices_tuple``, or None.
+        schedulers: stepped at the end of every epoch.
+        recorded: gives what is recorded of a step, numbers and tensors of one element, once the loss is computed.
+    """
+
+    loss: nn.Module
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    miner: nn.Module | None = None
+    schedulers: Sequence[Any] = ()
+    recorded: Callable[[], Sequence[Any]] = field(default=tuple)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was taken.
+
+    Args:
+        loss: its value.
+        embeddings: of its batch, ``[B, D]``, float32 or float64, without gradient.
+        recorded: what the objective records of it, as Python numbers.
+        skipped: whether its gradients overflowed in float16, so that no parameter was changed.
+    """
+
+    loss: float
+    embeddings: Tensor
+    recorded: list[Any]
+    skipped: bool = False
+
+
+class Engine:
+    """Trains a network of a trunk and an embedder.
+
+    Over several processes their gradients are averaged. The modules that are passed stay what is saved, tested and
+    loaded: what wraps or compiles them shares their parameters.
+
+    Args:
+        trunk: from images to features, on its device.
+        embedder: from features to embeddings, on the same.
+        device: where both are.
+        settings: precision, compilation, clipping.
+        freeze_batch_norm: whether the trunk's batch norms keep their statistics.
+        lap: called with the name of each part of a step when it is done, for measuring: ``"network"``, ``"miner"``,
+            ``"loss"``, ``"check"``, ``"optimizer"``.
+
+    Raises:
+        ConfigError: a precision that the device does not have.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        embedder: nn.Module,
+        device: torch.device,
+        settings: EngineTable | None = None,
+        freeze_batch_norm: bool = False,
+        lap: Callable[[str], None] | None = None,
+    ) -> None:
+        self.settings = settings or EngineTable()
+        self.device = device
+        self._freeze_batch_norm = freeze_batch_norm
+        self._lap = lap or _no_lap
+        check_precision(device, self.settings.precision)
+        self._named = {"trunk": trunk, "embedder": embedder}
+        self._parameters = [*trunk.parameters(), *embedder.parameters()]
+        if self.settings.channels_last:
+            trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._trunk, self._embedder = (over_processes(self._compiled(module)) for module in (trunk, embedder))
+        self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
+        self._overflows = 0  # steps left out in a row
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How images are to lie in memory."""
+        return torch.channels_last if self.settings.channels_last else torch.contiguous_format
+
+    def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
+        """Trains on batches, one after the other; the epoch ends when all its steps have been taken from it.
+
+        Args:
+            batches: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
+            objective: what is minimized.
+
+        Yields:
+            Every step, after it was taken.
+
+        Raises:
+            NotFiniteError: the loss, an embedding or a gradient is NaN or infinite.
+            TrainingError: a loss that is not one value, or depends on no parameter; torch.compile failed.
+        """
+        for module in (self._trunk, self._embedder, objective.loss):
+            module.train()
+        if self._freeze_batch_norm:
+            self._named["trunk"].apply(_freeze)
+        parameters = {
+            f"{name}.{key}": parameter
+            for name, module in (*self._named.items(), ("loss", inside(objective.loss)))
+            for key, parameter in module.named_parameters()
+        }
+        reading = iter(batches)
+        batch = next(reading, None)
+        while batch is not None:
+            self._lap("reading")
+            with self._compiling():
+                pending = self._forward_and_backward(*batch, objective)
+            ahead = self.device.type != "cpu"  # the next batch is read while the device works
+            batch = next(reading, None) if ahead else None
+            self._lap("reading")
+            yield self._take(*pending, objective, parameters)
+            if not ahead:
+                batch = next(reading, None)
+        for scheduler in objective.schedulers:
+            scheduler.step()
+
+    def _forward_and_backward(self, images: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+        """The loss of a batch and its embeddings; every parameter has its gradient."""
+        for module in (self._trunk, self._embedder, objective.loss):
+            module.zero_grad()
+        with autocast(self.device, self.settings.precision):
+            embeddings = self._embedder(self._trunk(images))
+        embeddings = to_full_precision(embeddings)
+        self._lap("network")
+        indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
+        self._lap("miner")
+        loss = objective.loss(embeddings, labels, indices_tuple)
+        _check_loss(loss)
+        self._lap("loss")
+        if embeddings.requires_grad and self._lap is not _no_lap:
+            # Called when the gradient of the loss is computed, and that of the network begins.
+            embeddings.register_hook(lambda _: self._lap("loss"))  # type: ignore[no-untyped-call]
+        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+        self._lap("network")
+        return loss.detach(), embeddings.detach()
+
+    def _take(
+        self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
+    ) -> Step:
+        """Looks at loss, embeddings and gradients, and steps if all are finite."""
+        optimizers = objective.optimizers.values()
+        if self._scaler is not None:
+            for optimizer in optimizers:
+                self._scaler.unscale_(optimizer)
+        gradients = {name: _values(parameter.grad) for name, parameter in parameters.items()
+                     if parameter.grad is not None}  # fmt: skip
+        norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
+        value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
+        if not math.isfinite(value):
+            raise NotFiniteError(f"the loss became {value}")
+        # A norm overflows above 1e19, where every value may still be finite.
+        bad = None if math.isfinite(total) else _first_not_finite(embeddings, gradients)
+        self._lap("check")
+        if bad is None:
+            self._overflows = 0
+            if self.settings.clip_gradient is not None:
+                nn.utils.clip_grad_norm_(self._parameters, self.settings.clip_gradient)
+            for optimizer in optimizers:
+                optimizer.step()
+        else:
+            self._skip(*bad)
+        if self._scaler is not None:
+            self._scaler.update()
+        self._lap("optimizer")
+        return Step(value, embeddings, recorded, bad is not None)
+
+    def _skip(self, name: str, value: float) -> None:
+        """A gradient that is not finite: in float16 the step is left out, and the loss scale falls; else an error."""
+        self._overflows += 1
+        if self._scaler is None or name == "embeddings":
+            raise NotFiniteError(f"the {name} became {value}")
+        if self._overflows > MOST_SKIPPED:
+            raise NotFiniteError(
+                f"the {name} overflows in float16 whatever the loss scale; wanted engine.precision = 'bfloat16', which "
+                "has a wider range"
+            )
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """What torch.compile fails at, most often for want of a C compiler, is told in one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.settings.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                reason = " ".join(str(error).strip().splitlines()[:2])
+                raise TrainingError(f"torch.compile failed: {reason}; leave out engine.compile") from error
+            raise
+
+    def _compiled(self, module: nn.Module) -> Any:
+        return torch.compile(module) if self.settings.compile else module
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on needs besides parameters and optimizers: the loss scale of float16."""
+        scaler = self._scaler.state_dict() if self._scaler is not None else {}
+        return {"scaler": scaler, "overflows": self._overflows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the state of :meth:`state_dict`.
+
+        Args:
+            state: of an engine with the same precision.
+        """
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        self._overflows = state["overflows"]
+
+
+def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
+    """A module whose gradients are averaged over the processes; itself where there is one process, or no parameter.
+
+    Args:
+        module: on its device.
+        settings: of torch's DistributedDataParallel.
+    """
+    if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    return nn.parallel.DistributedDataParallel(module, **settings)
+
+
+def _no_lap(_part: str) -> None:
+    """Nothing is measured."""
+
+
+def _freeze(module: nn.Module) -> None:
+    if "BatchNorm" in type(module).__name__:
+        module.eval()
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise TrainingError(f"the loss gave {found}, wanted one value; its reducer should give a mean or a sum")
+    if not loss.requires_grad:
+        raise TrainingError("the loss depends on no parameter that is trained, so there is nothing to learn from it")
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _first_not_finite(embeddings: Tensor, gradients: Mapping[str, Tensor]) -> tuple[str, float] | None:
+    """What holds a value that is NaN or infinite, and that value; None if there is no such value."""
+    named = {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+    for name, tensor in ({"embeddings": embeddings} | named).items():
+        bad = tensor[~tensor.isfinite()]
+        if len(bad):
+            return name, bad[0].item()
+    return None

@@ -1,0 +1,55 @@
+"""Recipes: one TOML file says what to train, on what, how, and how it is tested.
+
+A recipe is read, merged with what it ``extends``, overridden by ``--set``, split by its ``[sweep]``, and validated
+whole before any data are loaded. Every error names the file, the key, what was found and what is wanted.
+"""
+
+from .building import (
+    build_dataset,
+    build_loss,
+    build_optimizer,
+    build_trunk,
+    dataset_factory,
+    loss_context,
+    own_optimizer,
+)
+from .checking import validate
+from .loading import load_recipes, names_in, read_tables
+from .schema import (
+    SHUFFLE,
+    DataTable,
+    EngineTable,
+    LossTable,
+    NamedTable,
+    Recipe,
+    SamplerTable,
+    ScheduleTable,
+    StageTable,
+    merged,
+    metric_names,
+)
+
+__all__ = [
+    "SHUFFLE",
+    "DataTable",
+    "EngineTable",
+    "LossTable",
+    "NamedTable",
+    "Recipe",
+    "SamplerTable",
+    "ScheduleTable",
+    "StageTable",
+    "build_dataset",
+    "build_loss",
+    "build_optimizer",
+    "build_trunk",
+    "dataset_factory",
+    "load_recipes",
+    "loss_context",
+    "merged",
+    "metric_names",
+    "names_in",
+    "own_optimizer",
+    "read_tables",
+    "validate",
+]

@@ -1,0 +1,137 @@
+"""From a recipe's tables to data, networks, losses, miners and optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import registry
+from ...building import BuildContext
+from ...data import DataSplits, folder
+from ...errors import ConfigError, PmlExtError
+from ...losses import CrossBatchMemory, RegularizedLoss
+from .schema import OPTIMIZERS, DataTable, LossTable, NamedTable, OptimizerTable, Recipe, merged
+from .values import adapter_of, listed, strictly
+
+# What a run fills in by itself: no options of a recipe.
+FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
+
+
+def dataset_factory(name: str) -> Callable[..., Any]:
+    """The factory of a data set; ``folder:PATH`` gives the factory of folders with its path filled in."""
+    prefix, _, path = name.partition(":")
+    if prefix != "folder":
+        return registry.dataset(name)
+    if not path:
+        raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images a class")
+
+    return functools.partial(folder, path=path)
+
+
+def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
+    """The settings of a factory that a recipe may have."""
+    taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
+    return {name: parameter for name, parameter in registry.settings_of(factory).items() if name not in taken}
+
+
+def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
+    """The images of a data set.
+
+    Args:
+        table: ``[data]``.
+        root: the folder of the data, where the data set wants one.
+
+    Raises:
+        ConfigError: the data set refuses an option.
+        DataError: data are missing or unreadable.
+    """
+    factory = dataset_factory(table.name)
+    with _refusing("data", table):
+        return factory(root, **_converted(factory, FROM_RUN_FOR_DATA, table.settings))  # type: ignore[no-any-return]
+
+
+def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
+    """A trunk from its table.
+
+    Args:
+        table: ``[model] trunk``.
+        channels: of the images.
+        image_size: of the images, in pixels.
+        trained: whether its weights will be a run's, so that no pretrained ones are fetched.
+
+    Raises:
+        ConfigError: the trunk refuses an option.
+    """
+    factory = registry.trunk(table.name)
+    given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
+    with _refusing("model.trunk", table):
+        return factory(channels, image_size, **_converted(factory, FROM_RUN_FOR_TRUNK, given))  # type: ignore[no-any-return]
+
+
+def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a factory's annotations want them: a path for a text, say."""
+    options = options_of(factory, filled)
+    adapters = {name: adapter_of(options[name].annotation) for name in given}
+    return {name: value if (adapter := adapters[name]) is None else strictly(adapter, value)
+            for name, value in given.items()}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _refusing(key: str, table: NamedTable) -> Iterator[None]:
+    """What a factory says of its options, under their key."""
+    try:
+        yield
+    except PmlExtError:
+        raise
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(f"{key}: {table.name} refuses {listed(table.settings)}: {error}") from error
+
+
+def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
+    """What a loss may ask for by argument name without a recipe saying it."""
+    return {"embedding_size": recipe.model.embedding_size, "num_classes": len(labels), "class_labels": labels,
+            "collect_stats": True}  # fmt: skip
+
+
+def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
+    """A component from its table; settings that the table leaves out come from the context.
+
+    Args:
+        kind: the component's kind.
+        table: its name and settings.
+        context: a :class:`pml_ext.building.BuildContext`.
+    """
+    return registry.build(table.name, kind, context, **table.settings)
+
+
+def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
+    """A loss with its regularizer and memory, and its miner, if the memory does not have that.
+
+    Args:
+        table: ``[loss]``.
+        context: see :func:`loss_context`.
+    """
+    loss = build("loss", table, context)
+    if table.regularizer is not None:
+        loss = RegularizedLoss(loss, build("regularizer", table.regularizer, context), table.regularizer.weight)
+    miner = build("miner", table.miner, context) if table.miner is not None else None
+    if table.memory is None:
+        return loss, miner
+    return CrossBatchMemory(loss, context["embedding_size"], table.memory.size, miner, collect_stats=True), None
+
+
+def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
+    """How a loss's own parameters are trained: as the networks, but for what ``[loss.optimizer]`` says."""
+    return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
+
+
+def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0) -> torch.optim.Optimizer:
+    """The torch optimizer of a table over some parameters."""
+    optimizer = OPTIMIZERS[table.name]
+    return optimizer(parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return,operator]

@@ -1,0 +1,216 @@
+"""Looks up every name of a recipe and checks every setting, so that a run does not fail on one an hour later."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from ... import registry
+from ...building import BuildContext
+from ...data import build_transforms
+from ...errors import ConfigError, PmlExtError
+from ...evaluation import learned_metric
+from .building import (
+    FROM_RUN_FOR_DATA,
+    FROM_RUN_FOR_TRUNK,
+    build,
+    build_loss,
+    build_optimizer,
+    dataset_factory,
+    loss_context,
+    options_of,
+    own_optimizer,
+)
+from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe, metric_names
+from .values import adapter_of, alike, listed, strictly, wanted_by
+
+# What the run fills in where a component wants it; here with stand-ins, so that constructors can be tried.
+_SAMPLER_CONTEXT: BuildContext = {
+    "labels": [label for label in range(4096) for _ in range(2)],
+    "length_before_new_iter": 1 << 20,
+    "batch_size": 2,
+    "seed": 0,
+}
+
+
+class _KeyProblem(Exception):
+    """Something is wrong with the value of a key."""
+
+    def __init__(self, key: str, text: object) -> None:
+        super().__init__(key, text)
+        self.key, self.text = key, str(text)
+
+
+def validate(tables: Mapping[str, Any], source: str) -> Recipe:
+    """A recipe from plain tables, with every name and setting checked.
+
+    Args:
+        tables: the recipe's tables.
+        source: its file or name, for error texts.
+
+    Raises:
+        ConfigError: naming the source, the key, what was found and what is wanted.
+    """
+    try:
+        recipe = Recipe.model_validate(tables)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_first_problem(error)}") from None
+    try:
+        _check_names(recipe)
+    except _KeyProblem as problem:
+        raise ConfigError(f"{source}: {problem.key}: {problem.text}") from None
+    return recipe
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"]) or "the recipe"
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "extra_forbidden":
+        fields = _fields_at(problem["loc"][:-1])
+        return f"{key}: {registry.unknown('key', str(problem['loc'][-1]), fields)}"
+    if problem["type"] == "missing":
+        return f"{key}: missing, and without a default"
+    if problem["type"] == "value_error":
+        return f"{key}: {message}"
+    return f"{key}: found {problem['input']!r}; {message}"
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Recipe
+    for part in location:
+        if isinstance(part, str) and part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            candidates = [annotation, *typing.get_args(annotation)]
+            model = next((c for c in candidates if inspect.isclass(c) and issubclass(c, BaseModel)), model)
+    return list(model.model_fields)
+
+
+def _check_names(recipe: Recipe) -> None:
+    """Looks up every name and checks every setting, so that a run does not fail on one an hour later."""
+    factory = _looked_up("data.name", lambda: dataset_factory(recipe.data.name))
+    _check_call("data", recipe.data.name, options_of(factory, FROM_RUN_FOR_DATA), recipe.data.settings)
+    augment = options_of(build_transforms, ("image_size", "channels", "crop", "normalize"))
+    _check_call("data.augment", "augment", augment, recipe.data.augment)
+    trunk = recipe.model.trunk
+    factory = _looked_up("model.trunk.name", lambda: registry.trunk(trunk.name))
+    _check_call("model.trunk", trunk.name, options_of(factory, FROM_RUN_FOR_TRUNK), trunk.settings)
+    _check_optimizer("optimizer", recipe.optimizer)
+    for index, stage in enumerate(recipe.all_stages()):
+        prefix = f"stages.{index}." if index < len(recipe.stages) else ""
+        _check_loss(f"{prefix}loss", stage.loss, recipe)
+        assert stage.sampler is not None
+        _check_memory(f"{prefix}loss.memory", stage.loss.memory, stage.sampler.batch_size, recipe.schedule.epochs)
+        if stage.sampler.name != SHUFFLE:
+            _check_component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
+    if recipe.evaluation.shortlist is not None:
+        context = loss_context(recipe, [0, 1])
+        losses = (build_loss(stage.loss, context)[0] for stage in recipe.all_stages())
+        if not any(learned_metric(loss.modules()) for loss in losses):
+            raise _KeyProblem("evaluation.shortlist", f"found {recipe.evaluation.shortlist}, but no loss of the recipe "
+                              "has a learned metric to re-rank by; leave it out")  # fmt: skip
+    if recipe.evaluation.select is not None:
+        known = metric_names(recipe)
+        if recipe.evaluation.select not in known:
+            raise _KeyProblem("evaluation.select", registry.unknown("metric", recipe.evaluation.select, known))
+
+
+def _check_memory(key: str, table: MemoryTable | None, batch_size: int, epochs: int) -> None:
+    if table is None:
+        return
+    if table.size < batch_size:
+        raise _KeyProblem(f"{key}.size", f"found {table.size}; a memory holds at least one batch, here {batch_size}")
+    if table.start_epoch > epochs:
+        raise _KeyProblem(f"{key}.start_epoch", f"found {table.start_epoch}; the run has {epochs} epochs")
+
+
+def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
+    context = loss_context(recipe, [0, 1])
+    _check_component(key, "loss", table, context)
+    if table.miner is not None:
+        _check_component(f"{key}.miner", "miner", table.miner, context)
+        if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
+            raise _KeyProblem(f"{key}.miner", f"{table.name} takes no miner's indices_tuple")
+        if any(True for _ in build("miner", table.miner, context).parameters()):
+            raise _KeyProblem(f"{key}.miner", f"{table.miner.name} has parameters here (a learned distance), which "
+                              "nothing would train; take a loss that has them and mines by them itself")  # fmt: skip
+    if table.regularizer is not None:
+        _check_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+    if table.memory is not None:
+        try:
+            build_loss(table, context)
+        except (TypeError, ValueError) as error:
+            raise _KeyProblem(f"{key}.memory", error) from None
+    try:
+        _check_optimizer(f"{key}.optimizer", own_optimizer(recipe.optimizer, table))
+    except ValidationError as error:
+        raise _KeyProblem(f"{key}.optimizer", _first_problem(error)) from None
+
+
+def _check_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> None:
+    component = _looked_up(f"{key}.name", lambda: registry.get(table.name, kind))
+    lacking = registry.required(component.cls, context, table.settings)[1]
+    _check_call(key, table.name, component.settings, table.settings, supplied=set(component.settings) - set(lacking))
+    if kind == "sampler":  # its arguments are the data's; tried when they are there
+        return
+    try:
+        build(kind, table, context)
+    except PmlExtError as error:
+        raise _KeyProblem(key, error) from None
+    except (ValueError, TypeError, AssertionError) as error:
+        raise _KeyProblem(key, f"{table.name} refuses {listed(table.settings)}: {error}") from None
+
+
+def _check_optimizer(key: str, table: OptimizerTable) -> None:
+    if table.name not in OPTIMIZERS:
+        raise _KeyProblem(f"{key}.name", registry.unknown("optimizer", table.name, OPTIMIZERS))
+    accepted = dict(inspect.signature(OPTIMIZERS[table.name]).parameters)
+    _check_call(key, table.name, accepted, table.settings, supplied=("params",))
+    try:
+        build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
+    except (ValueError, TypeError) as error:
+        raise _KeyProblem(key, error) from None
+
+
+def _looked_up(key: str, look_up: Callable[[], Any]) -> Any:
+    try:
+        return look_up()
+    except PmlExtError as error:
+        raise _KeyProblem(key, error) from None
+
+
+def _check_call(key: str, owner: str, accepted: Mapping[str, inspect.Parameter], given: Mapping[str, Any],
+                supplied: Iterable[str] = ()) -> None:  # fmt: skip
+    """Checks the names and types of settings, and that none is missing but those that the run supplies."""
+    for name, value in given.items():
+        if name not in accepted:
+            raise _KeyProblem(f"{key}.{name}", registry.unknown(f"setting of {owner}", name, accepted))
+        _check_type(f"{key}.{name}", accepted[name], value)
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in given and name not in supplied:
+            raise _KeyProblem(f"{key}.{name}", f"missing, and {owner} has no default for it")
+
+
+def _check_type(key: str, parameter: inspect.Parameter, value: Any) -> None:
+    """Checks a value against the annotation, or against the default's type where that says nothing."""
+    annotation, default = parameter.annotation, parameter.default
+    if isinstance(value, dict) and "name" in value:  # a component of its own, built and so checked later
+        return
+    adapter = adapter_of(annotation)
+    if adapter is None:
+        if isinstance(default, (bool, int, float, str)) and not alike(default, value):
+            wanted = {bool: "true or false", str: "text"}.get(type(default), "a number")
+            raise _KeyProblem(key, f"found {value!r}; wanted {wanted} (default {default!r})")
+        return
+    try:
+        result = strictly(adapter, value)
+    except ValidationError as error:
+        raise _KeyProblem(key, f"found {value!r}; {wanted_by(annotation, error)}") from None
+    if isinstance(value, (bool, float)) and not isinstance(result, type(value)):  # true is no 1, and 1.0 is none
+        raise _KeyProblem(key, f"found {value!r}; wanted {inspect.formatannotation(annotation)}")

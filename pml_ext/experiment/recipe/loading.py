@@ -1,0 +1,158 @@
+"""Reads recipes: a file, merged with what it extends, overridden by ``--set``, split by its sweep."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from ... import registry
+from ...errors import ConfigError, UnknownNameError
+from .checking import validate
+from .schema import Recipe, merged
+
+
+def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
+    """Reads a recipe and validates it whole.
+
+    Args:
+        name: a registered recipe (``"cbml/digits"``), one variant of a sweep (``"cbml/sweep@0.1"``), or the path of a
+            ``.toml`` file.
+        overrides: ``"key=value"`` pairs, ``loss.mvc_weight=0.1``; values in TOML, or else taken as text.
+
+    Returns:
+        ``{name: recipe}``: one entry, or one a variant where the recipe has a ``[sweep]``.
+
+    Raises:
+        ConfigError: naming the file, the key, what was found and what is wanted.
+        UnknownNameError: no such recipe.
+    """
+    base, variant = _without_variant(name)
+    source, tables = _read(base)
+    sweep = tables.pop("sweep", {})
+    if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
+        raise ConfigError(f'{source}: [sweep] has lists of values by key, for example "loss.alpha" = [36, 45]')
+    for override in sorted(overrides, key=_names_something, reverse=True):
+        key, found, text = override.partition("=")
+        if not found or not key.strip():
+            raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}")
+        sweep.pop(key.strip(), None)
+    variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
+                for values in itertools.product(*sweep.values())}  # fmt: skip
+    if variant:
+        if name not in variants:
+            raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
+        variants = {name: variants[name]}
+    recipes = {}
+    for full_name, settings in variants.items():
+        mine = copy.deepcopy(tables)
+        for key, value in settings.items():
+            _assign(mine, key, value, f"{source}: [sweep]")
+        recipes[full_name] = validate(mine, source)
+    return recipes
+
+
+def _names_something(override: str) -> bool:
+    """Whether an override names what a table is about; those go first, since another name begins the table anew."""
+    key = override.partition("=")[0].strip()
+    return "." not in key or key.endswith((".name", ".trunk", ".miner", ".regularizer"))
+
+
+def _without_variant(name: str) -> tuple[str, str]:
+    """A recipe's name or path, and the variant after its ``@``; a path's folders may have an ``@`` of their own."""
+    path, found, variant = name.rpartition(".toml")
+    if found and (not variant or variant.startswith("@")):
+        return path + found, variant.removeprefix("@")
+    base, _, variant = name.partition("@")
+    return base, variant
+
+
+def read_tables(name: str) -> dict[str, Any]:
+    """A recipe's tables, merged with what it extends, not validated.
+
+    Args:
+        name: a registered recipe or the path of a ``.toml`` file.
+    """
+    return _read(name)[1]
+
+
+def names_in(recipe: str) -> set[str]:
+    """The ``name`` of everything that a registered recipe names; nothing, if its file cannot be read.
+
+    Args:
+        recipe: a registered recipe.
+    """
+    try:
+        return set(_names(read_tables(recipe)))
+    except (ConfigError, UnknownNameError):
+        return set()
+
+
+def _names(tables: Any) -> Iterator[str]:
+    if isinstance(tables, dict):
+        for key, value in tables.items():
+            if isinstance(value, str) and key in ("name", "trunk", "miner", "regularizer"):
+                yield value  # a name alone stands for a table with it
+            yield from _names(value)
+    elif isinstance(tables, list):
+        for value in tables:
+            yield from _names(value)
+
+
+def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
+    """The file's name and its tables, merged into those that it extends."""
+    if name in children:
+        raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
+    file: Traversable
+    if name.endswith(".toml"):
+        file = Path(name)
+        if not file.is_file():
+            raise ConfigError(f"{name}: no such recipe file")
+    else:
+        file = registry.recipe(name)
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    tables.pop("run", None)  # what a run writes of itself beside its recipe
+    parent = tables.pop("extends", None)
+    if parent is None:
+        return str(file), tables
+    if not isinstance(parent, str):
+        raise ConfigError(f"{file}: extends: found {parent!r}, wanted the name of a recipe")
+    if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
+        parent = str(file.parent / parent)
+    try:
+        _, base = _read(parent, (*children, name))
+    except UnknownNameError as error:
+        raise ConfigError(f"{file}: extends: {error}") from None
+    base.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
+    return str(file), merged(base, tables)
+
+
+def _assign(tables: dict[str, Any], key: str, value: Any, source: str) -> None:
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    try:
+        updated = merged(tables, nested)
+    except (AttributeError, TypeError):
+        raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
+    tables.clear()
+    tables.update(updated)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _label(values: Iterable[Any]) -> str:
+    return ",".join(str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in values)

@@ -1,0 +1,254 @@
+"""The tables of a recipe: what keys there are, of what types, with what defaults."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ...devices import Precision
+
+SHUFFLE = "shuffle"  # the sampler name that means plain shuffling
+OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+}
+
+
+class Table(BaseModel):
+    """A table of a recipe: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NamedTable(Table):
+    """A table with a ``name`` and that thing's own settings beside the table's keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys that belong to what is named."""
+        return dict(self.model_extra or {})
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class DataTable(NamedTable):
+    """``[data]``: the data set, its options, and ``[data.augment]``, settings of ``build_transforms``."""
+
+    workers: int = Field(0, ge=0)
+    augment: dict[str, Any] = {}
+
+
+class ModelTable(Table):
+    """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
+
+    trunk: Annotated[NamedTable, BeforeValidator(_named)]
+    embedding_size: int = Field(64, ge=1)
+    hidden_sizes: list[Annotated[int, Field(ge=1)]] = []
+    freeze_batch_norm: bool = False
+
+
+class OptimizerTable(NamedTable):
+    """``[optimizer]``: a torch optimizer with its options; the embedder's learning rate is ``lr * head_lr_factor``.
+
+    ``scheduled``, of ``[loss.optimizer]``: the schedule applies to the loss's own parameters too.
+    """
+
+    name: str = "adam"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    head_lr_factor: float = Field(1.0, gt=0)
+    scheduled: bool = False
+
+
+class RegularizerTable(NamedTable):
+    """``[loss.regularizer]``: a regularizer, labelled or not, added to the loss with a weight."""
+
+    weight: float = 1.0
+
+
+class MemoryTable(Table):
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` of so many embeddings, used from an epoch on."""
+
+    size: int = Field(ge=1)
+    start_epoch: int = Field(1, ge=1)
+
+
+class LossTable(NamedTable):
+    """``[loss]``: the loss, its miner, regularizer and memory, and how its own parameters are trained."""
+
+    miner: Annotated[NamedTable, BeforeValidator(_named)] | None = None
+    regularizer: Annotated[RegularizerTable, BeforeValidator(_named)] | None = None
+    memory: MemoryTable | None = None
+    optimizer: dict[str, Any] = {}
+
+
+class SamplerTable(NamedTable):
+    """``[sampler]``: how batches are composed; an epoch has ``iterations`` of them, or as many as one pass gives."""
+
+    name: str = SHUFFLE
+    batch_size: int = Field(128, ge=2)
+    iterations: int | None = Field(None, ge=1)
+
+
+class StageTable(Table):
+    """``[[stages]]``: epochs with another loss (and sampler), before the recipe's own."""
+
+    epochs: int = Field(ge=1)
+    loss: LossTable
+    sampler: SamplerTable | None = None
+
+
+class ScheduleTable(Table):
+    """``[schedule]``: how many epochs, those of the stages included, and how the learning rate falls."""
+
+    epochs: int = Field(ge=1)
+    name: Literal["constant", "multi-step", "cosine"] = "constant"
+    milestones: list[Annotated[int, Field(ge=1)]] = []
+    gamma: float = Field(0.1, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _milestones_fit(self) -> ScheduleTable:
+        if (self.name == "multi-step") != bool(self.milestones):
+            raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
+        return self
+
+
+class EngineTable(Table):
+    """``[engine]``: how a training step is computed.
+
+    Args:
+        precision: of the network, forward and backward; the loss is always computed in full precision. ``"float16"``
+            scales the loss and leaves out steps whose gradients overflow.
+        compile: trunk and embedder are compiled by ``torch.compile``, which takes up to minutes before the first step.
+        channels_last: images and convolutions lie in memory with the channels last.
+        clip_gradient: the greatest norm of the gradients of trunk and embedder together; the loss's own parameters do
+            not count and are not clipped. None leaves gradients as they are.
+    """
+
+    precision: Precision = "float32"
+    compile: bool = False
+    channels_last: bool = False
+    clip_gradient: float | None = Field(None, gt=0)
+
+
+class EvaluationTable(Table):
+    """``[evaluation]``: what is measured, and how the tested epoch is chosen."""
+
+    recall_at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
+    precision_at: list[Annotated[int, Field(ge=1)]] = [1]
+    clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
+    lone_queries: Literal["miss", "drop"] = "miss"
+    shortlist: int | None = Field(None, ge=1)
+    batch_size: int = Field(256, ge=1)
+    validation: float = Field(0.0, ge=0, lt=1)
+    every: int = Field(1, ge=1)
+    select: str | None = None
+
+    @model_validator(mode="after")
+    def _selection_needs_classes(self) -> EvaluationTable:
+        if (self.select is None) != (self.validation == 0):
+            raise ValueError(
+                "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
+                "out for that), for example validation = 0.2, select = 'map_at_r'"
+            )
+        if not {1, 2, 4, 8} <= set(self.recall_at):
+            raise ValueError("recall_at includes 1, 2, 4 and 8, which every run reports")
+        if 1 not in self.precision_at or 1 not in self.clusters_per_class:
+            raise ValueError("precision_at and clusters_per_class include 1, which every run reports")
+        return self
+
+
+class PaperTable(BaseModel):
+    """``[paper]``: where the settings come from and what the paper reports."""
+
+    model_config = ConfigDict(extra="allow")
+
+    table: str = ""
+    note: str = ""
+
+
+class Recipe(Table):
+    """A validated recipe.
+
+    Args:
+        description: one line on what it is for.
+        data: the data set and its augmentation.
+        model: trunk and embedder.
+        loss: the loss with what belongs to it.
+        sampler: how batches are composed.
+        stages: epochs with other losses, before the recipe's own.
+        optimizer: of the networks.
+        schedule: epochs and learning rate.
+        evaluation: what is measured.
+        paper: where the settings come from.
+    """
+
+    description: str = ""
+    data: DataTable
+    model: ModelTable
+    loss: LossTable
+    sampler: SamplerTable = SamplerTable()
+    stages: list[StageTable] = []
+    optimizer: OptimizerTable = OptimizerTable()
+    schedule: ScheduleTable
+    evaluation: EvaluationTable = EvaluationTable()
+    paper: PaperTable | None = None
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Recipe:
+        warm = sum(stage.epochs for stage in self.stages)
+        if warm >= self.schedule.epochs:
+            raise ValueError(f"the stages take {warm} epochs, so schedule.epochs must be more than that")
+        return self
+
+    def all_stages(self) -> list[StageTable]:
+        """The stages with the recipe's own loss as the last, every sampler filled in."""
+        warm = sum(stage.epochs for stage in self.stages)
+        own = StageTable(epochs=self.schedule.epochs - warm, loss=self.loss, sampler=self.sampler)
+        return [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages] + [own]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as plain tables, defaults included, fit for TOML."""
+        return typing.cast("dict[str, Any]", _without_none(self.model_dump()))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def metric_names(recipe: Recipe) -> list[str]:
+    """The names of the metrics that a run of the recipe reports."""
+    table = recipe.evaluation
+    ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
+    ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
+    clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
+                for name in ("nmi", "f1", "purity")]  # fmt: skip
+    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters]
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key; a table that names something else replaces the old one, settings and all."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,26 @@
+"""The base of pair losses, what wraps losses, and how a wrapper calls one."""
+
+from .calling import WrapperCapabilities, call_loss, inside
+from .memory import CrossBatchMemory
+from .multiple import MultipleLosses
+from .pair_loss import PairLoss, Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
+from .regularized import RegularizationWarning, RegularizedLoss
+from .self_supervised import SelfSupervisedLoss
+
+__all__ = [
+    "CrossBatchMemory",
+    "MultipleLosses",
+    "PairLoss",
+    "Pairs",
+    "RegularizationWarning",
+    "RegularizedLoss",
+    "SelfSupervisedLoss",
+    "Terms",
+    "WrapperCapabilities",
+    "call_loss",
+    "inside",
+    "per_anchor",
+    "per_pair",
+    "per_triplet",
+    "reduced",
+]

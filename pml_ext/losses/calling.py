@@ -1,0 +1,59 @@
+"""How a wrapper calls a loss, and what it can do with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..components import capabilities
+
+
+class WrapperCapabilities:
+    """The ``capabilities`` of a class that wraps losses: those of an instance follow from what it wraps.
+
+    Args:
+        at_most: what an instance can have; the capabilities of the class itself.
+        of: gives an instance's.
+    """
+
+    def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
+        self._at_most, self._of = frozenset(at_most), of
+
+    def __get__(self, instance: object | None, owner: type) -> frozenset[str]:
+        return self._at_most if instance is None else frozenset(self._of(instance))
+
+
+def inside(loss: torch.nn.Module) -> torch.nn.Module:
+    """The loss inside DistributedDataParallel, or the loss itself: whose capabilities count."""
+    return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss
+
+
+def call_loss(
+    loss: torch.nn.Module,
+    embeddings: Tensor,
+    labels: Tensor | None = None,
+    indices_tuple: tuple[Tensor, ...] | None = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    enqueue_mask: Tensor | None = None,
+) -> Any:
+    """Calls a loss with what it takes: labels where it has them, everything else where it was given.
+
+    So PML's wrappers fit too, whose ``forward`` have fewer arguments.
+
+    Args:
+        loss: a loss of PML or of ours, or a wrapper around one, DistributedDataParallel too.
+        embeddings: ``[B, D]``.
+        labels: ``[B]``, integers, or None.
+        indices_tuple: what a miner found, or None.
+        ref_emb: ``[R, D]``, or None.
+        ref_labels: ``[R]``, or None.
+        enqueue_mask: ``[B]``, boolean, or None; for :class:`pml_ext.CrossBatchMemory` alone.
+    """
+    arguments = [embeddings, labels] if "labels" in capabilities(inside(loss)) else [embeddings]
+    optional = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels,
+                "enqueue_mask": enqueue_mask}  # fmt: skip
+    return loss(*arguments, **{name: value for name, value in optional.items() if value is not None})

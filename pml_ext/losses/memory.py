@@ -1,0 +1,382 @@
+"""A memory of past batches for any loss that takes references."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..components import capabilities
+from ..errors import TrainingWarning
+from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
+from ..pml import (
+    BaseLossWrapper,
+    ModuleWithRecords,
+    convert_to_pairs,
+    convert_to_triplets,
+    get_all_pairs_indices,
+)
+from ..settings import check_count
+from .calling import call_loss
+
+_NEEDED = frozenset({"labels", "indices_tuple", "references"})
+_STATE = ("embedding_memory", "label_memory", "cursor", "filled")
+
+
+class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
+    r"""Compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
+
+    The last ``memory_size`` embeddings stand in a ring. A batch first enters the ring, then each of its embeddings is
+    an anchor whose partners are all the ring holds, itself left out by index. Past embeddings have no gradient; the
+    batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
+
+    It takes any loss that says it has ``"labels"``, ``"indices_tuple"`` and ``"references"`` (see
+    :func:`pml_ext.registry.capabilities`): PML's, registered ones, and wrappers such as
+    :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone.
+
+    Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with what the
+    ring holds and does not enter it, so that validation images stay out of the memory of the training ones.
+    :meth:`add_to_memory` writes in any mode.
+
+    Ring, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
+    digit. The state of PML's memory loads too. It lacks cursor and fill level: rows of zeros at the end count as not
+    filled; the next batch goes to the first of them, and to row 0 where all are filled, with a warning. The ring is
+    no buffer of the module, since DistributedDataParallel would write that of rank 0 over every other process's; each
+    process keeps the ring of its own batches, or all keep the same one with
+    ``DistributedLoss(CrossBatchMemory(...))``.
+
+    An ``indices_tuple`` holds rows of the batch; its pairs or triplets are added to those over the memory, as in PML's
+    memory (here at the places that the rows have in the ring, there at their numbers).
+
+    *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references, and a list of all ``B * memory_size``
+    pairs where there is no miner.
+
+    Args:
+        loss: the loss.
+        embedding_size: D, the length of an embedding.
+        memory_size: how many embeddings the ring holds; at least the batch size.
+        miner: finds pairs or triplets between the batch and the ring; None for all pairs.
+        detach_batch: whether the batch's own rows in the ring are without gradient as well, as in PML's memory.
+
+    Attributes:
+        active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is,
+            say during the first epochs, while embeddings still move fast.
+        embedding_memory: the ring, ``[memory_size, D]``.
+        label_memory: the labels of its rows, ``[memory_size]``.
+        queue_idx: the row that the next batch begins at.
+        has_been_filled: whether all rows hold embeddings; else those before ``queue_idx`` do.
+        curr_batch_idx: the rows that the last batch entered.
+
+    Raises:
+        TypeError: the loss is no module, or lacks a capability; the text says which.
+        ValueError: a size below 1.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> memory = CrossBatchMemory(ContrastiveLoss(), embedding_size=8, memory_size=1024)
+        >>> memory(torch.randn(16, 8), torch.arange(16) // 4).shape, memory.filled
+        (torch.Size([]), 16)
+
+    *Source:* Wang et al., Cross-Batch Memory for Embedding Learning, 2020, https://arxiv.org/abs/1912.06798.
+    """
+
+    capabilities = frozenset({"labels", "indices_tuple", "state"})  # its own references take the place of the loss's
+    embedding_memory: Tensor
+    label_memory: Tensor
+    curr_batch_idx: Tensor
+    has_been_filled: bool
+
+    def __init__(
+        self,
+        loss: torch.nn.Module,
+        embedding_size: int,
+        memory_size: int = 1024,
+        miner: torch.nn.Module | None = None,
+        detach_batch: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(loss, torch.nn.Module):
+            raise TypeError(f"loss of CrossBatchMemory must be an object such as ContrastiveLoss(); got {loss!r}")
+        missing = _NEEDED - capabilities(loss)
+        if missing or getattr(loss, "joins_processes", False):
+            raise TypeError(_refusal(loss, missing))
+        for name, size in (("embedding_size", embedding_size), ("memory_size", memory_size)):
+            check_count(self, name, size)
+        super().__init__(loss=loss, **kwargs)
+        self.loss = loss
+        self.miner = miner
+        self.embedding_size, self.memory_size = embedding_size, memory_size
+        self.detach_batch = detach_batch
+        self.active = True
+        self._warned = False
+        self.reset_queue()
+        names = ["embedding_size", "memory_size", "queue_idx", "filled"]
+        self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        """Nothing: what is asked of a loss are capabilities, not its name."""
+
+    def reset_queue(self) -> None:
+        """Empties the ring."""
+        self.embedding_memory = torch.zeros(self.memory_size, self.embedding_size)
+        self.label_memory = torch.zeros(self.memory_size, dtype=torch.long)
+        self.curr_batch_idx = torch.zeros(0, dtype=torch.long)
+        self.queue_idx, self.has_been_filled = 0, False
+
+    # A tensor, since torch.compile compiles again for every value of a module's integer; on the CPU, where reading it
+    # does not wait for a device.
+    @property
+    def queue_idx(self) -> int:
+        """The row that the next batch begins at."""
+        return int(self._cursor)
+
+    @queue_idx.setter
+    def queue_idx(self, row: int) -> None:
+        self._cursor = torch.tensor(row, device="cpu")
+
+    @property
+    def filled(self) -> int:
+        """How many rows hold embeddings."""
+        return self.memory_size if self.has_been_filled else self.queue_idx
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        enqueue_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of the batch against the ring; in training, after the batch has entered it.
+
+        Args:
+            embeddings: ``[B, D]``, any floating point dtype.
+            labels: ``[B]``, integers.
+            indices_tuple: pairs or triplets of rows of the batch, in addition; not with an ``enqueue_mask``.
+            enqueue_mask: ``[B]``, boolean: rows that are True enter the ring, without gradient, and are no anchors
+                (the keys of a momentum encoder, say); the others are anchors and do not enter it.
+
+        Returns:
+            A scalar; 0, with gradient 0, where there is nothing to compare with.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: a wrong shape, more embeddings than the ring holds, or both of the last two arguments.
+            pml_ext.errors.TrainingWarning: gradients are wanted in ``eval()``, of a ring that holds nothing; once.
+        """
+        check_batch(embeddings, labels)
+        check_indices_tuple(indices_tuple)
+        self._check(embeddings, indices_tuple, enqueue_mask)
+        self.reset_stats()
+        with autocast_off(embeddings.device):
+            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device)
+            if not self.active:
+                return self._plain(embeddings, labels, indices_tuple)
+            writes = self.training and torch.is_grad_enabled()
+            if enqueue_mask is not None:
+                entering = enqueue_mask.to(embeddings.device)
+                if writes:
+                    rows = embeddings[entering]
+                    self.add_to_memory(rows, labels[entering], len(rows))
+                embeddings, labels = embeddings[~entering], labels[~entering]
+            elif writes:
+                self.add_to_memory(embeddings, labels, len(embeddings))
+            in_ring = writes and enqueue_mask is None
+            ring, ring_labels = self._ring(embeddings, in_ring)
+            if len(embeddings) == 0 or (len(ring) == 0 and indices_tuple is None):
+                self._warn_of_an_empty_ring(embeddings)
+                return 0 * embeddings.sum()
+            if indices_tuple is not None and not in_ring:
+                self.curr_batch_idx = len(ring) + torch.arange(len(embeddings), device=embeddings.device)
+            found = self.create_indices_tuple(embeddings, labels, ring, ring_labels, indices_tuple, in_ring)
+            if indices_tuple is not None and not in_ring:  # its partners, which only the tuple pairs
+                ring, ring_labels = torch.cat([ring, embeddings]), torch.cat([ring_labels, labels])
+            return call_loss(self.loss, embeddings, labels, found, ring, ring_labels)  # type: ignore[no-any-return]
+
+    def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Any) -> None:
+        if embeddings.shape[1] != self.embedding_size:
+            raise ValueError(f"CrossBatchMemory was made with embedding_size={self.embedding_size}, but the embeddings "
+                             f"have {embeddings.shape[1]} columns")  # fmt: skip
+        entering = len(embeddings)
+        if enqueue_mask is not None:
+            if indices_tuple is not None:
+                raise ValueError("indices_tuple and enqueue_mask exclude each other: a tuple's rows are anchors that "
+                                 "enter the memory, a mask says which rows do not")  # fmt: skip
+            if not isinstance(enqueue_mask, Tensor) or enqueue_mask.dtype != torch.bool:
+                raise TypeError(f"enqueue_mask must be a tensor of bool of shape ({entering},); got {enqueue_mask!r}")
+            if enqueue_mask.shape != (entering,):
+                raise ValueError(f"enqueue_mask must have shape ({entering},), one for each embedding; "
+                                 f"got shape {tuple(enqueue_mask.shape)}")  # fmt: skip
+            entering = int(enqueue_mask.sum()) if entering > self.memory_size else entering
+        if self.active and self.training and torch.is_grad_enabled():
+            self._check_fits(entering)
+
+    def _check_fits(self, entering: int) -> None:
+        if entering > self.memory_size:
+            raise ValueError(f"{entering} embeddings do not fit into a memory of memory_size={self.memory_size}; make "
+                             "it at least as large as the batch (several batches are usual)")  # fmt: skip
+
+    def _plain(self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None) -> Tensor:
+        if indices_tuple is None and self.miner is not None:
+            indices_tuple = self.miner(embeddings, labels)
+        return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]
+
+    def _warn_of_an_empty_ring(self, embeddings: Tensor) -> None:
+        if self._warned or self.training or torch.compiler.is_compiling():
+            return
+        if embeddings.requires_grad and torch.is_grad_enabled():
+            self._warned = True
+            warnings.warn("CrossBatchMemory is in eval mode, where no batch enters the memory, and it holds nothing to "
+                          "compare with; to train, type memory.train()", TrainingWarning, stacklevel=2)  # fmt: skip
+
+    @torch.no_grad()
+    def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
+        """Writes embeddings over the oldest rows of the ring; a call of the memory does it in training.
+
+        Args:
+            embeddings: ``[N, D]``, any floating point dtype.
+            labels: ``[N]``, integers.
+            batch_size: N, as PML's memory wants it.
+
+        Raises:
+            TypeError: an argument is no tensor, or of a wrong kind.
+            ValueError: a wrong shape, more embeddings than the ring holds, or another N than ``batch_size``.
+        """
+        check_batch(embeddings, labels)
+        count = len(embeddings)
+        if batch_size not in (None, count):
+            raise ValueError(f"batch_size must be the {count} of the embeddings, or be left out; got {batch_size!r}")
+        self._check_fits(count)
+        embeddings = to_full_precision(embeddings)
+        self.embedding_memory = self.embedding_memory.to(embeddings.device, embeddings.dtype)
+        self.label_memory = self.label_memory.to(embeddings.device)
+        self.curr_batch_idx = (self._cursor + torch.arange(count, device=embeddings.device)) % self.memory_size
+        self.embedding_memory[self.curr_batch_idx] = embeddings
+        self.label_memory[self.curr_batch_idx] = labels.to(self.label_memory)
+        if not self.has_been_filled:
+            self.has_been_filled = self.queue_idx + count >= self.memory_size
+        self._cursor = (self._cursor + count) % self.memory_size
+
+    def _ring(self, embeddings: Tensor, in_ring: bool) -> tuple[Tensor, Tensor]:
+        """What the ring holds, as a copy (the next batch overwrites it), the batch's own rows with their gradient."""
+        held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)
+        if not self.has_been_filled:
+            filled = self.queue_idx
+            held, labels = held[:filled], labels[:filled]
+        if in_ring and not self.detach_batch:
+            return held.index_put((self.curr_batch_idx,), embeddings), labels.clone()
+        return held.clone(), labels.clone()
+
+    def create_indices_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        E_mem: Tensor,
+        L_mem: Tensor,
+        input_indices_tuple: tuple[Tensor, ...] | None,
+        do_remove_self_comparisons: bool,
+    ) -> tuple[Tensor, ...]:
+        """The pairs or triplets to compare: what the miner finds, or all pairs, and those of a tuple in addition.
+
+        Args:
+            embeddings: the anchors, ``[B, D]``.
+            labels: ``[B]``.
+            E_mem: what the ring holds, ``[R, D]``.
+            L_mem: ``[R]``.
+            input_indices_tuple: pairs or triplets of rows of the batch, or None.
+            do_remove_self_comparisons: whether the anchors are in the ring too, in the rows ``curr_batch_idx``.
+        """
+        if self.miner is None or len(L_mem) == 0:
+            found = get_all_pairs_indices(labels, L_mem)
+        else:
+            found = self.miner(embeddings, labels, E_mem, L_mem)
+        if do_remove_self_comparisons:
+            kept = found[1] != self.curr_batch_idx[found[0]]
+            both = [index[kept] for index in found[:2]]
+            found = (*both, found[2][kept]) if len(found) == 3 else (*both, *found[2:])
+        if input_indices_tuple is not None:
+            found = _joined(found, _moved(input_indices_tuple, self.curr_batch_idx))
+        return found  # type: ignore[no-any-return]
+
+    # The ring is moved, saved and loaded as buffers are.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
+        super()._apply(fn, recurse)
+        self.embedding_memory, self.label_memory = fn(self.embedding_memory), fn(self.label_memory)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}embedding_memory"] = self.embedding_memory
+        destination[f"{prefix}label_memory"] = self.label_memory
+        destination[f"{prefix}cursor"] = torch.tensor(self.queue_idx)
+        destination[f"{prefix}filled"] = torch.tensor(self.filled)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
+        unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
+        rest = dict(state_dict)
+        saved = {name: rest.pop(f"{prefix}{name}", None) for name in _STATE}
+        super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
+        for name in ("embedding_memory", "label_memory"):
+            value, own = saved[name], getattr(self, name)
+            if value is None:
+                missing += [f"{prefix}{name}"] if strict else []
+            elif value.shape != own.shape:
+                errors.append(f"size mismatch for {prefix}{name}: it has shape {tuple(value.shape)} in the state, "
+                              f"{tuple(own.shape)} in a memory of these sizes")  # fmt: skip
+            else:  # in its own dtype: copied into float32, digits would go
+                setattr(self, name, value.detach().to(own.device, copy=True))
+        cursor, filled = saved["cursor"], saved["filled"]
+        if cursor is not None and filled is not None:
+            self.queue_idx, self.has_been_filled = int(cursor), int(filled) == self.memory_size
+        elif cursor is not None or filled is not None:
+            missing += [f"{prefix}{name}" for name in ("cursor", "filled") if saved[name] is None] if strict else []
+        elif saved["embedding_memory"] is not None:
+            self._infer_cursor()
+
+    def _infer_cursor(self) -> None:
+        """Takes the rows up to the last that is not zero for those that are filled."""
+        rows = self.embedding_memory.any(1).nonzero()
+        filled = int(rows[-1]) + 1 if len(rows) else 0
+        self.queue_idx, self.has_been_filled = filled % self.memory_size, filled == self.memory_size
+        if self.has_been_filled:
+            warnings.warn("the state of this memory does not say which row is the oldest, as PML's does not; the next "
+                          "batch begins at row 0", stacklevel=3)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}, filled={self.filled}"
+
+
+def _refusal(loss: torch.nn.Module, missing: frozenset[str]) -> str:
+    name = type(loss).__name__
+    if getattr(loss, "joins_processes", False):
+        return "DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))"
+    text = (f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
+            f"{' and '.join(sorted(missing))}")  # fmt: skip
+    if name == "MultipleLosses":
+        text += "; type: from pml_ext import MultipleLosses, which passes references on"
+    return text
+
+
+def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
+    """A tuple of rows of the batch with its partners at their places in the ring."""
+    if len(indices_tuple) not in (3, 4):
+        raise ValueError(f"indices_tuple must hold three or four index tensors, not {len(indices_tuple)}")
+    anchors = {0} if len(indices_tuple) == 3 else {0, 2}
+    indices = [index.to(places.device) for index in indices_tuple]
+    return tuple(index if number in anchors else places[index] for number, index in enumerate(indices))
+
+
+def _joined(found: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Both tuples in one, in the form of the first."""
+    if len(found) == 4 and len(added) == 3:
+        added = convert_to_pairs(added, None)
+    elif len(found) == 3 and len(added) == 4:
+        added = convert_to_triplets(added, None)
+    return tuple(torch.cat(both) for both in zip(found, added, strict=True))

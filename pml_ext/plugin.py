@@ -1,0 +1,270 @@
+"""Everything that a plugin may import of ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
+
+.. code-block:: python
+
+    from pml_ext.plugin import BaseMetricLossFunction, Component, FullPrecisionForward, hookimpl, pair_masks
+
+The plugins of this distribution import this module and nothing else of ``pml_ext``. Names are added here; none is taken
+away without a major version. Importing it needs torch and PML; what needs the extra ``train`` (data sets, clustering,
+figures) is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .building import BuildContext
+from .components import Component, Paper, capabilities
+from .distances import (
+    EuclideanDistance,
+    GramCosineSimilarity,
+    GramDotProductSimilarity,
+    NormalizedRows,
+    matrix_of,
+    require_distance,
+    require_similarity,
+)
+from .errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    PmlExtError,
+    TrainingError,
+    TrainingWarning,
+    needs_extra,
+    unknown,
+)
+from .hookspecs import hookimpl
+from .losses import (
+    MultipleLosses,
+    PairLoss,
+    Pairs,
+    RegularizedLoss,
+    Terms,
+    call_loss,
+    per_anchor,
+    per_pair,
+    per_triplet,
+    reduced,
+)
+from .pairwise import (
+    ClassMembers,
+    FullPrecisionForward,
+    FullPrecisionMining,
+    autocast_off,
+    check_batch,
+    check_indices_tuple,
+    check_references,
+    class_members,
+    cosine_similarity,
+    euclidean_distances,
+    exp_bounded,
+    gram,
+    hard_pair_masks,
+    log_one_plus_sum_exp,
+    masked_max,
+    masked_mean,
+    masked_min,
+    masked_sum,
+    normalize,
+    pair_masks,
+    pair_to_full_precision,
+    to_full_precision,
+    transformed,
+)
+
+# PML's own base classes and what else of it a component is made of: from here, so that they are found whatever PML's
+# version. Its losses and miners themselves are components: build("pml/contrastive", "loss").
+from .pml import (
+    BaseDistance,
+    BaseMetricLossFunction,
+    BaseMiner,
+    BaseReducer,
+    BaseRegularizer,
+    CosineSimilarity,
+    DotProductSimilarity,
+    EmbeddingsAlreadyPackagedAsTriplets,
+    LpDistance,
+)
+from .reducers import SumOfReducedReducer, SumOverDivisorReducer
+from .registry import build
+from .regularizers import LabelledRegularizer
+from .samplers import sampler_state, set_sampler_state
+from .settings import check_choice, check_count, check_flag, check_number, number_settings, own_settings
+
+if TYPE_CHECKING:
+    from .data import DataSplits, LabelledImages, read_image
+    from .evaluation import figures, kmeans
+
+_WITH_EXTRA = {  # what needs the extra "train", and the module that has it, or is it
+    "DataSplits": "pml_ext.data",
+    "LabelledImages": "pml_ext.data",
+    "read_image": "pml_ext.data",
+    "figures": "pml_ext.evaluation.figures",
+    "kmeans": "pml_ext.evaluation",
+}
+
+__all__ = [
+    "BaseDistance",
+    "BaseMetricLossFunction",
+    "BaseMiner",
+    "BaseReducer",
+    "BaseRegularizer",
+    "BuildContext",
+    "ClassMembers",
+    "Component",
+    "ConfigError",
+    "CosineSimilarity",
+    "DataError",
+    "DataSplits",
+    "DotProductSimilarity",
+    "EmbeddingsAlreadyPackagedAsTriplets",
+    "EuclideanDistance",
+    "FullPrecisionForward",
+    "FullPrecisionMining",
+    "GramCosineSimilarity",
+    "GramDotProductSimilarity",
+    "LabelledImages",
+    "LabelledRegularizer",
+    "LpDistance",
+    "MissingExtraError",
+    "MultipleLosses",
+    "NormalizedRows",
+    "PairLoss",
+    "Pairs",
+    "Paper",
+    "PmlExtError",
+    "RegularizedLoss",
+    "RunView",
+    "SumOfReducedReducer",
+    "SumOverDivisorReducer",
+    "Terms",
+    "TrainingError",
+    "TrainingWarning",
+    "autocast_off",
+    "build",
+    "call_loss",
+    "capabilities",
+    "check_batch",
+    "check_choice",
+    "check_count",
+    "check_flag",
+    "check_indices_tuple",
+    "check_number",
+    "check_references",
+    "class_members",
+    "cosine_similarity",
+    "euclidean_distances",
+    "exp_bounded",
+    "figures",
+    "gram",
+    "hard_pair_masks",
+    "hookimpl",
+    "kmeans",
+    "log_one_plus_sum_exp",
+    "masked_max",
+    "masked_mean",
+    "masked_min",
+    "masked_sum",
+    "matrix_of",
+    "needs_extra",
+    "normalize",
+    "number_settings",
+    "own_settings",
+    "pair_masks",
+    "pair_to_full_precision",
+    "per_anchor",
+    "per_pair",
+    "per_triplet",
+    "read_image",
+    "reduced",
+    "require_distance",
+    "require_similarity",
+    "sampler_state",
+    "set_sampler_state",
+    "to_full_precision",
+    "transformed",
+]
+
+
+@runtime_checkable
+class RunView(Protocol):
+    """What a component may use of the run that ``prepare``, ``start_epoch`` and ``figures`` are called with.
+
+    A run has more; that is its own and changes.
+    """
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes; a component's own tables belong into its ``records``."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of all generators."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where networks and losses are."""
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 1; 0 in ``prepare``."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0; only process 0 writes files."""
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+
+    @property
+    def splits(self) -> Mapping[str, LabelledImages]:
+        """The images without augmentation: ``"train"``, ``"test"``, and ``"validation"`` if classes are held out."""
+
+    def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
+        """The network's output for all images of a split, not normalised.
+
+        Args:
+            split: a key of :attr:`splits`.
+            layer: ``"embedder"``, or ``"trunk"`` for the features before it.
+
+        Returns:
+            ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`.
+        """
+
+    def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
+        """What :meth:`embeddings` and :meth:`labels` give, batch by batch, so that not all is in memory at one time.
+
+        Args:
+            split: a key of :attr:`splits`.
+            layer: as of :meth:`embeddings`.
+
+        Yields:
+            The output ``[B, D]`` and the labels ``[B]``.
+        """
+
+    def labels(self, split: str) -> Tensor:
+        """The labels of a split: ``[N]``, int64, on the run's device.
+
+        Args:
+            split: a key of :attr:`splits`.
+        """
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_EXTRA:
+        raise AttributeError(f"module 'pml_ext.plugin': {unknown('name', name, __all__)}")
+    with needs_extra("train", f"pml_ext.plugin.{name}"):
+        module = importlib.import_module(_WITH_EXTRA[name])
+    return module if name == "figures" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

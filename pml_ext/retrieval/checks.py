@@ -1,0 +1,84 @@
+"""What is looked at before the work begins, and how what is wrong is said."""
+
+from __future__ import annotations
+
+import tempfile
+import textwrap
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ..errors import ConfigError, DataError
+
+
+def check_images_folder(folder: Path) -> None:
+    """Refuses what is no folder.
+
+    Raises:
+        DataError: no such folder.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Refuses a folder that cannot be written, and creates nothing.
+
+    Args:
+        option: what to type to choose another one, ``"-o"``.
+        folder: to be written; it and the folders above it may be missing.
+
+    Raises:
+        ConfigError: a file of that name, or a place that cannot be written.
+    """
+    if folder.is_file():
+        raise ConfigError(f"{folder} is a file; wanted a folder to write, type {option} FOLDER")
+    _check_writable(f"{option} FOLDER", folder, folder)
+
+
+def check_file(option: str, file: Path) -> None:
+    """Refuses a file that cannot be written, and creates nothing.
+
+    Args:
+        option: what to type to choose another one, ``"--picture"``.
+        file: to be written; the folders above it may be missing.
+
+    Raises:
+        ConfigError: a folder of that name, or a place that cannot be written.
+    """
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; wanted a file to write, type {option} FILE")
+    _check_writable(f"{option} FILE", file, file.parent)
+
+
+def _check_writable(wanted: str, path: Path, folder: Path) -> None:
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):  # permissions alone do not tell: the disk may be read-only, or full
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}: {folder}); type {wanted}") from None
+
+
+def printable(name: str) -> str:
+    r"""A file's name as text that can be printed and drawn: a byte that is no UTF-8 is shown as ``\udc..``.
+
+    Args:
+        name: as Python reads it from the disk.
+    """
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, as a part of one line.
+
+    Args:
+        error: any; of a :class:`pydantic.ValidationError`, the first problem is told.
+    """
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    else:
+        text = str(error) or type(error).__name__
+    return textwrap.shorten(text, 200)

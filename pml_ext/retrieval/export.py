@@ -1,0 +1,37 @@
+"""The network of a run for programs without this package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import needs_extra
+from ..experiment.checkpoint import write_atomically
+
+
+def write_export(folder: Path, parts: Mapping[str, nn.Module], about: Mapping[str, Any]) -> None:
+    """Writes ``model.safetensors`` and ``preprocess.json``.
+
+    Args:
+        folder: to write; created where it is missing.
+        parts: the networks by name; a tensor is called ``NAME.KEY``.
+        about: what stands in ``preprocess.json``.
+
+    Raises:
+        MissingExtraError: safetensors is not installed.
+    """
+    with needs_extra("train", "export"):
+        from safetensors.torch import save_file
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{part}.{name}": tensor.detach().cpu().contiguous()
+        for part, module in parts.items()
+        for name, tensor in module.state_dict().items()
+    }
+    write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
+    text = json.dumps(about, indent=2) + "\n"
+    write_atomically(folder / "preprocess.json", lambda path: path.write_text(text, "utf-8"))

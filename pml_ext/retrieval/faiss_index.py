@@ -1,0 +1,256 @@
+"""Approximate search with faiss: how hard it searches, by a stated rule, and what that finds of the exact answers.
+
+An index of lists (``IVF...``) compares a query with the images of some of its lists alone, ``nprobe``; a graph
+(``HNSW...``) keeps some candidates while it walks, ``efSearch``. Either number is the *effort* of a search here.
+**The rule:** when an index is built, the effort is doubled, ``nprobe`` from 1 and ``efSearch`` from 16, until recall@10
+reaches 0.95 on a sample of at most 200 of the indexed images; where no effort does (codes that lose too much), the
+smallest within 0.01 of the best is taken. A query that gets fewer answers than it asks for is asked again with twice
+the effort, until it has enough or there is nothing more to search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import ConfigError, needs_extra
+from ..evaluation import default_neighbours
+
+TARGET = 0.95  # recall@10 that the effort is chosen for
+SAMPLE, NEIGHBOURS = 200, 10  # images that ask, and the exact answers of each, for measured recall
+_FIRST = {"nprobe": 1, "efSearch": 16}  # faiss's names of what effort is, and what the doubling begins with
+_MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
+
+
+def _faiss(factory: str) -> Any:
+    with needs_extra("cpu", f"the index {factory!r}"):
+        import faiss
+    return faiss
+
+
+class FaissIndex:
+    """A faiss index of normalised embeddings; see :meth:`build` and :meth:`read`.
+
+    Args:
+        factory: faiss's factory string.
+        index: faiss's object.
+        effort: of a search, 0 where the kind of index has nothing to set; None is chosen by :meth:`tune`.
+        recall: recall@10 with that effort, measured on a sample; None where that was not measured.
+    """
+
+    def __init__(self, factory: str, index: Any, effort: int | None = None, recall: float | None = None) -> None:
+        self.factory, self.index = factory, index
+        self.setting = _setting(factory, index)
+        self.effort, self.recall = effort or 0, recall
+
+    @classmethod
+    def build(cls, factory: str, points: Tensor, effort: int | None = None) -> FaissIndex:
+        """An index of points, its recall measured.
+
+        Args:
+            factory: faiss's factory string.
+            points: ``[N, D]``, normalised.
+            effort: of a search, at least 1; by default chosen by the rule of this module.
+
+        Raises:
+            ConfigError: faiss refuses the factory string.
+            MissingExtraError: faiss is not installed.
+        """
+        faiss, rows = _faiss(factory), _rows(points)
+        try:
+            index = faiss.index_factory(rows.shape[1], factory)
+            index.train(rows)
+            index.add(rows)
+        except RuntimeError as error:
+            raise _refused(factory, f" for {len(rows)} images", error) from None
+        built = cls(factory, index)
+        built.tune(points, effort)
+        return built
+
+    @classmethod
+    def read(cls, path: Path, factory: str) -> FaissIndex:
+        """Reads what :meth:`write` wrote; a damaged file raises RuntimeError."""
+        return cls(factory, _faiss(factory).read_index(str(path)))
+
+    def write(self, path: Path) -> None:
+        """Writes the index, but for effort and recall."""
+        _faiss(self.factory).write_index(self.index, str(path))
+
+    @property
+    def most(self) -> int:
+        """The greatest effort that does anything: all lists, or all images."""
+        if self.setting == "nprobe":
+            return int(_faiss(self.factory).extract_index_ivf(self.index).nlist)
+        return int(self.index.ntotal)
+
+    def search(self, points: Tensor, k: int, effort: int | None = None) -> tuple[Tensor, Tensor]:
+        """The nearest points; a row that gets fewer than k is searched again with twice the effort.
+
+        Args:
+            points: ``[Q, D]``.
+            k: how many, at most as many as the index holds.
+            effort: ``nprobe`` or ``efSearch``; by default the index's own.
+
+        Returns:
+            Euclidean distances and numbers, two tensors ``[Q, k]`` on the CPU, nearest first; -1 where the index gives
+            no more.
+        """
+        rows, effort = _rows(points), effort or self.effort
+        distances, numbers = self._search(rows, k, effort)
+        while self.setting and effort < self.most and (short := (numbers < 0).any(1)).any():
+            effort = min(2 * effort, self.most)
+            distances[short], numbers[short] = self._search(rows[short], k, effort)
+        return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
+
+    def _search(self, rows: NDArray[np.float32], k: int, effort: int) -> tuple[Any, Any]:
+        if self.setting:
+            least = k if self.setting == "efSearch" else 1
+            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, max(effort, least))
+        return self.index.search(rows, k)  # type: ignore[no-any-return]
+
+    def tune(self, points: Tensor, effort: int | None = None) -> None:
+        """Chooses the effort by the rule of this module, and measures recall@10.
+
+        Args:
+            points: what the index holds, ``[N, D]``.
+            effort: is measured alone and kept.
+        """
+        if len(points) < 2:  # nothing that an image could find
+            self.effort, self.recall = effort or _FIRST.get(self.setting, 0), None
+            return
+        sample = _Sample(points)
+        if effort is not None or not self.setting:
+            self.effort = effort or 0
+            self.recall = sample.recall(self, self.effort)
+            return
+        tried: dict[int, float] = {}
+        for each in _doubled(_FIRST[self.setting], self.most if self.setting == "nprobe" else _MOST_CANDIDATES):
+            tried[each] = sample.recall(self, each)
+            if tried[each] >= TARGET:
+                break
+        best = max(tried.values())
+        enough = TARGET if best >= TARGET else best - 0.01
+        self.effort, self.recall = next((each, recall) for each, recall in tried.items() if recall >= enough)
+
+
+def _doubled(first: int, most: int) -> Iterator[int]:
+    """``first``, twice as much, and so on; ``most`` is the last."""
+    while first < most:
+        yield first
+        first *= 2
+    yield most
+
+
+class _Sample:
+    """Some of at least 2 indexed points with their exact nearest ones, themselves left out."""
+
+    def __init__(self, points: Tensor) -> None:
+        count = len(points)
+        self.points, self.neighbours = points, min(NEIGHBOURS, count - 1)
+        self.chosen = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(points.device)
+        _, exact = default_neighbours().search(points[self.chosen], self.neighbours + 1, points)
+        distances, counted = self._distances(exact)
+        # The farthest exact answer: what is as near is as right, since duplicates make several right answers.
+        self.farthest = distances.where(counted, -torch.inf).amax(1, keepdim=True)
+
+    def recall(self, index: FaissIndex, effort: int) -> float:
+        """The share of the exact answers that a search finds."""
+        numbers = index.search(self.points[self.chosen], self.neighbours + 1, effort)[1]
+        distances, counted = self._distances(numbers)
+        right = counted & (distances <= self.farthest + 1e-6)
+        return int(right.sum()) / (len(self.chosen) * self.neighbours)
+
+    def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
+        numbers = numbers.to(self.points.device)
+        distances = (self.points[numbers] - self.points[self.chosen][:, None]).norm(dim=2)
+        others = (numbers >= 0) & (numbers != self.chosen[:, None])
+        return distances, others & (others.cumsum(1) <= self.neighbours)
+
+
+def check_factory(factory: str, size: int, images: int, effort: int | None = None) -> None:
+    """Refuses a factory string before there is anything to index.
+
+    What some kinds of codes want beyond this, faiss says when they are trained.
+
+    Args:
+        factory: faiss's factory string.
+        size: of an embedding.
+        images: how many are to be indexed.
+        effort: of a search, if one is wanted.
+
+    Raises:
+        ConfigError: faiss refuses the factory string, it wants more images to be trained, or has no effort to set.
+        MissingExtraError: faiss is not installed.
+    """
+    faiss = _faiss(factory)
+    try:
+        index = faiss.index_factory(size, factory)
+        if any(part.hnsw.nb_neighbors(1) < 2 for part in _parts(faiss, index) if hasattr(part, "hnsw")):
+            raise RuntimeError("a graph of fewer than 2 links an image")
+        lists = [part.nlist for part in _parts(faiss, index) if hasattr(part, "nlist")]
+        if any(count < 1 for count in lists):
+            raise RuntimeError("no lists")
+    except RuntimeError as error:
+        raise _refused(factory, "", error) from None
+    if isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
+        raise ConfigError(f"--index {factory}: images are numbered without IDMap; leave it out")
+    wanted = max((_clusters(faiss, part) for part in _parts(faiss, index)), default=0)
+    if 0 < images < wanted:
+        raise ConfigError(f"--index {factory}: wants {wanted} images or more to be trained, and there are {images}; "
+                          f'type --index "IVF{math.isqrt(images)},Flat", or leave it out')  # fmt: skip
+    if effort is not None and not _setting(factory, index):
+        raise ConfigError(f"--effort {effort}: the index {factory} has no nprobe and no efSearch; leave out --effort")
+
+
+def check_effort(effort: int | None) -> None:
+    """Refuses an effort that is none.
+
+    Raises:
+        ConfigError: below 1.
+    """
+    if effort is not None and effort < 1:
+        raise ConfigError(f"--effort {effort}: wanted 1 or more")
+
+
+def _refused(factory: str, what: str, error: RuntimeError) -> ConfigError:
+    reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
+    return ConfigError(f"--index {factory}: faiss refuses it{what} ({reason})")
+
+
+def _setting(factory: str, index: Any) -> str:
+    """What effort is for an index: faiss's ``"nprobe"`` or ``"efSearch"``, or "" for a kind that has neither."""
+    space = _faiss(factory).ParameterSpace()
+    space.initialize(index)
+    ranges = space.parameter_ranges
+    names = {ranges.at(number).name for number in range(ranges.size())}
+    return next((name for name in _FIRST if name in names), "")
+
+
+def _parts(faiss: Any, index: Any) -> Iterator[Any]:
+    """An index and those inside it. Who asks keeps the outermost, which owns the others, alive."""
+    part = faiss.downcast_index(index)
+    yield part
+    for name in ("index", "base_index", "storage", "quantizer"):
+        if getattr(part, name, None) is not None:
+            yield from _parts(faiss, getattr(part, name))
+
+
+def _clusters(faiss: Any, part: Any) -> int:
+    """The clusters that k-means is to find, which takes as many points."""
+    if hasattr(part, "pq"):
+        return int(part.pq.ksub)
+    if hasattr(part, "nlist") and isinstance(faiss.downcast_index(part.quantizer), (faiss.IndexFlat, faiss.IndexHNSW)):
+        return int(part.nlist)
+    return 0
+
+
+def _rows(points: Tensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(points.float().cpu().numpy())

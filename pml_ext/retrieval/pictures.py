@@ -1,0 +1,91 @@
+"""Pictures of queries and their answers; an image that is gone leaves a placeholder, not a failure."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..data import read_image
+from ..errors import DataError
+from ..evaluation.figures import galleries
+from .checks import printable
+from .search import Answer, RetrievalWarning
+
+PICTURED = 50  # answers of a query in its picture: a panel takes 20 ms, and a thousand take minutes
+_SIZE = 64  # of a placeholder, in pixels
+
+
+class PictureReader:
+    """Reads images for a picture; one that cannot be read is a grey square with a cross, and is remembered.
+
+    Args:
+        channels: what files are read as: 1 (grey) or 3 (colour).
+    """
+
+    def __init__(self, channels: int) -> None:
+        self.channels = channels
+        self.missing: dict[Path, str] = {}
+
+    def __call__(self, path: Path) -> Tensor:
+        """The image, uint8 ``[C, H, W]``."""
+        try:
+            if not path.exists():
+                raise DataError(f"{path}: no such file")
+            return read_image(path, self.channels)
+        except (DataError, OSError) as error:
+            self.missing[path] = str(error)
+            return _placeholder(self.channels)
+
+    def warn(self, what: str) -> None:
+        """Says which images could not be read, if there are some.
+
+        Args:
+            what: the start of the sentence, ``"the picture has"``.
+        """
+        if self.missing:
+            count, first = len(self.missing), next(iter(self.missing.values()))
+            images = "an image" if count == 1 else f"{count} images"
+            warnings.warn(f"{what} a placeholder for {images} that cannot be read; the first: {first}",
+                          RetrievalWarning, stacklevel=3)  # fmt: skip
+
+
+def _placeholder(channels: int) -> Tensor:
+    row, column = torch.arange(_SIZE)[:, None], torch.arange(_SIZE)
+    cross = torch.minimum((row - column).abs(), (row + column - _SIZE + 1).abs()) < 2
+    return torch.where(cross, 140, 225).to(torch.uint8).expand(channels, _SIZE, _SIZE)
+
+
+def answers_picture(
+    sources: Sequence[tuple[str, Sequence[Answer], Path]], channels: int, most: int = PICTURED
+) -> Figure:
+    """Queries and their answers, framed green and red where the classes are known.
+
+    Args:
+        sources: title, answers and the folder of their images, for each run that answered the same queries.
+        channels: what files are read as: 1 (grey) or 3 (colour).
+        most: answers of a query that are drawn.
+    """
+    reader, files, rows = PictureReader(channels), {}, []
+    for number, first in enumerate(sources[0][1]):
+        for title, answers, folder in sources:
+            answer, cells = answers[number], []
+            for path, distance, name in list(zip(answer.paths, answer.distances, answer.classes, strict=True))[:most]:
+                shown = Path(printable(str(folder / path)))  # what is drawn as text must be text
+                files[shown] = folder / path
+                right = None if answer.query_class is None else name == answer.query_class
+                cells.append((shown, f"{distance:.2f}", right))
+            caption = f"{Path(printable(first.query)).name}\n{printable(title) if len(sources) > 1 else ''}"
+            rows.append((caption, Path(answer.query), cells))
+    figure = galleries(rows, lambda path: reader(files.get(path, path)))
+    reader.warn("the picture has")
+    return figure
+
+
+def as_png(figure: Figure) -> Callable[[Path], None]:
+    """What writes a figure to a path, whatever the path ends in."""
+    return lambda path: figure.savefig(path, format="png")

@@ -1,0 +1,125 @@
+"""The files of a finished run that its network is in: ``recipe.toml``, ``network.json`` and ``model.pt``."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from .. import models
+from ..errors import ConfigError, DataError
+from ..experiment import checkpoint
+from ..experiment.recipe import Recipe, build_trunk, load_recipes
+from .checks import reason_of
+
+_WEIGHTS = "checkpoints/model.pt"
+_PARTS = {"trunk", "embedder", "loss"}  # of model.pt
+
+
+class _Normalization(BaseModel):
+    mean: list[float]
+    std: list[float]
+
+
+class NetworkFacts(BaseModel):
+    """What stands in ``network.json``: what the network was made for.
+
+    Args:
+        image_size: height and width of what it gets, in pixels.
+        channels: 1 (grey) or 3 (colour).
+        crop: whether a square is cut from the middle of an image.
+        normalize: means and standard deviations a channel, if values are normalised.
+        features: length of the trunk's feature vectors.
+        classes: the labels of the training images.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    image_size: int = Field(ge=1)
+    channels: Literal[1, 3]
+    crop: bool
+    normalize: _Normalization | None
+    features: int = Field(ge=1)
+    classes: list[int]
+
+
+class RunFiles:
+    """A finished run as it lies on the disk, read and checked.
+
+    Args:
+        folder: of the run.
+        device: where its weights go.
+
+    Raises:
+        DataError: a file is missing, empty or cut.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self.folder = folder
+        for name in ("recipe.toml", "network.json", _WEIGHTS):
+            if not (folder / name).is_file():
+                raise DataError(f"{folder}: no finished run (no {name} in it); pml-ext train RECIPE --out {folder}")
+        self.recipe: Recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
+        self.network = self._read_network()
+        self.identity, self._state = self._read_weights(device)
+
+    def _read_network(self) -> NetworkFacts:
+        try:
+            return NetworkFacts.model_validate_json((self.folder / "network.json").read_bytes())
+        except ValidationError as error:
+            raise self._damaged("network.json", reason_of(error)) from None
+
+    def _read_weights(self, device: torch.device) -> tuple[str, dict[str, Any]]:
+        """A number of the weights, the start of the SHA-256 of ``model.pt``; and what is in it."""
+        path = self.folder / _WEIGHTS
+        try:
+            with path.open("rb") as file:
+                identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+            state = checkpoint.load(path, device)
+        except Exception:  # whatever its readers of zip files, pickles and tensors happen to raise
+            raise self._damaged(_WEIGHTS, "torch cannot read it") from None
+        if not isinstance(state, dict) or not state.keys() >= _PARTS:
+            raise self._damaged(_WEIGHTS, f"wanted {', '.join(sorted(_PARTS))} in it")
+        return identity, state
+
+    def networks(self) -> tuple[nn.Module, nn.Module]:
+        """The trunk and the embedder, trained; can be had once.
+
+        Raises:
+            DataError: the weights are of another network.
+        """
+        network, model = self.network, self.recipe.model
+        try:
+            trunk = build_trunk(model.trunk, network.channels, network.image_size, trained=True)
+        except ConfigError as error:
+            raise self._damaged("network.json", str(error)) from None
+        embedder = models.embedder(network.features, model.embedding_size, model.hidden_sizes)
+        self.load(trunk, "trunk")
+        self.load(embedder, "embedder")
+        self._state = {"loss": self._state["loss"]}  # the others are in the networks now, and need no memory twice
+        return trunk, embedder
+
+    def load(self, module: nn.Module, part: str) -> None:
+        """Gives a module its trained weights.
+
+        Args:
+            module: what the run trained.
+            part: ``"trunk"``, ``"embedder"`` or ``"loss"``.
+
+        Raises:
+            DataError: the weights are of another module.
+        """
+        try:
+            module.load_state_dict(self._state[part])
+        except (TypeError, AttributeError, RuntimeError) as error:
+            reason = f"its {part} is not that of recipe.toml and network.json: {reason_of(error)}"
+            raise self._damaged(_WEIGHTS, reason) from None
+
+    def _damaged(self, name: str, reason: str) -> DataError:
+        recipe = self.folder / "recipe.toml"
+        return DataError(f"{self.folder / name}: empty, cut or of another run ({reason}); train it again, type: "
+                         f"pml-ext train {recipe} --out ANOTHER")  # fmt: skip

@@ -1,0 +1,180 @@
+"""Metrics on neighbours against loops written from the formulas, and against PML's calculator."""
+
+import math
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+
+from pml_ext.evaluation import ami, metrics, nmi, purity
+
+
+class Case:
+    """Queries whose neighbours are drawn at random: metrics see labels and order alone."""
+
+    def __init__(self, query_labels, gallery_labels=None, seed=0):
+        rng = np.random.default_rng(seed)
+        self.itself = gallery_labels is None
+        self.query_labels = torch.as_tensor(query_labels)
+        self.gallery_labels = self.query_labels if gallery_labels is None else torch.as_tensor(gallery_labels)
+        rows = [rng.permutation(len(self.gallery_labels)) for _ in self.query_labels]
+        if self.itself:
+            rows = [row[row != i] for i, row in enumerate(rows)]
+        self.indices = torch.as_tensor(np.stack(rows))
+        self.right = metrics.is_right(self.query_labels, self.gallery_labels, self.indices)
+        self.relevant = metrics.relevant_counts(self.query_labels, self.gallery_labels, self.itself)
+
+    def pml(self, k, **settings):
+        """PML's values for these neighbours."""
+        calculator = AccuracyCalculator(
+            exclude=("NMI", "AMI"), k=k, knn_func=lambda _q, k, _r, _i: (self.indices[:, :k],) * 2, **settings
+        )
+        points = torch.zeros(len(self.query_labels), 1), torch.zeros(len(self.gallery_labels), 1)
+        labels = self.query_labels, self.gallery_labels
+        return calculator.get_accuracy(points[0], labels[0], points[1], labels[1], self.itself)
+
+
+def skewed(count, classes, seed):
+    return (np.random.default_rng(seed).random(count) ** 3 * classes).astype(int)
+
+
+CASES = {
+    "ragged": Case(skewed(45, 6, 0)),
+    "lone": Case([*skewed(40, 5, 1), 70, 71, 72]),
+    "all lone": Case(np.arange(7)),
+    "one class": Case(np.zeros(9, dtype=int)),
+    "gallery": Case(skewed(30, 7, 2), skewed(21, 6, 3)),
+    "small gallery": Case(skewed(20, 4, 4), [0, 2, 2]),
+    "no relevant item": Case([1, 1, 2], [3, 3]),
+}
+cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def loops(right, relevant, k):
+    """The formulas of one query, from a list of booleans, in Python's floats."""
+    divided = dict.fromkeys(("r_precision", "map_at_r", "average_precision"), math.nan)
+    if relevant:
+        first = right[:relevant]
+        divided["r_precision"] = sum(first) / min(relevant, len(right))
+        for name, seen in (("map_at_r", first), ("average_precision", right)):
+            divided[name] = sum(sum(right[: j + 1]) / (j + 1) for j, hit in enumerate(seen) if hit) / relevant
+    return divided | {
+        "recall_at_k": float(any(right[:k])),
+        "precision_at_k": sum(right[:k]) / k,
+        "reciprocal_rank": next((1 / (j + 1) for j, hit in enumerate(right) if hit), 0.0),
+    }
+
+
+def values(right, relevant, k):
+    return {
+        "r_precision": metrics.r_precision(right, relevant),
+        "map_at_r": metrics.map_at_r(right, relevant),
+        "average_precision": metrics.average_precision(right, relevant),
+        "recall_at_k": metrics.recall_at_k(right, k),
+        "precision_at_k": metrics.precision_at_k(right, k),
+        "reciprocal_rank": metrics.reciprocal_rank(right),
+    }
+
+
+@cases
+@pytest.mark.parametrize("k", [1, 4, 60])
+@pytest.mark.parametrize("columns", [None, 3])
+def test_values_per_query_equal_loops(case, k, columns):
+    right = case.right[:, :columns]
+    wanted = [loops(row, count, k) for row, count in zip(right.tolist(), case.relevant.tolist(), strict=True)]
+    for name, result in values(right, case.relevant, k).items():
+        assert result.dtype == torch.float64
+        assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name
+
+
+@cases
+def test_relevant_items_and_right_neighbours_equal_loops(case):
+    gallery = case.gallery_labels.tolist()
+    labels = case.query_labels.tolist()
+    assert case.relevant.tolist() == [gallery.count(label) - case.itself for label in labels]
+    assert case.right.tolist() == [
+        [gallery[j] == label for j in row] for label, row in zip(labels, case.indices.tolist(), strict=True)
+    ]
+
+
+def test_relevant_items_of_many_classes():
+    labels = torch.randint(1 << 40, (15_000,), generator=torch.Generator().manual_seed(0)) // 7 * 3
+    labels[5_000:10_000] = labels[:5_000]
+    wanted = Counter(labels.tolist())
+    assert metrics.relevant_counts(labels, labels).tolist() == [wanted[label] for label in labels.tolist()]
+
+
+def test_a_neighbour_that_a_search_did_not_have_is_wrong():
+    labels = torch.tensor([5, 6, 5])
+    right = metrics.is_right(labels, labels, torch.tensor([[2, -1], [-1, -1], [1, -1]]))
+    assert right.tolist() == [[True, False], [False, False], [False, False]]
+
+
+PML_NAMES = {
+    "precision_at_1": "precision_at_k", "r_precision": "r_precision", "mean_average_precision_at_r": "map_at_r",
+    "mean_average_precision": "average_precision", "mean_reciprocal_rank": "reciprocal_rank",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.relevant.any()])
+@pytest.mark.parametrize("k", [None, 2])
+def test_means_are_pmls(name, k):
+    case = CASES[name]
+    mine = values(case.right[:, :k], case.relevant, 1)
+    counted = case.relevant > 0
+    for reduce, settings in (
+        (lambda x: metrics.mean(x, counted), {}),
+        (lambda x: metrics.mean_of_class_means(x, case.query_labels, counted), {"avg_of_avgs": True}),
+        (lambda x: metrics.class_means(x, case.query_labels, counted)[1].tolist(), {"return_per_class": True}),
+    ):
+        theirs = case.pml(k, **settings)
+        for metric, ours in PML_NAMES.items():
+            single = metric == "mean_reciprocal_rank"  # PML has it in float32
+            assert reduce(mine[ours]) == pytest.approx(theirs[metric], abs=1e-6 if single else 1e-12), metric
+
+
+def test_class_means_equal_a_loop_and_name_their_classes():
+    case = CASES["lone"]
+    hits = metrics.recall_at_k(case.right, 3)
+    for counted in (None, case.relevant > 0):
+        by_class = {}
+        for i, label in enumerate(case.query_labels.tolist()):
+            if counted is None or counted[i]:
+                by_class.setdefault(label, []).append(float(hits[i]))
+        classes, means = metrics.class_means(hits, case.query_labels, counted)
+        assert classes.tolist() == sorted(by_class)
+        assert means.tolist() == pytest.approx([np.mean(by_class[label]) for label in sorted(by_class)], abs=1e-12)
+        pairs = torch.stack([case.query_labels // 10, case.query_labels % 10], dim=1)  # the same classes, two numbers
+        named, same = metrics.class_means(hits, pairs, counted)
+        assert named.tolist() == [[label // 10, label % 10] for label in sorted(by_class)]
+        assert torch.equal(same, means)
+
+
+def test_nothing_counts():
+    case = CASES["all lone"]
+    hits, nobody = metrics.recall_at_k(case.right, 3), case.relevant > 0
+    assert metrics.mean(hits) == 0
+    assert math.isnan(metrics.mean(hits, nobody))
+    assert math.isnan(metrics.mean_of_class_means(hits, case.query_labels, nobody))
+    assert [len(part) for part in metrics.class_means(hits, case.query_labels, nobody)] == [0, 0]
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(nmi, normalized_mutual_info_score), (ami, adjusted_mutual_info_score)])
+def test_mutual_information_is_scikit_learns(mine, theirs):
+    labels, clusters = skewed(50, 5, 0), skewed(50, 8, 1)
+    assert mine(torch.as_tensor(labels), torch.as_tensor(clusters)) == theirs(labels, clusters)
+    assert mine([3, 3, 4], [1, 1, 0]) == 1
+
+
+def test_purity_of_many_classes_needs_no_table_of_classes_and_clusters():
+    labels = np.arange(6000)
+    tracemalloc.start()
+    try:
+        assert purity(labels, labels // 2) == 0.5
+        assert tracemalloc.get_traced_memory()[1] < 2**25  # the table has 144 million bytes
+    finally:
+        tracemalloc.stop()

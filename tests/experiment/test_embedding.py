@@ -1,0 +1,74 @@
+"""The embeddings of a split: one pass, in order, and nothing else is changed by it."""
+
+import pytest
+import torch
+from torch import nn
+
+from pml_ext.data import LabelledImages
+from pml_ext.experiment.embedding import embed_batches, embed_split
+
+CPU = torch.device("cpu")
+
+
+class Counted(LabelledImages):
+    """Counts how often each image is read."""
+
+    def __getitem__(self, index):
+        self.reads = [*getattr(self, "reads", []), index]
+        return super().__getitem__(index)
+
+
+@pytest.fixture
+def images():
+    pixels = torch.randint(256, (23, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return Counted(pixels, torch.arange(23) % 5, list("abcde"), lambda image: image.float() / 255, channels=1)
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+    trunk[1].running_mean.uniform_()
+    return trunk, nn.Linear(64, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_pass_in_order_that_leaves_modes_and_random_numbers_alone(images, network, workers):
+    trunk, embedder = network
+    trunk.train()
+    trunk[1].eval()  # frozen within a network that trains
+    passed = []
+    trunk.register_forward_pre_hook(lambda _, inputs: passed.append(len(inputs[0])))
+    before = torch.get_rng_state()
+    split = embed_split(trunk, embedder, images, CPU, batch_size=8, workers=workers, keep_features=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in trunk] == [True, False, True, True, True]
+    assert trunk.training
+    assert passed == [8, 8, 7]
+    if workers == 0:
+        assert images.reads == list(range(23))
+    trunk.eval()
+    with torch.no_grad():
+        features = trunk(torch.stack([images[index][0] for index in range(23)]))
+        assert torch.allclose(split.features, features, atol=1e-6)
+        assert torch.allclose(split.embeddings, embedder(features), atol=1e-6)
+    assert split.labels.tolist() == images.labels.tolist()
+    assert not split.embeddings.requires_grad
+    assert embed_split(trunk, embedder, images, CPU).features is None
+
+
+def test_half_precision_gives_embeddings_in_full(images, network):
+    half, full = (embed_split(*network, images, CPU, precision=precision) for precision in ("bfloat16", "float32"))
+    assert half.embeddings.dtype == torch.float32
+    assert not torch.equal(half.embeddings, full.embeddings)
+    assert torch.allclose(half.embeddings, full.embeddings, atol=3e-2)
+
+
+def test_a_pass_that_is_broken_off_puts_the_modes_back(images, network):
+    trunk, embedder = network
+    for features, embeddings, labels in embed_batches(trunk, embedder, images, CPU, batch_size=4):
+        assert not trunk.training
+        assert (features.shape, embeddings.shape, labels.shape) == ((4, 64), (4, 3), (4,))
+        break
+    assert trunk.training
+    assert trunk[3].training

@@ -1,0 +1,36 @@
+"""What is not finite is found and named, by its first."""
+
+import math
+
+import pytest
+import torch
+
+from pml_ext.experiment.finite import first_bad, gradients
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_first_bad_tensor_is_named(value):
+    tensors = {
+        "empty": torch.zeros(0),
+        "huge": torch.full((3, 4), 3e38),
+        "small": torch.tensor(1.0, dtype=torch.float64),
+        "bad": torch.tensor([[0.0, value], [1.0, 2.0]], requires_grad=True),
+        "worse": torch.full((2,), math.nan),
+    }
+    name, found = first_bad(tensors)
+    assert name == "bad"
+    assert math.isnan(found) if math.isnan(value) else found == math.inf
+    del tensors["bad"], tensors["worse"]
+    assert first_bad(tensors) is None
+    assert first_bad({}) is None
+
+
+def test_infinity_does_not_hide_nan():
+    assert math.isnan(first_bad({"both": torch.tensor([math.inf, math.nan, math.inf])})[1])
+
+
+def test_gradients_that_there_are_sparse_ones_too():
+    module = torch.nn.ModuleDict({"one": torch.nn.Embedding(5, 2, sparse=True), "other": torch.nn.Linear(2, 2)})
+    (module["one"](torch.tensor([1, 1])) * math.inf).sum().backward()
+    assert list(gradients(module.named_parameters())) == ["one.weight"]
+    assert first_bad(gradients(module.named_parameters())) == ("one.weight", math.inf)

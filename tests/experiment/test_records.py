@@ -1,0 +1,163 @@
+"""Records: which numbers, under which names, and cut back where a run goes on."""
+
+import csv
+import sqlite3
+from contextlib import closing
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.utils import common_functions
+from pytorch_metric_learning.utils.logging_presets import HookContainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
+from pml_ext.experiment.records import Records, Terms, loss_series
+
+EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
+LABELS = torch.arange(12) // 3
+
+
+def tables(folder):
+    with closing(sqlite3.connect(folder / "records" / "logs.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: [dict(row) for row in connection.execute(f'SELECT * FROM "{name}"')] for name in names}
+
+
+def csv_rows(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture
+def collecting(monkeypatch):
+    monkeypatch.setattr(common_functions, "COLLECT_STATS", True)
+
+
+@pytest.mark.usefixtures("collecting")
+@pytest.mark.parametrize("make", [
+    lambda: RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
+    lambda: losses.MarginLoss(),  # it has a parameter of one element
+    lambda: losses.MultiSimilarityLoss(),
+])  # fmt: skip
+def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
+    """The names of tables and columns, and the values."""
+    record_keeper = pytest.importorskip("record_keeper")
+    loss, miner = make(), miners.MultiSimilarityMiner()
+    optimizers = {"trunk_optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.25)}
+    loss(EMBEDDINGS, LABELS, miner(EMBEDDINGS, LABELS))
+
+    keeper = record_keeper.RecordKeeper(
+        None, record_keeper.RecordWriter(str(tmp_path / "theirs")), ["_record_these", "_record_these_stats"]
+    )
+
+    class Trainer:
+        iteration = 0
+        loss_tracker = type("Tracker", (), {"losses": {"total_loss": 1.0}, "loss_weights": {}})
+        loss_funcs = {"metric_loss": loss}  # noqa: RUF012
+        mining_funcs = {"tuple_miner": miner}  # noqa: RUF012
+        models = {}  # noqa: RUF012
+
+        def get_global_iteration(self):
+            return 7
+
+    Trainer.optimizers = optimizers
+    HookContainer(keeper, save_models=False).end_of_iteration_hook(Trainer())
+    theirs = {
+        (table, column, values[7])
+        for table, columns in keeper.record_writer.records.items() if table != "loss_histories"
+        for column, values in columns.items() if not isinstance(values[7], list)
+    }  # fmt: skip
+    terms = Terms(loss, miner, optimizers)
+    rows = terms.rows([value.item() if torch.is_tensor(value) else value for value in terms.values()])
+    ours = {(table, column, value) for table, row in rows.items() for column, value in row.items()}
+    roots = ("metric_loss_", "tuple_miner_", "trunk_optimizer_")
+    assert {entry for entry in theirs if entry[0].startswith(roots)} == {e for e in ours if e[0].count("__mod") < 2}
+    deep = [{(table.rpartition("__modules_")[2], *rest) for table, *rest in found if (table, *rest) not in near}
+            for found, near in ((theirs, ours), (ours, theirs))]  # fmt: skip
+    assert deep[0] == deep[1]  # inside a part of the loss PML's names begin with that part, ours with the loss
+
+
+def test_tables_csv_and_events_say_the_same(tmp_path):
+    records = Records(tmp_path, 0, 0)
+    records.add(1, {"loss_histories": {"total_loss": 2.5}, "metric_loss_X": {"pairs": 3, "term": 0.25}})
+    records.add(2, {"loss_histories": {"total_loss": 1.5}, "metric_loss_X": {"pairs": 4, "late": 9.0}})
+    records.save()
+    records.add(3, {"loss_histories": {"total_loss": 0.5}})
+    records.close()
+    assert tables(tmp_path) == {
+        "loss_histories": [{"~iteration~": n, "total_loss": value} for n, value in ((1, 2.5), (2, 1.5), (3, 0.5))],
+        "metric_loss_X": [{"~iteration~": 1, "pairs": 3, "term": 0.25, "late": None},
+                          {"~iteration~": 2, "pairs": 4, "term": None, "late": 9.0}],
+    }  # fmt: skip
+    rows = csv_rows(tmp_path / "records" / "loss_histories.csv")
+    assert rows == [["~iteration~", "total_loss"], ["1", "2.5"], ["2", "1.5"], ["3", "0.5"]]
+    assert csv_rows(tmp_path / "records" / "metric_loss_X.csv")[1:] == [["1", "3", "0.25", ""], ["2", "4", "", "9.0"]]
+    assert scalars(tmp_path) == {
+        "loss_histories/total_loss": [(1, 2.5), (2, 1.5), (3, 0.5)],
+        "metric_loss_X/pairs": [(1, 3.0), (2, 4.0)],
+        "metric_loss_X/term": [(1, 0.25)],
+        "metric_loss_X/late": [(2, 9.0)],
+    }  # fmt: skip
+
+
+def test_a_run_that_goes_on_records_again_what_came_after_its_checkpoint(tmp_path):
+    def record(folder, first, last):
+        records = Records(folder, first - 1, (first - 1) // 2)
+        for iteration in range(first, last + 1):
+            records.add(iteration, {"loss_histories": {"total_loss": iteration / 4}})
+            if iteration % 2 == 0:
+                records.add(iteration // 2, {"accuracies_validation": {"map_at_r": iteration / 8}})
+                records.save()
+        records.close()
+
+    record(tmp_path / "whole", 1, 8)
+    record(tmp_path / "killed", 1, 6)
+    record(tmp_path / "killed", 5, 8)  # the checkpoint was that of epoch 2
+    assert tables(tmp_path / "killed") == tables(tmp_path / "whole")
+    for name in ("loss_histories.csv", "accuracies_validation.csv"):
+        paths = [tmp_path / run / "records" / name for run in ("killed", "whole")]
+        assert csv_rows(paths[0]) == csv_rows(paths[1])
+    assert scalars(tmp_path / "killed")["loss_histories/total_loss"] == [(n, n / 4) for n in range(1, 9)]
+
+
+def test_columns_that_a_file_does_not_have_get_a_line_of_their_own(tmp_path):
+    for number, column in ((1, "a"), (2, "a"), (3, "b")):
+        records = Records(tmp_path, number - 1, 0)
+        records.add(number, {"t": {column: number}})
+        records.close()
+    rows = csv_rows(tmp_path / "records" / "t.csv")
+    assert rows == [["~iteration~", "a"], ["1", "1"], ["2", "2"], ["~iteration~", "b"], ["3", "3"]]
+
+
+def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path):
+    records = Records(tmp_path, 0, 0)
+    for iteration in (1, 2):
+        records.add(iteration, {"loss_histories": {"total_loss": 1.0}, "metric_loss_A": {"positive_loss": 1.0}})
+    for iteration in (3, 4):
+        terms = {"metric_loss_B": {"positive_loss": 2.0}, "metric_loss_B__modules_inner_C": {"positive_loss": 3.0}}
+        records.add(iteration, {"loss_histories": {"total_loss": 1.0}, **terms})
+    records.close()
+    assert loss_series(tmp_path, ["positive_loss", "positive_loss"]) == {
+        "loss": ([1, 2, 3, 4], [1.0] * 4),
+        "positive": ([1, 2, 3, 4], [1.0, 1.0, 2.0, 2.0]),
+        "positive (C)": ([3, 4], [3.0, 3.0]),
+    }
+
+
+def test_what_is_no_number_is_not_recorded():
+    loss = torch.nn.Module()
+    loss._record_these = ["names", "many", "here", "gone"]
+    loss._record_these_stats = ["flag"]
+    loss.names, loss.many, loss.here, loss.flag = ["a"], torch.zeros(3), torch.tensor([2.0]), True
+    terms = Terms(loss, None, {})
+    assert terms.rows([v.item() if torch.is_tensor(v) else v for v in terms.values()]) == {
+        "metric_loss_Module": {"here": 2.0, "flag": True}
+    }

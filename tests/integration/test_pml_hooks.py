@@ -1,0 +1,106 @@
+"""PML's trainer and tester with PML's hooks, record-keeper and TensorBoard, as its documentation puts them together."""
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, testers, trainers
+from pytorch_metric_learning.samplers import MPerClassSampler
+from pytorch_metric_learning.utils import logging_presets
+
+from pml_ext import (
+    CrossBatchMemory,
+    DistributedLoss,
+    DistributedMiner,
+    MultipleLosses,
+    PDDMDistance,
+    RegularizedLoss,
+    RetrievalAccuracyCalculator,
+    registry,
+)
+
+SIZE, CLASSES, BATCH = 6, 5, 20
+CONTEXT = {"embedding_size": SIZE, "num_classes": CLASSES}
+
+
+def images(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(60) % CLASSES
+    return torch.utils.data.TensorDataset(torch.randn(60, 4, generator=generator) + labels[:, None], labels)
+
+
+def hooks_in(folder, **settings):
+    record_keeper, _, _ = logging_presets.get_record_keeper(str(folder / "records"), str(folder / "tensorboard"))
+    return logging_presets.get_hook_container(record_keeper, log_freq=1, **settings)
+
+
+def trainer_of(hooks, loss, miner=None, end_of_epoch_hook=None):
+    torch.manual_seed(0)
+    trunk = torch.nn.Linear(4, SIZE)
+    own = list(loss.parameters())
+    optimizers = {"trunk_optimizer": torch.optim.SGD(trunk.parameters(), lr=0.01)}
+    if own:
+        optimizers["metric_loss_optimizer"] = torch.optim.SGD(own, lr=0.01)
+    dataset = images()
+    return trainers.MetricLossOnly(
+        models={"trunk": trunk, "embedder": torch.nn.Identity()}, optimizers=optimizers, batch_size=BATCH,
+        loss_funcs={"metric_loss": loss}, mining_funcs={"tuple_miner": miner} if miner is not None else {},
+        dataset=dataset, sampler=MPerClassSampler(dataset.tensors[1], m=4, batch_size=BATCH, length_before_new_iter=60),
+        dataloader_num_workers=0, end_of_iteration_hook=hooks.end_of_iteration_hook,
+        end_of_epoch_hook=end_of_epoch_hook,
+    )  # fmt: skip
+
+
+def cases():
+    """``{name: component}``: everything registered that trains, and "wrappers", ours in each other."""
+    kinds = ("loss", "miner", "regularizer", "distance")
+    components = [c for kind in kinds for c in registry.components(kind) if not c.name.startswith("pml/")]
+    return {f"{c.kind} {c.name}": c for c in components if c.cls is not RegularizedLoss} | {"wrappers": None}
+
+
+def built(component):
+    """A loss, and a miner or None, with the component in it."""
+    torch.manual_seed(0)
+    contrastive = losses.ContrastiveLoss(collect_stats=True)
+    if component is None:
+        parts = MultipleLosses({"one": contrastive, "two": losses.MultiSimilarityLoss()}, weights={"one": 1, "two": 2})
+        return DistributedLoss(CrossBatchMemory(parts, SIZE, 40)), DistributedMiner(miners.MultiSimilarityMiner())
+    inside = {"miner": miners.BatchHardMiner()} if component.name == "anchor-swap" else {}
+    part = registry.build(component.qualified_name, component.kind, CONTEXT, collect_stats=True, **inside)
+    if component.kind == "miner":
+        return contrastive, part
+    if component.kind == "regularizer":
+        return RegularizedLoss(contrastive, part, weight=0.01, collect_stats=True), None
+    if component.kind == "distance":
+        return losses.TripletMarginLoss(distance=part), miners.BatchHardMiner(distance=part)
+    return part, None
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_everything_is_recorded(name, tmp_path):
+    hooks = hooks_in(tmp_path)
+    trainer_of(hooks, *built(cases()[name])).train()
+    hooks.record_keeper.save_records()
+    assert len(hooks.get_loss_history(["total_loss"])["total_loss"]) == 3
+
+
+def test_as_documented_with_a_metric_of_ours_as_the_primary_one(tmp_path):
+    """Trainer, tester and hooks; the best model by Recall@1; PML's own way of loading what was saved."""
+    hooks = hooks_in(tmp_path, primary_metric="recall_at_1")
+    calculator = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k="max_bin_count")
+    tester = testers.GlobalEmbeddingSpaceTester(
+        end_of_testing_hook=hooks.end_of_testing_hook, accuracy_calculator=calculator, dataloader_num_workers=0
+    )
+    models = tmp_path / "models"
+    end_of_epoch = hooks.end_of_epoch_hook(tester, {"val": images(1)}, str(models), patience=5)
+    loss = CrossBatchMemory(losses.TripletMarginLoss(distance=PDDMDistance(SIZE)), SIZE, 40)
+    trainer = trainer_of(hooks, loss, miners.MultiSimilarityMiner(), end_of_epoch)
+    trainer.train(num_epochs=2)
+    history = hooks.get_accuracy_history(tester, "val", metrics=["recall_at_1", "recall_at_4", "r_precision"])
+    assert history["epoch"] == [1, 2]
+    assert all(0 < value <= 1 for value in history["recall_at_4_level0"])
+    assert {path.name for path in models.iterdir()} >= {"trunk_2.pth", "metric_loss_2.pth", "tuple_miner_2.pth"}
+
+    twin = CrossBatchMemory(losses.TripletMarginLoss(distance=PDDMDistance(SIZE)), SIZE, 40)
+    again = trainer_of(hooks, twin)
+    assert hooks.load_latest_saved_models(again, str(models)) == 3
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in loss.state_dict().items())
+    assert twin.filled == 40

@@ -1,0 +1,103 @@
+"""Two trained runs, a folder of images and its index, which the tests of retrieval share and leave as they are."""
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from pml_ext import load_run
+from pml_ext.experiment import train
+from pml_ext.retrieval import Embedded, Gallery, SkippedImage, TrainedRun
+
+QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+Command = Callable[..., SimpleNamespace]
+MadeUp = Callable[[torch.Tensor], None]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        for name, seed in (("one", 0), ("other", 1)):
+            train("triplets/digits", out=place / name, seed=seed, overrides=QUICK, device="cpu")
+    return place / "one", place / "other"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 digits as PNG files, one sub-folder a class, and two files that are no images."""
+    place = tmp_path_factory.mktemp("images")
+    write_digits(place, range(200))
+    (place / "2" / "broken.png").write_bytes(b"no image")
+    (place / "notes.txt").write_text("no image either")
+    (place / ".hidden.png").write_bytes(b"not looked at")
+    return place
+
+
+def write_digits(place: Path, numbers: range) -> None:
+    digits = load_digits()
+    for number in numbers:
+        file = place / str(digits.target[number]) / f"{number:04d}.png"
+        file.parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8)).save(file)
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders of 20 and of 25 digits, some in both."""
+    place = tmp_path_factory.mktemp("few")
+    write_digits(place / "old", range(20))
+    write_digits(place / "new", range(10, 35))
+    return place / "old", place / "new"
+
+
+@pytest.fixture(scope="session")
+def indexed(runs: tuple[Path, Path], folder: Path) -> tuple[TrainedRun, Gallery]:
+    run = load_run(runs[0], "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedImage)
+        return run, run.index(folder)
+
+
+@pytest.fixture
+def runs_one(runs: tuple[Path, Path]) -> TrainedRun:
+    return load_run(runs[0], "cpu")
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    """Makes every folder hold images with these embeddings; a query is a tensor, which is its own embedding."""
+
+    def make_up(points: torch.Tensor) -> None:
+        paths = [f"{number:05d}.png" for number in range(len(points))]
+        embed_folder = lambda _, folder: Embedded(Path(folder), paths, points, {})  # noqa: E731
+        monkeypatch.setattr(TrainedRun, "embed_folder", embed_folder)
+        monkeypatch.setattr(TrainedRun, "embed", lambda _, images: torch.stack(list(images)))
+
+    return make_up
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process."""
+    from pml_ext.cli import main
+
+    def run(*arguments: Any) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["pml-ext", *map(str, arguments)])
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which main replaces for good
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=left.value.code, stdout=out, stderr=err)
+
+    return run

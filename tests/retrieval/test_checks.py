@@ -1,0 +1,58 @@
+"""Wrong arguments, refused before a folder is embedded; and nothing is created for them."""
+
+import pytest
+
+from pml_ext.retrieval import TrainedRun
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it"),
+        ("index RUN FOLDER --index IVF500,Flat", "wants 500 images or more"),
+        ("index RUN FOLDER -o FILE", "wanted a folder to write, type -o FOLDER"),
+        ("index RUN FOLDER -o FILE/deep/er", "cannot be written"),
+        ("embed RUN FOLDER -o FILE/all.npz", "cannot be written"),
+        ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
+        ("embed RUN FOLDER -o TMP/folder.npz", "folder.npz is a folder; wanted a file to write, type -o FILE"),
+        ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
+        ("cluster RUN FOLDER --clusters 202", "--clusters 202: wanted from 1 to the 201 images"),
+        ("cluster RUN FOLDER --clusters 2 -o FILE", "wanted a folder to write, type -o FOLDER"),
+        ("cluster RUN TMP/nowhere --clusters 2", "nowhere: no such folder"),
+        ("query RUN IMAGE --picture TMP", "is a folder; wanted a file to write, type --picture FILE"),
+        ("query RUN IMAGE --picture FILE/q.png", "cannot be written"),
+        ("query RUN IMAGE --beside TMP", "no finished run"),
+        ("export RUN -o FILE", "wanted a folder to write, type -o FOLDER"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_embedded(
+    command, indexed, folder, tmp_path, monkeypatch, line, text
+):
+    run, gallery = indexed
+    for name in ("embed", "embed_folder"):
+        monkeypatch.setattr(TrainedRun, name, lambda *_, **__: pytest.fail("embedded"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.npz").mkdir()
+    places = {"RUN": run.folder, "FOLDER": folder, "IMAGE": folder / gallery.embedded.paths[0],
+              "FILE": tmp_path / "file", "TMP": tmp_path}  # fmt: skip
+    for word, place in places.items():
+        line = line.replace(f" {word}", f" {place}")
+    done = command(*line.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.npz"}
+
+
+@pytest.mark.parametrize("option", [[], ["-o", "/proc/no/such"]])
+def test_a_place_that_cannot_be_written_is_named(command, indexed, folder, monkeypatch, option):
+    """The default one, too: a run's folder that is somebody else's."""
+
+    def refused(dir, **_):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    done = command("index", indexed[0].folder, folder, *option)
+    assert done.returncode == 2
+    assert "cannot be written (Permission denied: " in done.stderr
+    assert done.stderr.endswith("type -o FOLDER\n")

@@ -1,0 +1,77 @@
+"""What a run's folder must hold, and damaged files of it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from pml_ext import load_run
+from pml_ext.errors import DataError
+
+
+def a_tensor(path):
+    torch.save(torch.zeros(3), path)
+
+
+def another_network(path):
+    state = torch.load(path)
+    torch.save(state | {"embedder": {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}}, path)
+
+
+def without_loss(path):
+    state = torch.load(path)
+    torch.save({part: value for part, value in state.items() if part != "loss"}, path)
+
+
+def with_entry(**entries):
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(
+            (name, damage)
+            for name in ("network.json", "checkpoints/model.pt")
+            for damage in (
+                lambda path: path.write_bytes(b""),
+                lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+                lambda path: path.write_bytes(b"\x80garbage\xff" * 50),
+            )
+        ),
+        ("network.json", lambda path: path.write_text("[1, 2]")),
+        ("network.json", lambda path: path.write_text('{"image_size": 8}')),
+        ("network.json", with_entry(channels=2)),
+        ("network.json", with_entry(image_size="8")),
+        ("network.json", with_entry(image_size=1)),
+        ("checkpoints/model.pt", a_tensor),
+        ("checkpoints/model.pt", another_network),
+        ("checkpoints/model.pt", without_loss),
+    ],
+)
+def test_a_damaged_file_is_one_line_with_its_path_and_what_to_type(runs, tmp_path, name, damage):
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("index", "records", "figures"))
+    damage(run / name)
+    with pytest.raises(DataError) as caught:
+        load_run(run, "cpu")
+    text = str(caught.value)
+    assert text.startswith(f"{run / name}: ")
+    assert f"type: pml-ext train {run / 'recipe.toml'} --out ANOTHER" in text
+    assert "\n" not in text
+    assert len(text) < 600
+
+
+def test_an_empty_checkpoint_is_not_aborted(command, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("index", "records", "figures"))
+    (run / "checkpoints" / "model.pt").write_bytes(b"")
+    done = command("export", run, "-o", tmp_path / "exported")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"{run}/checkpoints/model.pt: empty" in done.stderr
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(DataError, match=r"no finished run \(no recipe.toml in it\)"):
+        load_run(tmp_path)

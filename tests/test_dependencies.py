@@ -1,0 +1,145 @@
+"""What is imported is declared, and what needs an extra says which."""
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+OURS = {"pml_ext", *PROJECT["entry-points"]["pml_ext"].values()}
+FILES = sorted(file for folder in (ROOT / "pml_ext", ROOT / "plugins") for file in folder.rglob("*.py"))
+
+
+def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def names(requirements):
+    return {normal(Requirement(text).name) for text in requirements}
+
+
+CORE = names(PROJECT["dependencies"])
+EXTRAS = names(text for extra in PROJECT["optional-dependencies"].values() for text in extra)
+DISTRIBUTIONS = {top: set(map(normal, found)) for top, found in importlib.metadata.packages_distributions().items()}
+
+
+def needs_extra(node):
+    """``with needs_extra(...):``, which turns a failing import into a text that names the extra."""
+    return isinstance(node, ast.With) and any(
+        isinstance(item.context_expr, ast.Call) and getattr(item.context_expr.func, "id", "") == "needs_extra"
+        for item in node.items
+    )
+
+
+def imports(nodes, at_once=True):
+    """(top-level name, whether it is needed to import the module and nothing says which extra has it)."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.partition(".")[0], at_once
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or needs_extra(node)
+        typing_only = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        yield from imports(ast.iter_child_nodes(node), at_once and not inside and not typing_only)
+
+
+def foreign(file):
+    tree = ast.parse(file.read_text("utf-8"))
+    return {(top, at_once) for top, at_once in imports(tree.body) if top not in OURS | sys.stdlib_module_names}
+
+
+def guarded(file):
+    """Whether the package says which extra it needs, so that its modules need not."""
+    packages = [folder / "__init__.py" for folder in file.parents if folder.is_relative_to(ROOT / "pml_ext")]
+    return any(needs_extra(node) for package in packages for node in ast.parse(package.read_text("utf-8")).body)
+
+
+def test_everything_imported_is_declared():
+    found = {top: file for file in FILES for top, _ in foreign(file)}
+    assert {"torch", "numpy", "sklearn", "PIL", "tqdm", "faiss"} <= set(found)
+    assert {t: str(f) for t, f in found.items() if not DISTRIBUTIONS.get(t, set()) & (CORE | EXTRAS)} == {}
+
+
+def test_what_imports_without_an_extra_needs_the_core_alone():
+    tops = {(top, file) for file in FILES if not guarded(file) for top, at_once in foreign(file) if at_once}
+    commands = ROOT / "pml_ext" / "cli"  # pml_ext.cli.main names the extra before it imports them
+    assert {
+        (top, str(file)) for top, file in tops if commands not in file.parents and not DISTRIBUTIONS[top] & CORE
+    } == set()
+
+
+def test_the_range_of_pml_ends_before_its_third_version():
+    (pml,) = (Requirement(text) for text in PROJECT["dependencies"] if "metric-learning" in text)
+    assert pml.specifier.contains("2.9.0")
+    assert not pml.specifier.contains("3.0.0")
+
+
+BARE = """
+import importlib, importlib.abc, json, pkgutil, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+blocked = set(json.loads(sys.argv[1]))
+sys.meta_path.insert(0, Missing())
+import pml_ext
+
+def text(statement):
+    try:
+        exec(statement, {})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+modules = [m.name for m in pkgutil.walk_packages(pml_ext.__path__, "pml_ext.", onerror=lambda name: None)]
+modules = [name for name in modules if not name.startswith("pml_ext.cli.") and name != "pml_ext.__main__"]
+answers = {name: text(f"from pml_ext import {name}") for name in dir(pml_ext)}
+print(json.dumps({**answers, **{name: text(f"import {name}") for name in modules}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare():
+    """``{name or module: the error}`` of a process that cannot import what the core does not bring with it."""
+    brought, new = set(), CORE
+    while new:
+        brought |= new
+        lines = (line for name in new for line in (_requires(name) or ()))
+        new = names(line for line in lines if "extra ==" not in line) - brought
+    blocked = [top for top, found in DISTRIBUTIONS.items() if found & EXTRAS and not found & brought]
+    assert {"torchvision", "matplotlib", "pydantic", "typer", "PIL"} <= set(blocked)
+    arguments = [sys.executable, "-c", BARE, json.dumps(blocked)]
+    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def _requires(name):
+    try:
+        return importlib.metadata.requires(name)
+    except importlib.metadata.PackageNotFoundError:  # for another platform
+        return None
+
+
+def test_losses_and_wrappers_need_no_extra(bare):
+    needed = ("CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler",
+              "CrossBatchMemory", "DistributedLoss", "RegularizedLoss", "registry", "testing", "benchmark")  # fmt: skip
+    assert {name: bare[name] for name in needed} == dict.fromkeys(needed, "")
+
+
+def test_what_needs_an_extra_says_which(bare):
+    for name in ("load_run", "data", "models", "experiment", "retrieval", "pml_ext.evaluation.figures"):
+        assert re.fullmatch(
+            r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. "
+            r'Type: pip install "pml-ext\[train\]"', bare[name]
+        ), f"{name}: {bare[name]}"  # fmt: skip
+    assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

@@ -1,0 +1,103 @@
+"""Devices by name, the precisions they have, and numbers read off them."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext import devices
+from pml_ext.errors import ConfigError
+from pml_ext.experiment import checkpoint
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A machine with two CUDA devices, as far as the choice of a device looks."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(devices, "accelerator", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    return monkeypatch
+
+
+def test_a_device_by_name(monkeypatch):
+    monkeypatch.setattr(devices, "accelerator", lambda: None)
+    assert devices.choose_device("auto") == devices.choose_device("cpu") == "cpu"
+    with pytest.raises(ConfigError, match="--device gpu: wanted auto, cpu, cuda, mps or xpu"):
+        devices.choose_device("gpu")
+    with pytest.raises(ConfigError, match="device mps: this torch sees no mps device; type device cpu"):
+        devices.choose_device("mps", "device")
+
+
+def test_each_process_of_a_machine_has_a_device_of_its_own(pretended):
+    assert devices.choose_device("auto") == devices.choose_device("cuda") == "cuda"
+    assert devices.choose_device("cpu") == "cpu"
+    with pytest.raises(ConfigError, match="this torch sees no xpu device; type --device cuda"):
+        devices.choose_device("xpu")
+    pretended.setenv("LOCAL_RANK", "1")
+    assert devices.choose_device("auto") == "cuda:1"
+    assert devices.choose_device("cpu") == "cpu"
+    pretended.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match=r"process 2 .* \(2 seen\); type --nproc-per-node 2, or --device cpu"):
+        devices.choose_device("auto")
+
+
+def test_the_accelerator_that_torch_finds(monkeypatch):
+    if hasattr(torch, "accelerator"):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    else:
+        monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert devices.accelerator() == "xpu"
+
+
+def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
+    cpu = torch.device("cpu")
+    for precision in ("float32", "bfloat16"):
+        devices.check_precision(cpu, precision)
+    # As a torch does that does not know the precision there: it warns and goes on in float32.
+    monkeypatch.setattr(torch, "autocast", lambda *_: contextlib.nullcontext())
+    with pytest.raises(ConfigError, match=r"engine.precision: found 'float16', which this cpu device does not have "
+                                          r"\(torch computes in torch.float32 there\); wanted 'float32'"):  # fmt: skip
+        devices.check_precision(cpu, "float16")
+
+
+def test_numbers_of_all_kinds():
+    values = [1, 2.5, None, np.float64(3.0), torch.tensor(4), torch.tensor([[5.5]], requires_grad=True)]
+    assert devices.read_numbers(values) == [1, 2.5, None, 3.0, 4, 5.5]
+    assert devices.read_numbers([]) == []
+
+
+@pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 2)])
+def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, kind, count):
+    """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
+    generators = [torch.Generator().manual_seed(number) for number in range(count)]
+
+    class Module:
+        if kind == "mps":
+            get_rng_state = staticmethod(lambda: generators[0].get_state())
+            set_rng_state = staticmethod(lambda state: generators[0].set_state(state))
+        else:
+            get_rng_state_all = staticmethod(lambda: [each.get_state() for each in generators])
+            set_rng_state_all = staticmethod(
+                lambda states: [each.set_state(state) for each, state in zip(generators, states, strict=True)]
+            )
+
+    monkeypatch.setattr(devices, "accelerator", lambda: kind)
+    monkeypatch.setattr(torch, kind, Module)
+    state = checkpoint.random_state()
+    drawn = [torch.rand(3, generator=each) for each in generators]
+    checkpoint.set_random_state(state)
+    assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(generators, drawn, strict=True))
+    older = {key: value for key, value in state.items() if key != "accelerators"} | {"cuda": state["accelerators"]}
+    checkpoint.set_random_state(older)
+    assert torch.equal(torch.rand(3, generator=generators[-1]), drawn[-1])
+
+
+def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
+    monkeypatch.setattr(devices, "accelerator", lambda: None)
+    state = checkpoint.random_state()
+    assert state["accelerators"] == []
+    drawn = torch.rand(3)
+    checkpoint.set_random_state(state | {"accelerators": [torch.Generator().get_state()]})
+    assert torch.equal(torch.rand(3), drawn)

@@ -1,0 +1,117 @@
+"""The door for plugin authors: what is behind it, what it needs, and that ours use no other."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pml_ext import distances, pairwise, plugin, pml, registry, settings
+from pml_ext.experiment.recipe import load_recipes
+from pml_ext.experiment.run import Run
+from pml_ext.plugin import RunView
+from pml_ext.scaffold import new_plugin
+
+ROOT = Path(__file__).parents[1]
+
+BARE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+EXTRAS = {"torchvision", "matplotlib", "pydantic", "typer", "rich", "jinja2", "tomli_w", "record_keeper", "tensorboard",
+          "faiss", "safetensors", "PIL"}
+sys.meta_path.insert(0, Missing())
+import pml_ext.plugin as plugin
+import pml_ext_angular, pml_ext_cbml, pml_ext_density, pml_ext_pddm, pml_ext_triplets
+for name in ("DataSplits", "LabelledImages", "figures"):
+    try:
+        getattr(plugin, name)
+    except plugin.MissingExtraError as error:
+        assert 'pip install "pml-ext[train]"' in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_it_needs_torch_and_pml_alone():
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_that_it_lists_is_there():
+    assert len(set(plugin.__all__)) == len(plugin.__all__)
+    assert all(getattr(plugin, name) is not None for name in plugin.__all__)
+    with pytest.raises(AttributeError, match="no name 'pair_mask'; nearest: pair_masks"):
+        plugin.pair_mask  # noqa: B018
+
+
+def test_helpers_of_losses_are_all_behind_it():
+    own = [name for module in (distances, settings) for name, value in vars(module).items()
+           if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")]  # fmt: skip
+    bases = {name for name in vars(pml) if name.startswith("Base")} - {"BaseLossWrapper"}
+    missing = {*pairwise.__all__, *own, *bases} - set(plugin.__all__)
+    assert not missing, f"add these to pml_ext/plugin.py: {sorted(missing)}"
+    assert all(getattr(plugin, name) is getattr(pairwise, name) for name in pairwise.__all__)
+
+
+def imports(file: Path) -> set[str]:
+    """The modules of pml_ext and PML that a file imports, strings of ``import_module`` left out."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+    return {name for name in found if name.partition(".")[0] in ("pml_ext", "pytorch_metric_learning")}
+
+
+def test_what_authors_start_from_comes_in_by_it(tmp_path):
+    new_plugin("my-loss", tmp_path / "new")
+    for folder in (tmp_path / "new" / "src", ROOT / "examples" / "third_party_plugin" / "src"):
+        files = list(folder.rglob("*.py"))
+        assert files
+        assert set.union(*map(imports, files)) == {"pml_ext.plugin"}
+
+
+def test_the_page_for_authors_names_what_is_there():
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    table = page.partition("| name in `pml_ext.plugin` | what |")[2].partition("\n\n")[0]
+    names = [name for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert len(names) > 10
+    assert not set(names) - set(plugin.__all__)
+
+
+def test_a_run_is_what_components_are_promised(tmp_path):
+    recipe = load_recipes("cbml/digits")["cbml/digits"]
+    run: RunView = Run(recipe, "cbml/digits", tmp_path, seed=3)
+    assert isinstance(run, RunView)
+    promised = {name for name in vars(RunView) if not name.startswith("_")}
+    assert (run.folder, run.seed, run.device, run.epoch) == (tmp_path, 3, torch.device("cpu"), 0)
+    assert (run.rank, run.processes) == (0, 1)
+    embeddings, labels = run.embeddings("test"), run.labels("test")
+    assert embeddings.shape == (len(run.splits["test"]), recipe.model.embedding_size)
+    assert labels.tolist() == run.splits["test"].labels.tolist()
+    x, y = next(iter(run.batches("test", layer="trunk")))
+    assert x.dtype == embeddings.dtype == torch.float32
+    assert torch.equal(y, labels[: len(y)])
+    page = (ROOT / "docs" / "recipes.md").read_text().partition("## Taking part in a run")[2]
+    assert not [name for name in promised if f"run.{name}" not in page]
+
+
+def test_no_error_of_the_core_names_a_paper():
+    ours = [c for c in registry.components() if c.cls.__module__.startswith("pml_ext_")]
+    names = {name for c in ours for name in (c.name, c.cls.__name__)}
+    assert {"cbml", "PDDMLoss"} <= names
+    word = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, names))})(?![\w-])")
+    raised = [(file.name, constant.value) for file in (ROOT / "pml_ext").rglob("*.py")
+              for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Raise)
+              for constant in ast.walk(node) if isinstance(constant, ast.Constant)]  # fmt: skip
+    assert len(raised) > 100
+    assert not [(file, text) for file, text in raised if isinstance(text, str) and word.search(text)]
