@@ -17,7 +17,7 @@ def check(
             metavar="WHAT", help="An importable package, package.Class, an entry point, a component's name, or pml."
         ),
     ],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what passed and was skipped, too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every check, and what it found.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     markdown: Annotated[bool, typer.Option(help="Write a Markdown table of what failed, a row a component.")] = False,
 ) -> None:
@@ -50,7 +50,7 @@ def check(
         stdout().print("\n".join(lines))
     else:
         names = list(dict.fromkeys(result.component for result in results))
-        print_table(["component", *COUNTED], [[name, *_counts(results, name)] for name in names], right=[1, 2, 3])
+        print_table(["component", *COUNTED], [[name, *_counts(results, name)] for name in names], right=[1, 2, 3, 4])
         shown = [r for r in results if verbose or r.fails or r.check == "-"]
         if shown:
             print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
@@ -59,9 +59,10 @@ def check(
         raise typer.Exit(1)
 
 
-COUNTED = ("passed", "failed", "skipped")
+COUNTED = ("passed", "failed", "skipped", "xfail")
 
 
 def _counts(results: list[CheckResult], component: str | None = None) -> list[str]:
-    mine: list[str] = [result.status for result in results if component in (None, result.component)]
+    of_it = [result for result in results if component in (None, result.component)]
+    mine: list[str] = ["failed" if result.fails else result.status for result in of_it]
     return [str(mine.count(status)) for status in COUNTED]

@@ -12,7 +12,17 @@ or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml
 habits are those of scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
 """
 
+from .probes import SavedBytes
 from .runner import CheckResult, check_component, checks_of, parametrize_with_checks
+from .second_device import SecondDevice
 from .subject import SkipCheck
 
-__all__ = ["CheckResult", "SkipCheck", "check_component", "checks_of", "parametrize_with_checks"]
+__all__ = [
+    "CheckResult",
+    "SavedBytes",
+    "SecondDevice",
+    "SkipCheck",
+    "check_component",
+    "checks_of",
+    "parametrize_with_checks",
+]

@@ -1,58 +1,74 @@
-"""Watches what a component does: operations, waits for the host, gradients."""
+"""Watches what a component does: operations, saved tensors, gradients."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+TORCH = str(Path(torch.__file__).parent)  # files that are no place to point at
+
 
 class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators, and those that hand a number to Python."""
+    """Counts operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = self.scalars = 0
+        self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
-        self.scalars += func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def to_python_forbidden() -> Iterator[list[str]]:
-    """Notes every ``.item()``, ``.tolist()`` and ``.numpy()`` of a tensor, and what else hands a number to Python."""
-    found: list[str] = []
-    saved = {name: getattr(Tensor, name) for name in ("item", "tolist", "numpy")}
+class SavedBytes:
+    """The bytes that autograd keeps from the forward pass for the backward pass; a context manager.
 
-    def noted(name: str, method: Any) -> Any:
-        def call(self: Tensor, *arguments: Any, **settings: Any) -> Any:
-            found.append(f".{name}()")
-            return method(self, *arguments, **settings)
+    A storage counts once. What is there anyway does not count: what was given, and what :meth:`leave_out` names.
 
-        return call
+    Args:
+        given: inputs and parameters.
+    """
 
-    counted = CountedOperations()
-    for name, method in saved.items():
-        setattr(Tensor, name, noted(name, method))
-    try:
-        with counted:
-            yield found
-    finally:
-        for name, method in saved.items():
-            setattr(Tensor, name, method)
-    if counted.scalars and not found:
-        found.append("bool(), int() or float() of a tensor")
+    def __init__(self, *given: Tensor) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._known = {tensor.untyped_storage()._cdata for tensor in given}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = storage
+        return tensor
+
+    def leave_out(self, *tensors: Tensor) -> None:
+        """Does not count what the caller holds too, such as the value."""
+        self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    @property
+    def total(self) -> int:
+        """The bytes so far."""
+        return sum(storage.nbytes() for key, storage in self._storages.items() if key not in self._known)
+
+
+def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a value, zeros where it has none; its graph is kept."""
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(found, leaves, strict=True)]
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a value, zeros where it has none."""
-    if not value.requires_grad:
-        return torch.zeros_like(x)
-    (found,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(x) if found is None else found
+    """The gradient of a value with respect to one tensor; see :func:`gradients`."""
+    return gradients(value, [x])[0]

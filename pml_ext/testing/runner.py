@@ -10,11 +10,10 @@ from typing import Any, Literal
 
 import torch
 
-from .loss_checks import LOSS_CHECKS
-from .other_checks import OTHER_CHECKS, check_capabilities
-from .subject import SkipCheck, Subject, subject_of
+from .checks import CHECKS, COMPARED, Check
+from .subject import Settings, SkipCheck, Subject, subject_of
 
-Check = Callable[[Subject], None]
+Reference = Callable[..., Any]
 Expected = Mapping[str, str]
 
 
@@ -27,7 +26,7 @@ class CheckResult:
         check: the check's name.
         status: ``"passed"``, ``"failed"``, ``"skipped"``, ``"xfail"`` (failed, as expected) or ``"xpass"`` (expected to
             fail, but passed).
-        text: the failure's message, or why it was skipped or expected.
+        text: the failure's message, why it was skipped or expected, or what a check that passed found out.
     """
 
     component: str
@@ -47,21 +46,42 @@ def checks_of(kind: str) -> list[Check]:
     Args:
         kind: one of :data:`pml_ext.registry.KINDS`.
     """
-    return [check_capabilities, *LOSS_CHECKS] if kind == "loss" else list(OTHER_CHECKS[kind])
+    return list(CHECKS[kind])
 
 
 def check_component(
     component: Any,
     expected_failed_checks: Expected | None = None,
     *,
+    reference: Reference | None = None,
+    settings: Settings | None = None,
+    without_effect: Iterable[str] = (),
+    checks: Iterable[str] | None = None,
     on_fail: Literal["raise", "warn"] | None = "raise",
     callback: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """Runs all checks of a component.
+    """Runs the checks of a component.
+
+    With a ``reference``, a slow form that is written from the equation, ``check_reference`` compares values and
+    gradients over the kit's batches. It is called as ``reference(embeddings, labels, **settings)`` and returns the
+    value of the whole batch: a tensor, through which the gradient is compared too, or a plain number, whose derivative
+    is compared along a direction. One that names ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, gets what a
+    miner chose of a batch, and references; one that names ``component`` gets the instance, for its parameters. It may
+    raise :class:`SkipCheck` where it cannot do a setting.
+
+    Of a class it is compared under every table of ``settings``, and with another value of each number and each flag
+    among the settings of the class. ``check_settings`` fails a setting that changes neither value nor gradient.
 
     Args:
         component: a :class:`pml_ext.Component`, a class, or an instance built with its settings.
-        expected_failed_checks: ``{check name: reason}``; one that passes nevertheless fails the run.
+        expected_failed_checks: ``{check name: reason}``, beside what the class's attribute of this name says; one
+            that passes nevertheless fails the run.
+        reference: the slow form of a loss, a regularizer or a distance.
+        settings: of a class, values by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, each with each as in
+            scikit-learn's ``ParameterGrid``, or a list of such tables. The first combination is what all other checks
+            use.
+        without_effect: settings that change how the value is computed and not what it is, such as the size of a tile.
+        checks: names of the checks to run; all by default.
         on_fail: raise an AssertionError after the last check, warn, or do nothing (None) if something failed.
         callback: called with every result.
 
@@ -70,29 +90,50 @@ def check_component(
 
     Raises:
         AssertionError: a check failed, or one that was expected to fail passed; the text has all of them.
-        ConfigError: a class that needs settings, or no component at all.
-        ValueError: an expected failure without a reason, or of a check that there is not.
+        ConfigError: a class that needs settings, settings that it does not have, or no component at all.
+        ValueError: an expected failure without a reason, or a check that there is not.
+
+    Example:
+        >>> def slow(embeddings, labels, power=2.0):
+        ...     x = [e / e.norm() for e in embeddings]
+        ...     ...
+        >>> check_component(MyLoss, reference=slow, settings={"power": [2.0, 3.0]})  # doctest: +SKIP
     """
-    subject = subject_of(component)
-    checks = checks_of(subject.kind)
-    expected = _checked(expected_failed_checks or {}, checks)
+    subject = subject_of(component, reference, settings, without_effect)
+    chosen = _chosen(subject, checks)
+    expected = _expected(subject, expected_failed_checks or {})
     results = []
-    for check in checks:
+    for check in chosen:
         result = _run(subject, check, expected)
         results.append(result)
         if callback:
             callback(result)
     failures = [f"{result.check}: {result.text}" for result in results if result.fails]
     if failures and on_fail is not None:
-        text = f"{subject.name} fails {len(failures)} of {len(checks)} checks:\n  " + "\n  ".join(failures)
+        text = f"{subject.name} fails {len(failures)} of {len(chosen)} checks:\n  " + "\n  ".join(failures)
         if on_fail == "raise":
             raise AssertionError(text)
         warnings.warn(text, stacklevel=2)
     return results
 
 
-def _checked(expected: Expected, checks: Iterable[Check]) -> Expected:
-    names = {check.__name__ for check in checks}
+def _chosen(subject: Subject, names: Iterable[str] | None) -> list[Check]:
+    """The checks of a subject; some by name."""
+    every = checks_of(subject.kind) + (COMPARED if subject.grid is not None else [])
+    if names is None:
+        return every
+    by_name = {check.__name__: check for check in every}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"checks names {name!r}, which is no check of a {subject.kind}; checks: "
+                             f"{', '.join(sorted(by_name))}")  # fmt: skip
+    return [by_name[name] for name in names]
+
+
+def _expected(subject: Subject, given: Expected) -> Expected:
+    """What the class says that it fails, and what the caller says."""
+    expected = {**getattr(subject.make(), "expected_failed_checks", {}), **given}
+    names = {check.__name__ for check in _chosen(subject, None)}
     for name, reason in expected.items():
         if name not in names:
             raise ValueError(
@@ -111,7 +152,7 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check(subject)
+            note = check(subject)
     except SkipCheck as reason:
         return make("skipped", str(reason))
     except Exception as error:
@@ -121,11 +162,16 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
         torch.set_rng_state(state)
     if name in expected:
         return make("xpass", f"it passes, but was expected to fail ({expected[name]}); take it off the list")
-    return make("passed")
+    return make("passed", note or "")
 
 
 def parametrize_with_checks(
-    components: Iterable[Any], *, expected_failed_checks: Callable[[Any], Expected] | None = None
+    components: Iterable[Any],
+    *,
+    expected_failed_checks: Callable[[Any], Expected] | None = None,
+    reference: Reference | None = None,
+    settings: Settings | None = None,
+    without_effect: Iterable[str] = (),
 ) -> Any:
     """A pytest decorator: one test for each component and check, called with ``component`` and ``check``.
 
@@ -133,6 +179,9 @@ def parametrize_with_checks(
         components: each as of :func:`check_component`.
         expected_failed_checks: called with a component, returns ``{check name: reason}``; such a test is a strict
             xfail, so that one that passes fails the run.
+        reference: as of :func:`check_component`, for all of them, as the two that follow.
+        settings: values by name, or a list of such tables.
+        without_effect: names of settings.
 
     Example:
         >>> from pml_ext import CBMLLoss
@@ -144,22 +193,25 @@ def parametrize_with_checks(
 
     parameters = []
     for component in components:
-        subject = subject_of(component)
-        checks = checks_of(subject.kind)
-        expected = _checked(expected_failed_checks(component) if expected_failed_checks else {}, checks)
-        for check in checks:
+        subject = subject_of(component, reference, settings, without_effect)
+        chosen = _chosen(subject, None)
+        expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
+        for check in chosen:
             name = check.__name__
             marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
-            parameters.append(pytest.param(component, _as_test(check), id=f"{subject.name}-{name}", marks=marks))
+            parameters.append(
+                pytest.param(component, _as_test(check, subject, component), id=f"{subject.name}-{name}", marks=marks)
+            )
     return pytest.mark.parametrize(("component", "check"), parameters)
 
 
-def _as_test(check: Check) -> Callable[[Any], None]:
+def _as_test(check: Check, subject: Subject, given: Any) -> Callable[[Any], None]:
     @functools.wraps(check)
     def test(component: Any) -> None:
         import pytest
 
-        result = _run(subject_of(component), check, {})
+        # one subject for all checks of a component: they share what it knows
+        result = _run(subject if component is given else subject_of(component), check, {})
         if result.status == "skipped":
             pytest.skip(result.text)
         assert result.status == "passed", result.text

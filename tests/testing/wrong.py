@@ -1,7 +1,10 @@
-"""Losses with a fault each, for the checks to find. A module of its own, so that other processes can import it."""
+"""Components with a fault each, for the checks to find. A module of its own, so that other processes can import it."""
+
+import logging
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.miners import BaseMiner
 from torch import nn
 
 
@@ -16,7 +19,7 @@ def masks(labels, indices_tuple, size):
         return same.clone().fill_diagonal_(False), ~same
     a1, p, a2, n = indices_tuple if len(indices_tuple) == 4 else (indices_tuple[0], indices_tuple[1], indices_tuple[0],
                                                                   indices_tuple[2])  # fmt: skip
-    found = torch.zeros(2, size, size, dtype=torch.bool)
+    found = torch.zeros(2, size, size, dtype=torch.bool, device=labels.device)
     found[0, a1, p] = True
     found[1, a2, n] = True
     return found[0], found[1]
@@ -38,7 +41,7 @@ class GoodLoss(BaseMetricLossFunction):
         with torch.autocast("cpu", enabled=False):
             s = similarities(embeddings, embeddings)
         values = self.values(s, *masks(labels, indices_tuple, len(embeddings)))
-        indices = torch.arange(len(values))
+        indices = torch.arange(len(values), device=values.device)
         return {"loss": {"losses": values, "indices": indices, "reduction_type": "element"}}
 
 
@@ -50,7 +53,7 @@ class MeanInside(GoodLoss):
 
 class LabelsIgnored(GoodLoss):
     def compute_loss(self, embeddings, labels, *more):
-        return super().compute_loss(embeddings, torch.arange(len(labels)) // 2, *more)
+        return super().compute_loss(embeddings, torch.arange(len(labels), device=labels.device) // 2, *more)
 
 
 class MinedNegativesIgnored(GoodLoss):
@@ -95,13 +98,15 @@ class StateNotSaved(GoodLoss):
 
 class NotInvariantToOrder(GoodLoss):
     def values(self, s, positives, negatives):
-        return super().values(s, positives, negatives) * torch.linspace(0.5, 1.5, len(s), dtype=s.dtype)
+        return super().values(s, positives, negatives) * torch.linspace(
+            0.5, 1.5, len(s), dtype=s.dtype, device=s.device
+        )
 
 
 class RightForSortedLabelsAlone(GoodLoss):
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         counts = torch.bincount(labels)
-        assumed = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        assumed = torch.repeat_interleave(torch.arange(len(counts), device=labels.device), counts)
         return super().compute_loss(embeddings, assumed, indices_tuple, ref_emb, ref_labels)
 
 
@@ -142,6 +147,151 @@ class CannotBePickled(GoodLoss):
         self.function = lambda x: x
 
 
+class ForgetsTheDevice(GoodLoss):
+    def values(self, s, positives, negatives):
+        return super().values(s, positives, negatives) + torch.zeros(len(s))
+
+
+class WaitsInTheBackward(GoodLoss):
+    class Clipped(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad if grad.abs().max().item() < 10 else grad / 2
+
+    def values(self, s, positives, negatives):
+        return super().values(self.Clipped.apply(s), positives, negatives)
+
+
+class MovesInEval(GoodLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def values(self, s, positives, negatives):
+        self.seen = self.seen + 1
+        return super().values(s, positives, negatives)
+
+
+class ParametersBesideTheModule(GoodLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.known = [self.scale]
+
+    def values(self, s, positives, negatives):
+        return super().values(s, positives, negatives) * self.known[0]
+
+
+class WrongTangent(GoodLoss):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent.clone()
+
+    def values(self, s, positives, negatives):
+        return super().values(self.Doubled.apply(s), positives, negatives)
+
+
+class SaysOneGraph(GoodLoss):
+    fullgraph = True
+
+    def values(self, s, positives, negatives):
+        logging.getLogger(__name__).debug("a batch of %d", len(s))
+        return super().values(s, positives, negatives)
+
+
+class SaysTiles(GoodLoss):
+    capabilities = frozenset({"labels", "indices_tuple", "tiles"})
+
+
+class HoardsMatrices(GoodLoss):
+    def values(self, s, positives, negatives):
+        waves = sum(torch.sin(k * s) for k in range(1, 100))
+        return super().values(s + 1e-3 * waves, positives, negatives)
+
+
+class EmptyBuffer(GoodLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer("queue", torch.zeros(0))
+
+
+class RecordsAVector(GoodLoss):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.add_to_recordable_attributes(name="hardest")
+
+    def values(self, s, positives, negatives):
+        self.hardest = s.detach().amax(1)
+        return super().values(s, positives, negatives)
+
+
+class MinesOnTheCPU(BaseMiner):
+    """All pairs, each with its anchor's row, of indices that are made on the CPU."""
+
+    capabilities = frozenset({"labels"})
+
+    def mine(self, embeddings, labels, ref_emb, ref_labels):
+        rows = torch.arange(len(labels))
+        a, p = torch.where((labels[:, None] == labels) & (rows[:, None] != rows))
+        return a, p, *torch.where(labels[:, None] != labels)
+
+
+# Settings
+
+
+class Weighted(GoodLoss):
+    """The good one with settings that act, and one that changes how and not what."""
+
+    def __init__(self, margin: float = 1.0, weight: float = 1.0, kind: str = "plain", tile: int = 4, **kwargs):
+        super().__init__(**kwargs)
+        self.margin, self.weight, self.kind, self.tile = margin, weight, kind, tile
+
+    def values(self, s, positives, negatives):
+        values = self.weight * super().values(s, positives, negatives) + self.margin - 1
+        values = values.where(positives.any(1) & negatives.any(1), 0)
+        return values.square() if self.kind == "square" else values
+
+
+class SettingIgnored(Weighted):
+    def values(self, s, positives, negatives):
+        self.margin = 1.0
+        return super().values(s, positives, negatives)
+
+
+def slow(embeddings, labels, indices_tuple=None, margin=1.0, weight=1.0, kind="plain", tile=4):
+    """The good one, one anchor after the other."""
+    x = [e / e.norm() for e in embeddings]
+    positives, negatives = masks(labels, indices_tuple, len(x))
+    total = 0 * embeddings.sum()
+    for i in range(len(x)):
+        near, far = ([x[i] @ x[j] for j in range(len(x)) if mask[i, j]] for mask in (positives, negatives))
+        if near and far:
+            value = weight * (sum(far) / len(far) - sum(near) / len(near) + 1) + margin - 1
+            total = total + (value**2 if kind == "square" else value)
+    return total / len(x)
+
+
 # The name of the check that finds each.
 WRONG = {
     MeanInside: "check_reducers",
@@ -160,4 +310,17 @@ WRONG = {
     GradientCut: "check_gradients",
     NotDeterministic: "check_determinism",
     CannotBePickled: "check_pickle",
+    ForgetsTheDevice: "check_devices",
+    MinesOnTheCPU: "check_devices",
+    WaitsInTheBackward: "check_no_host_sync",
+    MovesInEval: "check_eval_keeps_state",
+    ParametersBesideTheModule: "check_torch_func",
+    WrongTangent: "check_forward_mode",
+    SaysOneGraph: "check_fullgraph",
+    SaysTiles: "check_saved_bytes",
+    HoardsMatrices: "check_saved_bytes",
+    EmptyBuffer: "check_hook_container",
+    RecordsAVector: "check_hook_container",
 }
+# What others find too, for each of these is wrong in several ways.
+FOUND_BY_SEVERAL = {LabelsIgnored, StateNotSaved, RightForSortedLabelsAlone, NotDeterministic}

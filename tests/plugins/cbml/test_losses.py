@@ -11,27 +11,24 @@ from pytorch_metric_learning.losses import MultipleLosses, MultiSimilarityLoss
 from pytorch_metric_learning.regularizers import LpRegularizer
 from torch.autograd import gradcheck, gradgradcheck
 
+from pml_ext.testing import check_component
 from pml_ext_cbml import CBMLLoss, HardPairMiner
 from pml_ext_cbml.peers import loop_over_anchors
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
-SETTINGS = [
+GRID = [
     {},
-    {"alpha_pos": 0.5, "beta_pos": 0.25, "alpha_neg": 0.5, "beta_neg": 0.05, "mvc_weight": 0.001},
-    {"mvc_weight": 0.0},
-    {"mvc_reduction": "sum", "mvc_gamma": 0.7},
-    {"detach_target": True, "mvc_weight": 3.0},
-    {"mining": False, "alpha_neg": 0.3, "beta_neg": 0.2},
-    {"skip_unmined": True, "epsilon": -0.1},
-    {"epsilon": 0.4, "mvc_gamma": 1.0},
-    {"mvc_gamma": 0.0},
-    *[
-        {"averaging": averaging, "delta": delta, "mining": mining, "beta_neg": 0.1}
-        for averaging in ("log", "sqrt", "const")
-        for delta in (1.0, 0.25, "ratio", 0.0)
-        for mining in (True, False)
-    ],
-]
+    {"alpha_pos": [0.5], "beta_pos": [0.25], "alpha_neg": [0.5], "beta_neg": [0.05], "mvc_weight": [0.001]},
+    {"mvc_weight": [0.0]},
+    {"mvc_reduction": ["mean", "sum"], "mvc_gamma": [0.7]},
+    {"detach_target": [True], "mvc_weight": [3.0]},
+    {"mining": [False], "alpha_neg": [0.3], "beta_neg": [0.2]},
+    {"skip_unmined": [True], "epsilon": [-0.1]},
+    {"epsilon": [0.4], "mvc_gamma": [1.0]},
+    {"mvc_gamma": [0.0]},
+    {"averaging": ["log", "sqrt", "const"], "delta": [1.0, 0.25, "ratio", 0.0], "mining": [True, False],
+     "beta_neg": [0.1]},
+]  # fmt: skip
 
 
 def gradient(value, x):
@@ -44,28 +41,22 @@ def all_pairs(labels, ref_labels):
 
 
 class TestEquations:
-    @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-    def test_value_and_gradient(self, slow, settings):
-        for seed, near in ((0, 0.6), (1, 0.1)):
-            x, labels = slow.batch(seed=seed, near=near)
-            found, expected = CBMLLoss(**settings)(x, labels), slow.cbml(x, slow.pairs(labels), **settings)
-            torch.testing.assert_close(found, expected, **TIGHT)
-            torch.testing.assert_close(gradient(found, x), gradient(expected, x), **TIGHT)
+    def test_value_gradients_and_settings(self, slow):
+        """Over batches, miners' tuples, references and settings; none of the settings is ignored."""
 
-    def test_every_setting_matters(self, slow):
-        """Values that differ from the default change the loss, so that none of the arguments is ignored."""
-        x, labels = slow.batch(near=0.3)
-        plain = CBMLLoss(beta_neg=0.1)
-        changed = {"alpha_pos": 0.4, "beta_pos": 0.3, "alpha_neg": 0.9, "beta_neg": 0.2, "mvc_weight": 0.5,
-                   "mvc_gamma": 0.3, "mvc_reduction": "sum", "detach_target": True, "delta": 0.5, "averaging": "sqrt",
-                   "epsilon": 0.3, "mining": False, "skip_unmined": True}  # fmt: skip
-        x2, labels2 = slow.batch(near=0.01)
-        for name, value in changed.items():
-            other = CBMLLoss(**{"beta_neg": 0.1, name: value})
-            emb, lab = (x2, labels2) if name == "skip_unmined" else (x, labels)
-            assert not torch.allclose(gradient(plain(emb, lab), emb), gradient(other(emb, lab), emb), atol=1e-12), name
+        def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **settings):
+            pairs = slow.pairs(labels, ref_labels) if indices_tuple is None else slow.pairs_of(indices_tuple)
+            return slow.cbml(embeddings, pairs, ref_emb, **settings)
 
-    @pytest.mark.parametrize("settings", SETTINGS[:3] + SETTINGS[-6:], ids=str)
+        check_component(CBMLLoss, reference=reference, settings=GRID, checks=["check_reference", "check_settings"])
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{}, {"mvc_weight": 0.0}, {"alpha_pos": 0.5, "beta_pos": 0.25, "alpha_neg": 0.5, "beta_neg": 0.05},
+         *({"averaging": "const", "delta": delta, "mining": mining, "beta_neg": 0.1}
+           for delta in (0.25, "ratio", 0.0) for mining in (True, False))],
+        ids=str,
+    )  # fmt: skip
     def test_gradcheck(self, slow, settings):
         x, labels = slow.batch(rows=7)
         assert gradcheck(lambda e: CBMLLoss(**settings)(e, labels), x)

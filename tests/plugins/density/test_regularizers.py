@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
 from pml_ext.losses import RegularizationWarning
+from pml_ext.testing import check_component
 from pml_ext_density import class_densities, functional
 
 
@@ -56,29 +57,31 @@ LABELS = [
 ]
 
 
-@pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize(
-    ("base", "eta", "weight"),
-    [(None, 0.5, 1.0), ([0.3, 0.7, 0.1, 0.9], 0.5, 1.0), ([0.3, 0.0, 0.1, 0.9], 1.3, 0.4), ([0.3] * 4, 0.0, 2.0),
-     ([0.3, 0.0, 0.1, 0.9], 0.0, 1.0), ([0.3, 0.7, 0.1, 0.9], 0.5, 0)],
-)  # fmt: skip
-@pytest.mark.parametrize("class_labels", [None, [7, 5, 9, 4]])
-def test_against_the_slow_loop(labels, base, eta, weight, class_labels):
-    names = class_labels or [0, 1, 2, 3]
-    x, y = batch(labels)
-    y = torch.tensor([names[label] for label in labels])
-    regularizer = DensityRegularizer(4, 0.4, base, eta, weight, class_labels).double()
-    with torch.no_grad():
-        regularizer.target_density += torch.tensor([0.1, -0.7, 0.3, 0.05])
-    twin, targets = x.detach().clone().requires_grad_(), regularizer.target_density.detach().clone().requires_grad_()
-    entry_of = {name: entry for entry, name in enumerate(names)}
-    expected = slow_loss(twin, y, targets, base or [0.0] * 4, eta, weight, entry_of)
-    found = regularizer(x, y)
+def reference(embeddings, labels, component, base_density=None, eta=0.5, correlation_weight=1.0, class_labels=None,
+              initial_density=0.5):  # fmt: skip
+    entry_of = {name: entry for entry, name in enumerate(class_labels or range(6))}
+    base = base_density or [0.0] * 6
+    return slow_loss(embeddings, labels, component.target_density, base, eta, correlation_weight, entry_of)
+
+
+def test_against_the_slow_loop():
+    full, with_a_zero, same = [0.3, 0.7, 0.1, 0.9, 0.5, 0.2], [0.3, 0.0, 0.1, 0.9, 0.5, 0.2], [0.3] * 6
+    settings = [
+        {"base_density": [None, full, with_a_zero], "class_labels": [None, [3, 0, 5, 1, 4, 2]]},
+        {"base_density": [with_a_zero, same], "eta": [0.0, 1.3], "correlation_weight": [0.4, 2.0, 0]},
+    ]
+    check_component(DensityRegularizer, reference=reference, settings=settings,
+                    checks=["check_reference", "check_settings"])  # fmt: skip
+
+
+def test_labels_are_names_of_classes():
+    names, base = torch.tensor([7, 5, 9, 4]), [0.3, 0.7, 0.1, 0.9]
+    plain, named = DensityRegularizer(4, base_density=base), DensityRegularizer(4, 0.5, base, class_labels=names)
+    x, y = batch(LABELS[1])
+    found, expected = named(x, names[y]), plain(x, y)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    found.backward()
-    expected.backward()
-    torch.testing.assert_close(x.grad, twin.grad, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(regularizer.target_density.grad, targets.grad, rtol=1e-10, atol=1e-12)
+    wanted = torch.autograd.grad(expected, [x, plain.target_density])
+    torch.testing.assert_close(torch.autograd.grad(found, [x, named.target_density]), wanted)
 
 
 @pytest.mark.parametrize("compiling", [False, True])

@@ -6,8 +6,9 @@ import torch
 
 
 def layer(module, x):
-    return [sum(w.item() * float(v) for w, v in zip(row, x, strict=True)) + b.item()
-            for row, b in zip(torch.atleast_2d(module.weight), module.bias, strict=True)]  # fmt: skip
+    weights = torch.atleast_2d(module.weight).tolist()
+    return [sum(w * v for w, v in zip(row, x, strict=True)) + b
+            for row, b in zip(weights, module.bias.tolist(), strict=True)]  # fmt: skip
 
 
 def relu(x):

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 
 from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, HardNegativePoolSampler, LocalPositiveMiner
 from pml_ext.pairwise import euclidean_distances, normalize
+from pml_ext.testing import SkipCheck, check_component
 from pml_ext_triplets import functional
 
 KINDS = functional.KINDS
@@ -81,30 +82,23 @@ def compare(found, expected, x, twin, rtol, atol):
     torch.testing.assert_close(x.grad, twin.grad.to(x.dtype), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
-@pytest.mark.parametrize("positives", ["all", "local"])
-@pytest.mark.parametrize("triplets", ["violating", "all"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_listing_all_triplets(monkeypatch, kind, triplets, positives, many):
-    if many:
-        monkeypatch.setattr(functional, "_MANY", 0)
-    x, labels = batch(LABELS)
-    twin = x.detach().clone().requires_grad_()
-    found = BatchAllTripletLoss(kind=kind, triplets=triplets, positives=positives)(x, labels)
-    expected = listed(twin, labels, kind, 0.2, triplets, 60 if positives == "local" else None)
-    assert expected != 0
-    compare(found, expected, x, twin, 1e-12, 1e-12)
+def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, *, positives="all",
+              percentile=60.0, **settings):  # fmt: skip
+    if indices_tuple is not None and len(indices_tuple) == 3:
+        raise SkipCheck("listed triplets: see test_tuples_of_pairs_and_of_triplets")
+    references = None if ref_emb is None else (ref_emb, ref_labels)
+    percentile = percentile if positives == "local" else None
+    return listed(embeddings, labels, **settings, percentile=percentile, references=references, tuples=indices_tuple)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
-@pytest.mark.parametrize("margin", [-0.1, 0.0, 0.5, 3.0])
-@pytest.mark.parametrize("kind", ["hinge", "squared-hinge"])
-def test_margins(monkeypatch, kind, margin, many):
+def test_equals_listing_all_triplets(monkeypatch, many):
     if many:
         monkeypatch.setattr(functional, "_MANY", 0)
-    x, labels = batch(LABELS, seed=3)
-    twin = x.detach().clone().requires_grad_()
-    compare(BatchAllTripletLoss(margin, kind)(x, labels), listed(twin, labels, kind, margin), x, twin, 1e-12, 1e-12)
+    ways = {"kind": KINDS, "triplets": ["violating", "all"], "positives": ["all", "local"]}
+    margins = {"kind": ["hinge", "squared-hinge"], "margin": [-0.1, 0.0, 0.5, 3.0]}
+    check_component(BatchAllTripletLoss, reference=reference, settings=[ways, margins],
+                    checks=["check_reference", "check_settings"])  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,16 +126,6 @@ def test_in_float32(kind):
     x, labels = batch([i // 4 for i in range(32)], size=64, dtype=torch.float32)
     twin = x.detach().double().requires_grad_()
     compare(BatchAllTripletLoss(kind=kind)(x, labels), listed(twin, labels, kind), x, twin, 1e-5, 1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_references(kind):
-    x, labels = batch(LABELS)
-    y, others = batch([0, 1, 1, 4, 2], seed=1)
-    for name, given in (("x", x), ("y", y)):
-        found = torch.autograd.grad(BatchAllTripletLoss(kind=kind)(x, labels, None, y, others), given)[0]
-        expected = torch.autograd.grad(listed(x, labels, kind, references=(y, others)), given)[0]
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["hinge", "soft"])

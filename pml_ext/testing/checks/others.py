@@ -1,4 +1,4 @@
-"""What miners, regularizers, distances, samplers and reducers must keep."""
+"""What miners, regularizers, distances, samplers and reducers must keep, beside what losses must too."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
 from torch import Tensor
 
-from .. import registry
-from ..losses import RegularizedLoss
-from ..samplers import sampler_state, set_sampler_state
-from .probes import gradient
-from .subject import CLASSES, SkipCheck, Subject, batch_of, labels_of
+from ... import registry
+from ...losses import RegularizedLoss
+from ...pml import ContrastiveLoss
+from ...samplers import sampler_state, set_sampler_state
+from ..calling import call
+from ..probes import gradient
+from ..subject import CLASSES, Batch, SkipCheck, Subject, batch_of, labels_of
 
 # Miners
 
@@ -84,22 +85,17 @@ def check_mining_dtypes(subject: Subject) -> None:
 # Regularizers
 
 
-def _regularize(regularizer: Any, embeddings: Tensor, labels: Tensor) -> Any:
-    labelled = "labels" in getattr(regularizer, "capabilities", ())
-    return regularizer(embeddings, labels) if labelled else regularizer(embeddings)
-
-
 def check_regularizer_value(subject: Subject) -> None:
     """A regularizer gives a finite scalar with a gradient, and is right by finite differences."""
     batch, regularizer = batch_of(subject, (3, 3)), subject.make().double()
-    value = _regularize(regularizer, batch.embeddings, batch.labels)
+    value = call(regularizer, batch)
     if not isinstance(value, Tensor) or value.ndim != 0 or not value.isfinite():
         raise AssertionError(f"a regularizer gives a finite scalar tensor; got {value!r}")
 
-    def call(x: Tensor) -> Tensor:
-        return _regularize(regularizer, x, batch.labels)  # type: ignore[no-any-return]
+    def of(x: Tensor) -> Tensor:
+        return call(regularizer, Batch(x, batch.labels))  # type: ignore[no-any-return]
 
-    if not torch.autograd.gradcheck(call, (batch.embeddings,), atol=1e-4, raise_exception=False):
+    if not torch.autograd.gradcheck(of, (batch.embeddings,), atol=1e-4, raise_exception=False):
         raise AssertionError("the gradient differs from finite differences of the value")
 
 
@@ -107,7 +103,7 @@ def check_regularizer_dtypes(subject: Subject) -> None:
     """Half precision in, full precision out."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         batch = batch_of(subject, dtype=dtype)
-        value = _regularize(subject.make(), batch.embeddings, batch.labels)
+        value = call(subject.make(), batch)
         if value.dtype not in (torch.float32, torch.float64) or not value.isfinite():
             raise AssertionError(f"{dtype} embeddings give {value!r}; compute it in float32 or float64")
 
@@ -120,7 +116,7 @@ def check_regularizer_of_degenerate_batches(subject: Subject) -> None:
             if equal:
                 with torch.no_grad():
                     batch.embeddings.copy_(batch.embeddings[:1].expand_as(batch.embeddings))
-            value = _regularize(subject.make().double(), batch.embeddings, batch.labels)
+            value = call(subject.make().double(), batch)
             if not value.isfinite() or not gradient(value, batch.embeddings).isfinite().all():
                 raise AssertionError(f"labels {labels.tolist()}{' and equal embeddings' * equal} give a value or a "
                                      "gradient that is not finite")  # fmt: skip
@@ -131,8 +127,8 @@ def check_regularizer_order_does_not_matter(subject: Subject) -> None:
     batch = batch_of(subject)
     order = torch.randperm(len(batch.labels), generator=torch.Generator().manual_seed(0))
     other = batch.ordered(order)
-    one = _regularize(subject.make().double(), batch.embeddings, batch.labels)
-    two = _regularize(subject.make().double(), other.embeddings, other.labels)
+    one = call(subject.make().double(), batch)
+    two = call(subject.make().double(), other)
     if not torch.allclose(one, two, rtol=1e-7):
         raise AssertionError(f"the order of the batch changes the value: {two.item():.8g} instead of {one.item():.8g}")
 
@@ -142,7 +138,7 @@ def check_beside_a_loss(subject: Subject) -> None:
     batch, regularizer = batch_of(subject), subject.make().double()
     found = RegularizedLoss(ContrastiveLoss(), regularizer, weight=0.5)(batch.embeddings, batch.labels)
     expected = ContrastiveLoss()(batch.embeddings, batch.labels)
-    expected = expected + 0.5 * _regularize(regularizer, batch.embeddings, batch.labels)
+    expected = expected + 0.5 * call(regularizer, batch)
     if not torch.allclose(found, expected, rtol=1e-7):
         raise AssertionError(f"beside a loss it adds something else than its value: {found.item():.8g} instead of "
                              f"{expected.item():.8g}")  # fmt: skip
@@ -234,15 +230,3 @@ def check_capabilities(subject: Subject) -> None:
     """Wrappers ask for ``capabilities``; a misspelt one is never found."""
     if unknown := set(subject.capabilities) - registry.CAPABILITIES:
         raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(registry.CAPABILITIES)}")
-
-
-OTHER_CHECKS = {
-    "miner": [check_capabilities, check_mined_indices, check_mined_references, check_mining_has_no_gradient,
-              check_mining_of_degenerate_batches, check_mining_dtypes, check_can_be_pickled],
-    "regularizer": [check_capabilities, check_regularizer_value, check_regularizer_dtypes,
-                    check_regularizer_of_degenerate_batches, check_regularizer_order_does_not_matter,
-                    check_beside_a_loss, check_can_be_pickled],
-    "distance": [check_capabilities, check_distance_matrix, check_can_be_pickled],
-    "sampler": [check_sampler, check_sampler_state],
-    "reducer": [check_reducer, check_can_be_pickled],
-}  # fmt: skip

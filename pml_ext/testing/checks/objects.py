@@ -1,0 +1,224 @@
+"""A component as an object: its state, copies, ``torch.compile`` and ``torch.func``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import pickle
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..calling import call, close, is_random, quiet, takes_labels
+from ..probes import TORCH
+from ..subject import SkipCheck, Subject, batch_of
+
+
+def check_state_dict(subject: Subject) -> None:
+    """A resumed run goes on from the state dict; what is not in it is lost, and the loss jumps."""
+    loss, fresh_one = subject.make().float(), subject.make().float()
+    torch.manual_seed(0)
+    for seed in range(3):
+        value = call(loss, batch_of(subject, dtype=torch.float32, seed=seed))
+    parameters = [p for p in loss.parameters() if p.requires_grad]
+    if parameters and value.requires_grad:
+        grads = torch.autograd.grad(value, parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.sub_(0.1 * grad if grad is not None else 0)
+    file = io.BytesIO()
+    torch.save(loss.state_dict(), file)
+    file.seek(0)
+    fresh_one.load_state_dict(torch.load(file, weights_only=True))
+    batch = batch_of(subject, dtype=torch.float32, seed=9)
+    values = []
+    for each in (loss, fresh_one):
+        torch.manual_seed(0)
+        values.append(call(each, batch))
+    if not torch.equal(*values):
+        raise AssertionError(f"after load_state_dict the next loss is {values[1].item():.8g} instead of "
+                             f"{values[0].item():.8g}: something that changes is not in the state dict")  # fmt: skip
+
+
+def check_pickle(subject: Subject) -> None:
+    """Losses are copied and pickled, by data loaders, checkpoints and spawned processes."""
+    loss, batch = subject.make(), batch_of(subject)
+    try:
+        twins = [copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))]
+    except Exception as error:
+        raise AssertionError(f"it cannot be copied or pickled: {error}") from error
+    values = []
+    for each in (loss, *twins):
+        torch.manual_seed(0)
+        values.append(call(each, batch))
+    if not all(torch.equal(value, values[0]) for value in values):
+        raise AssertionError("a copy, or a pickled one, gives another value")
+
+
+def check_eval_keeps_state(subject: Subject) -> None:
+    """A loss of the test images, in ``eval()`` and without gradients, must not move what training has learned."""
+    trained, tested = subject.make().float(), subject.make().float()
+    for each, seed in ((trained, 0), (tested, 0), (trained, 1), (tested, 1)):
+        torch.manual_seed(0)
+        call(each, batch_of(subject, dtype=torch.float32, seed=seed))
+    tested.eval()
+    with torch.no_grad():
+        call(tested, batch_of(subject, dtype=torch.float32, seed=2))
+    tested.train()
+    state = trained.state_dict()
+    moved = [name for name, value in tested.state_dict().items() if not _same(value, state[name])]
+    remedy = "let it move where self.training is True alone"
+    if moved:
+        raise AssertionError(f"a call in eval() mode changes {', '.join(moved)} of its state; {remedy}")
+    batch, values = batch_of(subject, dtype=torch.float32, seed=3), []
+    for each in (trained, tested):
+        torch.manual_seed(0)
+        values.append(call(each, batch))
+    if not torch.equal(*values):
+        raise AssertionError(f"after a call in eval() mode the next loss in training is {values[1].item():.8g} instead "
+                             f"of {values[0].item():.8g}: something beside its state moves; {remedy}")  # fmt: skip
+
+
+def _same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
+
+
+@dataclasses.dataclass
+class _Compiled:
+    """What came of compiling a component.
+
+    Args:
+        value: of the compiled one.
+        expected: of the one that is not.
+        breaks: why it is not one graph; empty where it is.
+    """
+
+    value: Tensor
+    expected: Tensor
+    breaks: str
+
+
+def _compiled(subject: Subject) -> _Compiled:
+    if torch.__version__ < "2.6":
+        raise SkipCheck("torch.compile of this version fails inside PML")
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    if "compiled" not in subject.cache:
+        expected = call(subject.make().float(), batch_of(subject, dtype=torch.float32))
+        breaks = ""
+        with quiet("torch._dynamo"):
+            try:
+                value = _value_compiled(subject, fullgraph=True)
+            except Exception as error:
+                breaks = _first_line(error)
+                value = _value_compiled(subject, fullgraph=False)
+        subject.cache["compiled"] = _Compiled(value.detach(), expected.detach(), breaks)
+    found: _Compiled = subject.cache["compiled"]
+    return found
+
+
+def _value_compiled(subject: Subject, fullgraph: bool) -> Tensor:
+    batch = batch_of(subject, dtype=torch.float32)
+    torch._dynamo.reset()
+    component: Any = subject.make().float()
+    compiled: Any = torch.compile(component, backend="aot_eager", fullgraph=fullgraph)
+    value: Tensor = compiled(batch.embeddings, *[batch.labels] * takes_labels(component))
+    value.backward()  # type: ignore[no-untyped-call]
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    places = re.findall(r'File "([^"]*)", line (\d+)', str(error))  # as the compiler prints them
+    where = f" at {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
+    return f"{lines[0].rstrip('.')}{where}"
+
+
+def check_compile(subject: Subject) -> None:
+    """``torch.compile`` (backend aot_eager) runs it, forward and backward, with the same value."""
+    found = _compiled(subject)
+    close(found.value, found.expected, "compiled it gives another value", rtol=1e-4, atol=1e-5)
+
+
+def check_fullgraph(subject: Subject) -> None:
+    """Whether ``torch.compile(fullgraph=True)`` takes it: a break in the graph costs what compiling gains.
+
+    Few losses need to be one graph, so that this fails where a class says ``fullgraph = True`` alone.
+    """
+    if breaks := _compiled(subject).breaks:
+        if getattr(subject.make(), "fullgraph", False):
+            raise AssertionError(f"it says fullgraph = True, but torch.compile(fullgraph=True) stops: {breaks}")
+        raise SkipCheck(f"it is more than one graph, and does not say fullgraph = True: {breaks}")
+
+
+# torch.func
+
+
+def check_torch_func(subject: Subject) -> None:
+    """``torch.func.grad`` of ``functional_call`` gives the gradients of ``backward``, parameters included.
+
+    It is skipped where an ``autograd.Function`` in it has no ``setup_context``, which is how torch lets it say so.
+    """
+    component, batch = subject.make().double(), batch_of(subject)
+    parameters = dict(component.named_parameters())
+    torch.manual_seed(0)
+    leaves = [batch.embeddings, *parameters.values()]
+    gradients = torch.autograd.grad(call(component, batch), leaves, allow_unused=True)
+    again = subject.make().double()  # its state is that of before the call
+    buffers = dict(again.named_buffers())
+
+    def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
+        arguments = (embeddings, batch.labels) if takes_labels(again) else (embeddings,)
+        return torch.func.functional_call(again, (given, buffers), arguments)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    try:
+        detached = {name: parameter.detach() for name, parameter in parameters.items()}
+        by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(batch.embeddings.detach(), detached)
+    except Exception as error:
+        _skip_what_says_so(error)
+        raise AssertionError(f"torch.func.grad stops: {type(error).__name__}: {_first_line(error)}") from error
+    names, found = ["the embeddings", *parameters], [by_embeddings, *by_parameters.values()]
+    for name, mine, expected in zip(names, found, gradients, strict=True):
+        wanted = torch.zeros_like(mine) if expected is None else expected
+        close(mine, wanted, f"torch.func.grad gives {name} another gradient than backward()")
+
+
+def check_forward_mode(subject: Subject) -> None:
+    """``torch.func.jvp`` gives the derivative along a direction that ``backward`` gives.
+
+    It is skipped where an ``autograd.Function`` in it has no ``setup_context`` or no ``jvp``, or an operator of torch
+    has no forward derivative.
+    """
+    component, batch = subject.make().double(), batch_of(subject)
+    direction = torch.randn(batch.embeddings.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    torch.manual_seed(0)
+    (gradient,) = torch.autograd.grad(call(component, batch), batch.embeddings)
+    again = subject.make().double()
+
+    def value(embeddings: Tensor) -> Tensor:
+        return again(embeddings, *[batch.labels] * takes_labels(again))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    try:
+        found = torch.func.jvp(value, (batch.embeddings.detach(),), (direction,))[1]
+    except Exception as error:
+        _skip_what_says_so(error)
+        raise AssertionError(f"torch.func.jvp stops: {type(error).__name__}: {_first_line(error)}") from error
+    close(found, (gradient * direction).sum(), "torch.func.jvp gives another derivative than backward()")
+
+
+def _skip_what_says_so(error: Exception) -> None:
+    """Skips what an ``autograd.Function`` lacks, or torch itself."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(TORCH)]
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    for text, lacks in (("setup_context", "no setup_context"), ("implement the jvp function", "no jvp")):
+        if text in str(error):
+            raise SkipCheck(f"the autograd.Function that is called at {where} has {lacks}") from None
+    if "forward AD" in str(error) or "forward mode AD" in str(error):
+        raise SkipCheck(f"torch, called at {where}: {_first_line(error)}") from None

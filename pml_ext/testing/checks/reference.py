@@ -1,0 +1,348 @@
+"""A component against a slow form of its equation, over batches and settings; and that every setting does something."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import registry
+from ...errors import ConfigError
+from ..calling import all_of, call, some_of, takes_labels
+from ..probes import gradients
+from ..subject import Batch, Grid, SkipCheck, Subject, batch_of, fresh
+
+KINDS = ("loss", "regularizer", "distance")  # that can be compared
+# What PML's base classes take, which are components of their own, or no part of the equation.
+_OF_PML = frozenset({"distance", "reducer", "embedding_regularizer", "embedding_reg_weight", "weight_regularizer",
+                     "weight_reg_weight", "weight_init_func", "collect_stats"})  # fmt: skip
+_PASSED = ("indices_tuple", "ref_emb", "ref_labels", "component")  # to a reference that names them
+_TOLERANCE = 1e-9  # relative, and absolute
+_TOLERANCE_OF_DIFFERENCES = 1e-6
+_STEP = 1e-6  # of finite differences
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """A batch, and what else is passed with it.
+
+    Args:
+        name: for messages.
+        batch: the batch.
+        indices_tuple: what a miner chose of it, or None.
+        references: what it is compared with, or None for itself.
+        smooth: whether gradients are compared; where values tie, such as the hardest of two, there are several.
+    """
+
+    name: str
+    batch: Batch
+    indices_tuple: tuple[Tensor, ...] | None = None
+    references: Batch | None = None
+    smooth: bool = True
+
+
+def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
+    """Small batches, the first like most, and further ones for what is to be passed too."""
+
+    def labels_of(sizes: list[int]) -> Tensor:
+        labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(len(labels)))]
+
+    def batch(*sizes: int, spread: float = 1.2, seed: int = 0) -> Batch:
+        return batch_of(subject, labels_of(list(sizes)[: subject.classes]), seed=seed, spread=spread)
+
+    ragged, near, twice = batch(1, 4, 2, 3, seed=1), batch(3, 3, 2, spread=0.02, seed=2), batch(3, 3, 2, seed=3)
+    with torch.no_grad():
+        ragged.embeddings *= torch.linspace(0.5, 3, len(ragged.labels), dtype=torch.float64)[:, None]
+        one, other = torch.where(twice.labels == twice.labels[0])[0][:2]
+        twice.embeddings[one] = twice.embeddings[other]
+    plain = batch(3, 3, 3)
+    cases = [
+        _Case("overlapping classes", plain), _Case("classes of 1 to 4", ragged), _Case("tight classes", near),
+        _Case("a batch with an image twice", twice, smooth=False), _Case("one class", batch(4, seed=4)),
+        _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
+    ]  # fmt: skip
+    if "indices_tuple" in wanted:
+        generator = torch.Generator().manual_seed(6)
+        pairs, triplets = all_of(plain), all_of(plain, triplets=True)
+        some = (*some_of(pairs[:2], 0.5, generator), *some_of(pairs[2:], 0.5, generator))
+        cases[1:1] = [_Case("pairs of a miner", plain, some),
+                      _Case("triplets of a miner", plain, some_of(triplets, 0.4, generator))]  # fmt: skip
+    if "ref_emb" in wanted:
+        cases.insert(1, _Case("references", plain, references=batch(2, 3, 1, seed=7)))
+    return cases
+
+
+def check_reference(subject: Subject) -> str:
+    """Value and gradients are those of the slow form that the author wrote from the equation, under every setting.
+
+    In float64. The first settings are tried on every batch, each further one on two of them.
+    """
+    grid, loop = _grid(subject), _Loop(subject)
+    cases, compared = _cases(subject, loop.wants), 0
+    left_out: list[str] = []
+    for number, settings in enumerate([*grid.settings, *_first_variants(subject, grid)]):
+        component = _instance(subject, settings, moved="component" in loop.wants)
+        chosen = cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]
+        for case in chosen:
+            try:
+                _compare(loop, component, settings, case)
+                compared += 1
+            except SkipCheck as reason:
+                left_out.append(f"{_said(settings)}: {reason}")
+    if not compared:
+        raise AssertionError(f"the reference compared nothing: {'; '.join(dict.fromkeys(left_out))}")
+    without = f"; left out by the reference: {'; '.join(dict.fromkeys(left_out))}" if left_out else ""
+    return f"equal in {compared} comparisons{without}"
+
+
+def check_settings(subject: Subject) -> str:
+    """A setting that is accepted and changes neither value nor gradient is one that its user is mistaken about."""
+    grid = _grid(subject)
+    if subject.cls is None:
+        raise SkipCheck("it is an instance; the settings of a class are varied")
+    declared = _declared(subject)
+    outcomes: dict[str, list[Tensor]] = {}
+    for name in declared:
+        tried = 0
+        changes = False
+        for one, other in _pairs(subject, grid, name):
+            tried += 1
+            changes = _differ(*(_outcome(subject, settings, outcomes) for settings in (one, other)))
+            if changes:
+                break
+        if not tried:
+            raise AssertionError(f"the setting {name} is not varied; give values that it takes: "
+                                 f"settings={{{name!r}: [...]}}")  # fmt: skip
+        if changes and name in grid.without_effect:
+            raise AssertionError(f"the setting {name} is said to be without effect, but {_said(one)} and "
+                                 f"{_said(other)} differ")  # fmt: skip
+        if not changes and name not in grid.without_effect:
+            raise AssertionError(
+                f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
+                f"{_said(other)}); use it, or take it away. If it acts beside another setting alone, give both in one "
+                "table of settings=; if it changes how and not what is computed, name it in without_effect="
+            )
+    return f"varied: {', '.join(declared)}"
+
+
+def _grid(subject: Subject) -> Grid:
+    if subject.kind not in KINDS:
+        raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
+    assert subject.grid is not None
+    return subject.grid
+
+
+# Settings
+
+
+def _declared(subject: Subject) -> dict[str, Any]:
+    """The settings of a class that have a default, by name; those of PML's base classes left out."""
+    assert subject.cls is not None
+    parameters = registry.settings_of(subject.cls)
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in _OF_PML}
+
+
+def _candidates(value: Any) -> list[Any]:
+    """Other values of a setting, near one that it has."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1, 2 * value]
+    if isinstance(value, float):
+        return [value / 2, 2 * value, value + 0.25, value - 0.25, value / 4 + 0.1]
+    return []
+
+
+def _variants(subject: Subject, settings: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Settings with another value of one of them that the class accepts."""
+    value = settings.get(name, _declared(subject)[name])
+    for candidate in _candidates(value):
+        other = {**settings, name: candidate}
+        try:
+            subject.make(other)
+        except (TypeError, ValueError):
+            continue
+        if candidate != value:
+            yield other
+
+
+def _first_variants(subject: Subject, grid: Grid) -> Iterator[dict[str, Any]]:
+    """About the first settings, one other value of each."""
+    for name in _declared(subject) if subject.cls is not None else ():
+        yield from [*_variants(subject, grid.settings[0], name)][:1]
+
+
+def _pairs(subject: Subject, grid: Grid, name: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Pairs of settings that differ in one of them: those of the grid, then variants about each."""
+    default = _declared(subject)
+    for number, one in enumerate(grid.settings):
+        for other in grid.settings[:number]:
+            whole = [{**default, **settings} for settings in (one, other)]
+            if [key for key in {**one, **other} if not _equal(whole[0].get(key), whole[1].get(key))] == [name]:
+                yield other, one
+    for settings in grid.settings:
+        for other in _variants(subject, settings, name):
+            yield settings, other
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
+def _outcome(subject: Subject, settings: Mapping[str, Any], known: dict[str, list[Tensor]]) -> list[Tensor]:
+    """Values and gradients of one instance over all batches, one after the other."""
+    key = repr(sorted(settings.items()))
+    if key not in known:
+        component, found = _instance(subject, settings, moved=True), []
+        for case in _cases(subject, ()):
+            torch.manual_seed(0)
+            leaves = [fresh(case.batch.embeddings), *component.parameters()]
+            value = call(component, Batch(leaves[0], case.batch.labels))
+            found += [value.detach(), *gradients(_weighted(value), leaves)]
+        known[key] = found
+    return known[key]
+
+
+def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
+    if [tensor.shape for tensor in one] != [tensor.shape for tensor in other]:
+        return True
+    return not all(_alike(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _instance(subject: Subject, settings: Mapping[str, Any], moved: bool) -> Any:
+    """An instance in float64, its parameters away from where they start, where they may be all the same."""
+    component = (subject.make() if subject.cls is None else subject.make(settings)).double()
+    generator = torch.Generator().manual_seed(8)
+    if moved:
+        with torch.no_grad():
+            for parameter in component.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.1)
+    return component
+
+
+# The reference
+
+
+class _Loop:
+    """The slow form, called with what its signature names."""
+
+    def __init__(self, subject: Subject) -> None:
+        assert subject.grid is not None
+        if subject.grid.reference is None:
+            raise SkipCheck("no reference= was given")
+        self.subject, self.function = subject, subject.grid.reference
+        parameters = inspect.signature(self.function).parameters.values()
+        self.names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.wants = [name for name in _PASSED if name in self.names and self._given(name)]
+
+    def _given(self, name: str) -> bool:
+        """Whether the component takes it too."""
+        subject = self.subject
+        if name == "component" or (subject.kind == "distance" and name == "ref_emb"):
+            return True
+        needed = {"labels", "indices_tuple" if name == "indices_tuple" else "references"}
+        return subject.kind == "loss" and needed <= subject.capabilities
+
+    def __call__(self, component: Any, settings: Mapping[str, Any], case: _Case) -> Any:
+        batch, references = case.batch, case.references
+        labels = [batch.labels] * takes_labels(component)
+        further = {"indices_tuple": case.indices_tuple, "ref_emb": references and references.embeddings,
+                   "ref_labels": references and references.labels, "component": component}  # fmt: skip
+        passed = {name: further[name] for name in self.wants}
+        if unknown := [name for name in settings if name not in self.names and not self.takes_all]:
+            raise ConfigError(f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and "
+                              "raise SkipCheck where it cannot do one")  # fmt: skip
+        torch.manual_seed(0)
+        return self.function(batch.embeddings, *labels, **{**settings, **passed})
+
+
+def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Case) -> None:
+    where = f"with {_said(settings)}, {case.name}"
+    leaves = {"the embeddings": case.batch.embeddings}
+    if case.references is not None:
+        leaves["the references"] = case.references.embeddings
+    if "component" in loop.wants:
+        leaves |= dict(component.named_parameters())
+    expected = loop(component, settings, case)
+    torch.manual_seed(0)
+    found = _value(component, case)
+    wanted = torch.as_tensor(expected, dtype=torch.float64)
+    if found.shape != wanted.shape:
+        raise AssertionError(f"{where}: the shape is {tuple(found.shape)}, the reference's {tuple(wanted.shape)}")
+    if not _alike(found, wanted):
+        place = int((found - wanted).abs().argmax())
+        raise AssertionError(f"{where}: the value is {found.flatten()[place].item():.10g}, the reference's "
+                             f"{wanted.flatten()[place].item():.10g}")  # fmt: skip
+    if not case.smooth:
+        return
+    if not wanted.requires_grad:
+        _compare_differences(loop, component, settings, case, list(leaves.values()), where)
+        return
+    slopes = [gradients(_weighted(value), list(leaves.values())) for value in (found, wanted)]
+    for name, mine, theirs in zip(leaves, *slopes, strict=True):
+        if not _alike(mine, theirs):
+            raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to "
+                                 f"{(mine - theirs).abs().max().item():.3g}")  # fmt: skip
+
+
+def _compare_differences(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Case, leaves: list[Tensor],
+                         where: str) -> None:  # fmt: skip
+    """The derivative along a random direction, of a reference that gives plain numbers."""
+    generator = torch.Generator().manual_seed(9)
+    directions = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
+    torch.manual_seed(0)
+    value = _weighted(_value(component, case))
+    slopes = gradients(value, leaves)
+    found = sum(float((slope * way).sum()) for slope, way in zip(slopes, directions, strict=True))
+    ends = []
+    for step in (_STEP, -_STEP):
+        with torch.no_grad():
+            _move(leaves, directions, step)
+            ends.append(float(_weighted(torch.as_tensor(loop(component, settings, case), dtype=torch.float64))))
+            _move(leaves, directions, -step)
+    expected, tolerance = (ends[0] - ends[1]) / (2 * _STEP), _TOLERANCE_OF_DIFFERENCES
+    if not math.isclose(found, expected, rel_tol=10 * tolerance, abs_tol=tolerance):
+        raise AssertionError(f"{where}: the derivative along a direction is {found:.8g}, the reference's, by finite "
+                             f"differences, {expected:.8g}")  # fmt: skip
+
+
+def _move(leaves: list[Tensor], directions: list[Tensor], step: float) -> None:
+    for leaf, way in zip(leaves, directions, strict=True):
+        leaf.add_(way, alpha=step)
+
+
+def _value(component: Any, case: _Case) -> Tensor:
+    named: dict[str, Any] = {}
+    if case.indices_tuple is not None:
+        named["indices_tuple"] = case.indices_tuple
+    if case.references is not None:
+        named["ref_emb"] = case.references.embeddings
+        if takes_labels(component):
+            named["ref_labels"] = case.references.labels
+    value: Tensor = call(component, case.batch, **named)
+    return value
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def _weighted(value: Tensor) -> Tensor:
+    """A scalar of a value that may be a matrix."""
+    if value.ndim == 0:
+        return value
+    weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
+    return (value * weights).sum()
+
+
+def _said(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "the settings as they are"

@@ -1,0 +1,149 @@
+"""That a loss is right for every dtype, batch and order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..calling import call, close, has_state, is_random, needs
+from ..probes import gradient
+from ..subject import Batch, SkipCheck, Subject, batch_of, fresh
+
+_SHAPES = ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5))  # numbers of classes, images per class
+
+
+def check_dtypes(subject: Subject) -> None:
+    """Half precision in, full precision out: a loss summed in half precision is wrong in the third digit."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        batch = batch_of(subject, dtype=dtype)
+        torch.manual_seed(0)
+        value = call(_module(subject, dtype), batch)
+        if value.dtype not in (torch.float32, torch.float64):
+            raise AssertionError(f"{dtype} embeddings give a loss in {value.dtype}; compute it in float32 or float64")
+        if not value.isfinite():
+            raise AssertionError(f"{dtype} embeddings give {value.item()}")
+        if not is_random(subject):
+            exact = call(_module(subject, torch.float64), Batch(fresh(batch.embeddings.double()), batch.labels))
+            tolerance = 1e-4 if dtype in (torch.float64, torch.float32) else 2e-2
+            close(value, exact, f"{dtype} embeddings give another loss than float64", rtol=tolerance, atol=tolerance)
+        value.backward()  # type: ignore[no-untyped-call]
+        if batch.embeddings.grad is None or not batch.embeddings.grad.isfinite().all():
+            raise AssertionError(f"{dtype} embeddings have no finite gradient")
+
+
+def _module(subject: Subject, dtype: torch.dtype) -> Any:
+    return subject.make().to(torch.promote_types(dtype, torch.float32))
+
+
+def check_autocast(subject: Subject) -> None:
+    """Under autocast a loss must not be computed in half precision."""
+    batch, (loss, twin) = batch_of(subject, dtype=torch.float32), _twins(subject)
+    torch.manual_seed(0)
+    expected = call(loss.float(), batch)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = call(twin.float(), batch)
+    if value.dtype not in (torch.float32, torch.float64):
+        raise AssertionError(f"under bfloat16 autocast the loss is {value.dtype}; leave autocast inside of it")
+    close(value, expected, "autocast changes the loss", rtol=1e-4, atol=1e-5)
+
+
+def _twins(subject: Subject) -> tuple[Any, Any]:
+    """Two instances with the same parameters."""
+    torch.manual_seed(0)
+    one = subject.make()
+    torch.manual_seed(0)
+    return one, subject.make()
+
+
+def _degenerate(subject: Subject, labels: Tensor, what: str) -> None:
+    batch = batch_of(subject, labels)
+    value = call(subject.make(), batch)
+    if not isinstance(value, Tensor):
+        raise AssertionError(f"a batch {what} gives {value!r}, not a tensor that backpropagates")
+    if not value.isfinite():
+        raise AssertionError(f"a batch {what} gives {value.item()}")
+    value.backward()  # type: ignore[no-untyped-call]
+    if batch.embeddings.grad is not None and not batch.embeddings.grad.isfinite().all():
+        raise AssertionError(f"a batch {what} gives gradients that are not finite")
+
+
+def check_batch_without_positives(subject: Subject) -> None:
+    """A sampler may give a batch with one image a class; the loss is then finite and backpropagates."""
+    _degenerate(subject, torch.arange(min(4, subject.classes)), "without positives")
+
+
+def check_batch_without_negatives(subject: Subject) -> None:
+    """A batch may be one class; the loss is then finite and backpropagates."""
+    _degenerate(subject, torch.zeros(4, dtype=torch.long), "without negatives")
+
+
+def check_ragged_classes(subject: Subject) -> None:
+    """Classes of a batch differ in size: a class of one beside one of seven."""
+    sizes = [7, 1, 3, 2, 5, 1][: subject.classes]
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    _degenerate(subject, labels, "of ragged classes")
+
+
+def check_duplicates(subject: Subject) -> None:
+    """Duplicates are in every real data set; the distance 0 between them must not give NaN."""
+    batch = batch_of(subject)
+    with torch.no_grad():
+        batch.embeddings[1] = batch.embeddings[0]
+        batch.embeddings[-1] = batch.embeddings[0]
+    value = call(subject.make(), batch)
+    if not value.isfinite() or not gradient(value, batch.embeddings).isfinite().all():
+        raise AssertionError("exact duplicates give a loss or a gradient that is not finite")
+
+
+def check_gradients(subject: Subject) -> None:
+    """The gradient that training follows is that of the loss, by finite differences."""
+    batch, loss = batch_of(subject, (3, 3)), subject.make().double()
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    if has_state(subject):
+        raise SkipCheck("its values depend on the calls before")
+    if not torch.autograd.gradcheck(lambda x: call(loss, Batch(x, batch.labels)), (batch.embeddings,), atol=1e-4,
+                                    raise_exception=False):  # fmt: skip
+        raise AssertionError("the gradient differs from finite differences of the loss")
+
+
+def check_order_does_not_matter(subject: Subject) -> None:
+    """The order of a batch means nothing; a loss that is right for sorted labels alone fails with other samplers."""
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    for shape in _SHAPES:
+        batch = batch_of(subject, shape)
+        if "labels" not in subject.capabilities:
+            raise SkipCheck("it takes no labels")
+        value = subject.make()(batch.embeddings, batch.labels)
+        for seed in (0, 1):
+            order = torch.randperm(len(batch.labels), generator=torch.Generator().manual_seed(seed))
+            other = batch.ordered(order)
+            found = subject.make()(other.embeddings, other.labels)
+            close(found, value, f"the order of the batch changes the loss ({shape[0]} classes x {shape[1]})", rtol=1e-7)
+            expected = gradient(value, batch.embeddings)[order]
+            close(gradient(found, other.embeddings), expected, "the order of the batch changes the gradient", 1e-6)
+
+
+def check_names_of_classes(subject: Subject) -> None:
+    """Labels are names: 7 and 3 instead of 0 and 1 mean the same to a loss without parameters for classes."""
+    needs(subject, "labels")
+    if any(True for _ in subject.make().parameters()) or is_random(subject):
+        raise SkipCheck("it has parameters for classes, or random values")
+    batch = batch_of(subject)
+    expected = subject.make()(batch.embeddings, batch.labels)
+    found = subject.make()(batch.embeddings, 100 - 7 * batch.labels)
+    close(found, expected, "other names of the classes change the loss", rtol=1e-7)
+
+
+def check_determinism(subject: Subject) -> None:
+    """With the same seed a run must give the same again."""
+    batch, values = batch_of(subject), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        values.append(call(subject.make(), batch))
+    if not torch.equal(*values):
+        raise AssertionError("two equal calls after torch.manual_seed(0) give two values")

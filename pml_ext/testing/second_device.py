@@ -1,0 +1,245 @@
+"""A second device on a machine that has none: tensors that say they are elsewhere, and hold their values on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .probes import TORCH
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+DEVICE = torch.device("meta")  # the one device beside the CPU that every torch has
+_aten = torch.ops.aten
+# These take tensors of two devices, as on a GPU: copies, and an index on the CPU into a tensor elsewhere.
+_COPIES = (_aten._to_copy.default, _aten.copy_.default)
+_INDEXED = (_aten.index.Tensor, _aten._unsafe_index.Tensor, _aten.index_put.default, _aten.index_put_.default,
+            _aten._index_put_impl_.default, _aten._unsafe_index_put.default)  # fmt: skip
+# The shape of what these give depends on values, so that the host waits to learn it.
+_SHAPES = {
+    _aten.nonzero.default: "nonzero", _aten.masked_select.default: "masked_select", _aten._unique.default: "unique",
+    _aten._unique2.default: "unique", _aten.unique_dim.default: "unique", _aten.unique_consecutive.default: "unique",
+    _aten.bincount.default: "bincount", _aten.repeat_interleave.Tensor: "repeat_interleave",
+}  # fmt: skip
+
+
+class OtherDeviceError(RuntimeError):
+    """Tensors of two devices were mixed; the text says where, and what to type."""
+
+
+class _Elsewhere(Tensor):
+    """A tensor on the second device; ``held`` has its values."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> _Elsewhere:
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
+            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
+            layout=held.layout, device=DEVICE,
+        )  # fmt: skip
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
+        raise OtherDeviceError(f"{func} was called after the second device was left")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{self.held!r} on the second device"
+
+    def tolist(self) -> Any:
+        """The values, as any device hands them over: by way of the CPU."""
+        return self.cpu().tolist()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        """Refused, as on any device but the CPU."""
+        raise TypeError("can't convert a tensor of another device to numpy; call .cpu() first")
+
+
+class SecondDevice:
+    """A device to run on where there is none but the CPU; a context manager.
+
+    Inside, ``device="meta"`` names it. What is made there, or moved there by ``.to``, says so and keeps its values; an
+    operation that mixes it with a tensor on the CPU of one or more dimensions is refused, as a GPU does. What makes the
+    host wait for a device is counted.
+
+    Attributes:
+        device: its name, for ``.to(...)``.
+        waits: how often a value was handed to the host, by what did that and where: ``.item()``, ``bool()``,
+            ``.tolist()``, ``.cpu()``.
+        shapes: how often a shape depended on values, which waits too: ``nonzero``, ``unique``, a boolean index.
+
+    Example:
+        >>> with SecondDevice() as second:
+        ...     x = torch.ones(3).to(second.device)
+        ...     total = (x + torch.zeros(3, device=x.device)).sum()
+        ...     total.item(), sum(second.waits.values())
+        (3.0, 1)
+    """
+
+    device = DEVICE
+
+    def __init__(self) -> None:
+        self.waits: Counter[str] = Counter()
+        self.shapes: Counter[str] = Counter()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> SecondDevice:
+        self._stack.enter_context(_Operations(self))
+        self._stack.enter_context(_Factories())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def clear(self) -> None:
+        """Counts from here on."""
+        self.waits.clear()
+        self.shapes.clear()
+
+    def move(self, module: M) -> M:
+        """A copy of a module there; its parameters stay the objects that the module may know them by."""
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return copy.deepcopy(module).to(self.device)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+class _Factories(TorchFunctionMode):
+    """Makes tensors of Python's numbers: on the meta device torch would drop the values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and isinstance(args[0], _Elsewhere):
+            return func(args[0], _index(args[1]), *args[2:])
+        if func is torch.Tensor.new_tensor and isinstance(args[0], _Elsewhere):
+            like, *args = args
+            func, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
+        if func not in (torch.tensor, torch.as_tensor, torch.asarray) or isinstance(args[0], Tensor):
+            return func(*args, **kwargs)
+        data = tree_map(_number, args[0])
+        if not _there(kwargs.get("device")):
+            return func(data, *args[1:], **kwargs)
+        wanted = kwargs.pop("requires_grad", False)
+        return func(data, *args[1:], **{**kwargs, "device": "cpu"}).to(DEVICE).requires_grad_(wanted)
+
+
+def _number(leaf: Any) -> Any:
+    return leaf.tolist() if isinstance(leaf, _Elsewhere) else leaf
+
+
+def _index(index: Any) -> Any:
+    """An index whose lists and arrays of numbers are tensors."""
+    if isinstance(index, tuple) or (isinstance(index, list) and _nested(index) and _nested_lists_are_tuples()):
+        return tuple(_index(part) for part in index)
+    numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
+    return torch.as_tensor(index).to(DEVICE) if numbers else index
+
+
+def _nested(index: list[Any]) -> bool:
+    return any(isinstance(part, (list, np.ndarray, Tensor)) for part in index)
+
+
+@functools.cache
+def _nested_lists_are_tuples() -> bool:
+    """Whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.eye(2)[[[0, 1], [1, 0]]].ndim == 1
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations on the values that the tensors hold."""
+
+    def __init__(self, owner: SecondDevice) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._owner = owner
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        elsewhere = [tensor for tensor in tensors if isinstance(tensor, _Elsewhere)]
+        there = bool(elsewhere)
+        if kwargs.get("device") is not None:
+            there = _there(kwargs["device"])
+            kwargs["device"] = torch.device("cpu") if there else kwargs["device"]
+        if func is _aten.copy_.default:
+            there = isinstance(args[0], _Elsewhere)
+        if elsewhere:
+            self._refuse_a_mix(func, args, tensors)
+            self._count(func, args, kwargs, there)
+        known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given
+        found = func(*_held(args), **_held(kwargs))
+        return tree_map(lambda leaf: _wrapped(leaf, known) if there else leaf, found)
+
+    def _refuse_a_mix(self, func: Any, args: Any, tensors: list[Tensor]) -> None:
+        if func in _COPIES:
+            return
+        if func in _INDEXED:  # itself and the values
+            tensors = [args[0], *args[2:3]]
+        for tensor in tensors:
+            if not isinstance(tensor, _Elsewhere) and tensor.ndim:
+                raise OtherDeviceError(
+                    f"{_name(func)} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
+                    "another device; make it there: device=embeddings.device"
+                )
+
+    def _count(self, func: Any, args: Any, kwargs: Any, there: bool) -> None:
+        owner = self._owner
+        if func is _aten._local_scalar_dense.default:
+            owner.waits[f"a value read at {_place()}"] += 1
+        elif func in _COPIES and not there and not kwargs.get("non_blocking"):
+            owner.waits[f"a copy to the CPU at {_place()}"] += 1
+        elif func in _SHAPES:
+            owner.shapes[f"{_SHAPES[func]} at {_place()}"] += 1
+        elif func in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
+            owner.shapes[f"a boolean index at {_place()}"] += 1
+
+
+def in_words(counted: Counter[str]) -> str:
+    """What was counted, the most first; empty where nothing was."""
+    return ", ".join(f"{what} ({count} times)" if count > 1 else what for what, count in counted.most_common())
+
+
+def _there(device: Any) -> bool:
+    return device is not None and torch.device(device).type == DEVICE.type
+
+
+def _held(tree: Any) -> Any:
+    return tree_map(lambda leaf: leaf.held if isinstance(leaf, _Elsewhere) else leaf, tree)
+
+
+def _wrapped(leaf: Any, known: dict[int, _Elsewhere]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return known[id(leaf)] if id(leaf) in known else _Elsewhere(leaf)
+
+
+def _name(func: Any) -> str:
+    return str(func).removeprefix("aten.").partition(".")[0].strip("_")
+
+
+def _place() -> str:
+    """The file and line of the nearest caller that is not torch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

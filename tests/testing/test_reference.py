@@ -1,0 +1,174 @@
+"""A component against a slow form of its equation, over batches and settings."""
+
+import re
+
+import pytest
+import torch
+import wrong
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.miners import BatchHardMiner
+from pytorch_metric_learning.regularizers import LpRegularizer
+
+from pml_ext.distances import GramCosineSimilarity
+from pml_ext.errors import ConfigError
+from pml_ext.testing import SkipCheck, check_component, parametrize_with_checks
+
+COMPARED = ["check_reference", "check_settings"]
+KINDS = {"kind": ["plain", "square"]}
+
+
+def results(component, checks=("check_reference",), **given):
+    found = check_component(component, checks=checks, on_fail=None, **given)
+    return found[0] if len(found) == 1 else found
+
+
+def test_equal_under_every_setting():
+    compared, varied = results(wrong.Weighted, COMPARED, reference=wrong.slow, settings=KINDS, without_effect=["tile"])
+    assert compared.status == varied.status == "passed"
+    assert compared.text == "equal in 16 comparisons"  # the first on 8 batches and tuples, 4 others on 2 each
+    assert varied.text == "varied: margin, weight, kind, tile"
+
+
+@pytest.mark.parametrize(("component", "given", "text"), [
+    (wrong.SettingIgnored, {"settings": KINDS, "without_effect": ["tile"]},
+     r"the setting margin changes neither value nor gradient \(10 pairs tried, the last .*\); use it, or take it away"),
+    (wrong.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
+    (wrong.Weighted, {"settings": KINDS, "without_effect": ["tile", "weight"]},
+     r"the setting weight is said to be without effect, but .* and .*weight=0.5 differ"),
+    (wrong.Weighted, {"without_effect": ["tile"]}, r"the setting kind is not varied; .* settings={'kind': \[...\]}"),
+])  # fmt: skip
+def test_what_is_said_of_settings(component, given, text):
+    found = results(component, ["check_settings"], reference=wrong.slow, **given)
+    assert found.status == "failed"
+    assert re.search(text, found.text), found.text
+
+
+def off_by_a_percent(*batch, **settings):
+    return 1.01 * wrong.slow(*batch, **settings)
+
+
+def of_another_gradient(embeddings, *more, **settings):
+    value = wrong.slow(embeddings, *more, **settings)
+    return 2 * value - value.detach()
+
+
+def fails_without_positives(embeddings, labels):
+    positives = (labels[:, None] == labels).sum() - len(labels)
+    return wrong.slow(embeddings, labels) + 0 / int(positives)
+
+
+@pytest.mark.parametrize(("component", "reference", "text"), [
+    (wrong.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
+    (wrong.GoodLoss, of_another_gradient, "overlapping classes: the gradient of the embeddings differs .* by up to"),
+    (wrong.GradientCut, wrong.slow, "overlapping classes: the value is"),
+    (wrong.GoodLoss, lambda x, y: wrong.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
+    (wrong.GoodLoss, fails_without_positives, "ZeroDivisionError"),
+    (wrong.Weighted, lambda x, y, margin=1.0: wrong.slow(x, y, margin=margin), "takes no setting 'weight'"),
+])  # fmt: skip
+def test_what_is_said_of_a_difference(component, reference, text):
+    found = results(component, reference=reference)
+    assert found.status == "failed"
+    assert re.search(text, found.text), found.text
+
+
+def in_plain_numbers(embeddings, labels, **settings):
+    return wrong.slow(embeddings, labels, **settings).item()
+
+
+class SlopeDoubled(wrong.GoodLoss):
+    """The right value, and twice its gradient."""
+
+    def values(self, s, positives, negatives):
+        values = super().values(s, positives, negatives)
+        return 2 * values - values.detach()
+
+
+def test_the_derivative_of_plain_numbers_is_compared_along_a_direction():
+    assert results(wrong.GoodLoss, reference=in_plain_numbers).status == "passed"
+    found = results(SlopeDoubled, reference=in_plain_numbers)
+    assert "overlapping classes: the derivative along a direction is" in found.text
+
+
+def test_what_a_miner_chose_is_passed_to_a_reference_that_names_it():
+    assert results(wrong.MinedNegativesIgnored, reference=lambda x, y: wrong.slow(x, y)).status == "passed"
+    found = results(wrong.MinedNegativesIgnored, reference=wrong.slow)
+    assert "pairs of a miner: the value is" in found.text
+
+
+def test_references_are_passed_to_a_reference_that_names_them():
+    def similarity(embeddings, ref_emb=None):
+        x, y = (torch.nn.functional.normalize(e) for e in (embeddings, embeddings if ref_emb is None else ref_emb))
+        return x @ y.T
+
+    assert results(GramCosineSimilarity(), reference=similarity).text == "equal in 7 comparisons"
+    assert results(LpDistance(), reference=similarity).status == "failed"
+
+
+def test_the_instance_is_passed_to_a_reference_that_names_it():
+    """Its parameters are moved from where they start, and their gradients are compared."""
+    seen = []
+
+    def scaled(embeddings, labels, component):
+        seen.append(component.scale.item())
+        return component.scale * wrong.slow(embeddings, labels)
+
+    assert results(wrong.ParametersBesideTheModule, reference=scaled).status == "passed"
+    assert set(seen) != {1.5}
+    found = results(wrong.ParametersBesideTheModule,
+                    reference=lambda x, y, component: component.scale.detach() * wrong.slow(x, y))  # fmt: skip
+    assert "the gradient of scale differs" in found.text
+
+
+def test_a_reference_may_leave_out_what_it_cannot():
+    def plain_alone(embeddings, labels, kind="plain", **settings):
+        if kind != "plain":
+            raise SkipCheck("squares are not written out")
+        return wrong.slow(embeddings, labels, **settings)
+
+    found = results(wrong.Weighted, reference=plain_alone, settings=KINDS)
+    assert found.text.endswith("; left out by the reference: kind='square': squares are not written out")
+    found = results(wrong.Weighted, reference=plain_alone, settings={"kind": ["square"]})
+    assert (found.status, "compared nothing" in found.text) == ("failed", True)
+
+
+def test_instances_regularizers_and_others():
+    instance = wrong.Weighted(margin=0.5)
+    assert results(instance, reference=lambda x, y: wrong.slow(x, y, margin=0.5)).status == "passed"
+    assert results(instance, reference=wrong.slow).status == "failed"
+    settings = results(instance, ["check_settings"], reference=wrong.slow)
+    assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
+    assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
+    miner = results(BatchHardMiner, reference=lambda x, y: 0)
+    assert (miner.status, miner.text) == ("skipped", "a miner is not compared; loss, regularizer, distance are")
+
+
+def test_settings_that_do_not_fit():
+    with pytest.raises(ConfigError, match="no setting of Weighted 'margn'; nearest: margin"):
+        check_component(wrong.Weighted, settings={"margn": [1.0]})
+    with pytest.raises(ConfigError, match="Weighted is built already; give the class Weighted"):
+        check_component(wrong.Weighted(), settings={"margin": [1.0]})
+    with pytest.raises(ConfigError, match=r"a list of values each, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
+        check_component(wrong.Weighted, settings={"margin": 1.0})
+    with pytest.raises(ValueError, match="checks names 'check_refrence', which is no check of a loss"):
+        check_component(wrong.Weighted, checks=["check_refrence"])
+
+
+def test_the_first_settings_are_those_of_all_other_checks():
+    class Needy(wrong.GoodLoss):
+        def __init__(self, temperature, **kwargs):
+            super().__init__(**kwargs)
+            self.temperature = temperature
+
+        def values(self, s, positives, negatives):
+            return super().values(s / self.temperature, positives, negatives)
+
+    with pytest.raises(ConfigError, match="Needy needs temperature"):
+        check_component(Needy)
+    given = {"settings": {"temperature": [0.5, 0.1]}, "checks": ["check_call_forms", "check_settings"]}
+    assert {result.status for result in check_component(Needy, **given)} == {"passed"}
+
+
+@parametrize_with_checks([wrong.Weighted], reference=wrong.slow, settings=KINDS, without_effect=["tile"])
+def test_under_pytest(component, check):
+    if check.__name__ in COMPARED:
+        check(component)
