@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytorch_metric_learning.distances import BaseDistance
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..evaluation import Search, default_neighbours, neighbours_under, reranked_under
+from ..pml import BaseDistance
 from .embedding import Embedded, class_of
 from .faiss_index import FaissIndex, check_effort
 from .index import Gallery
