@@ -11,10 +11,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from .. import registry
 from ..data import build_transforms, image_files
 from ..devices import choose_device
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 from ..evaluation import learned_metric
 from ..experiment.recipe import build_loss, loss_context
 from ..pml import BaseDistance
@@ -197,7 +196,7 @@ class TrainedRun:
             DataError: an unreadable query, no index, or one of another run.
         """
         if metric not in METRICS:
-            raise ConfigError(registry.unknown("metric", metric, METRICS))
+            raise ConfigError(unknown("metric", metric, METRICS))
         learned = metric == "learned"
         if learned and self.metric is None:
             raise ConfigError(f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; "
