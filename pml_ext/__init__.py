@@ -29,6 +29,7 @@ _PUBLIC = {
     "DistributedMiner": "pml_ext.distributed",
     "MultipleLosses": "pml_ext.losses",
     "SelfSupervisedLoss": "pml_ext.losses",
+    "LabeledRegularizer": "pml_ext.regularizers",
     "LabelledRegularizer": "pml_ext.regularizers",
     "PairLoss": "pml_ext.losses",
     "RegularizedLoss": "pml_ext.losses",

@@ -60,6 +60,7 @@ from .losses import PairLoss as PairLoss
 from .losses import RegularizedLoss as RegularizedLoss
 from .losses import SelfSupervisedLoss as SelfSupervisedLoss
 from .registry import register as register
+from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .regularizers import LabelledRegularizer as LabelledRegularizer
 from .retrieval import load_run as load_run
 from .samplers import WholeClassSampler as WholeClassSampler

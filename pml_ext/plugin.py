@@ -94,7 +94,7 @@ from .pml import (
 )
 from .reducers import SumOfReducedReducer, SumOverDivisorReducer
 from .registry import build
-from .regularizers import LabelledRegularizer
+from .regularizers import LabeledRegularizer
 from .samplers import sampler_state, set_sampler_state
 from .settings import check_choice, check_count, check_flag, check_number, number_settings, own_settings
 
@@ -130,8 +130,8 @@ __all__ = [
     "FullPrecisionMining",
     "GramCosineSimilarity",
     "GramDotProductSimilarity",
+    "LabeledRegularizer",
     "LabelledImages",
-    "LabelledRegularizer",
     "LpDistance",
     "MissingExtraError",
     "MultipleLosses",

@@ -11,7 +11,7 @@ from .pairwise import autocast_off, check_batch, to_full_precision
 from .pml import BaseRegularizer
 
 
-class LabelledRegularizer(BaseRegularizer):  # type: ignore[misc]
+class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     """Base of regularizers that need labels. Subclasses write ``compute_loss(embeddings, labels)``.
 
     It is called ``regularizer(embeddings, labels)``, which gives the reduced value, in float32 or float64 whatever the
@@ -54,3 +54,6 @@ class LabelledRegularizer(BaseRegularizer):  # type: ignore[misc]
         with autocast_off(embeddings.device):
             embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device, torch.long)
             return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
+
+
+LabelledRegularizer = LabeledRegularizer  # the name of before

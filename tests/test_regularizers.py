@@ -1,4 +1,4 @@
-"""LabelledRegularizer and RegularizedLoss, with losses, wrappers and regularizers of PML inside."""
+"""LabeledRegularizer and RegularizedLoss, with losses, wrappers and regularizers of PML inside."""
 
 import copy
 import pickle
@@ -8,10 +8,10 @@ import torch
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.regularizers import BaseRegularizer, LpRegularizer, ZeroMeanRegularizer
 
-from pml_ext import LabelledRegularizer, RegularizedLoss, registry
+from pml_ext import LabeledRegularizer, RegularizedLoss, registry
 
 
-class ClassSpread(LabelledRegularizer):
+class ClassSpread(LabeledRegularizer):
     """Sum over classes of the mean squared distance to the class mean, with a learned scale."""
 
     def __init__(self, **kwargs):
@@ -26,7 +26,7 @@ class ClassSpread(LabelledRegularizer):
         return {"loss": info}
 
 
-class Spy(LabelledRegularizer):
+class Spy(LabeledRegularizer):
     def compute_loss(self, embeddings, labels):
         self.seen = (embeddings, labels)
         return {"loss": {"losses": embeddings.sum() * 0 + 1, "indices": None, "reduction_type": "already_reduced"}}
@@ -185,7 +185,7 @@ def test_embedding_regularizer_besides(batch):
 
 
 def test_reducers_of_the_regularizer(batch):
-    class PerSample(LabelledRegularizer):
+    class PerSample(LabeledRegularizer):
         def compute_loss(self, embeddings, labels):
             indices = torch.arange(len(labels))
             return {

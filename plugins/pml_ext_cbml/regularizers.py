@@ -10,7 +10,7 @@ from torch import Tensor
 from pml_ext.plugin import (
     BaseDistance,
     GramCosineSimilarity,
-    LabelledRegularizer,
+    LabeledRegularizer,
     check_choice,
     check_number,
     matrix_of,
@@ -21,7 +21,7 @@ from pml_ext.plugin import (
 from .functional import REDUCTIONS, metric_variance
 
 
-class MetricVarianceRegularizer(LabelledRegularizer):
+class MetricVarianceRegularizer(LabeledRegularizer):
     r"""The metric variance constraint (MVC), Eq. (28) and (29): similarities of an anchor's negatives stay together.
 
     .. math::

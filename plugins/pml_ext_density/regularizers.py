@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pml_ext.plugin import LabelledRegularizer, RunView, check_batch, check_count, check_number, reduced
+from pml_ext.plugin import LabeledRegularizer, RunView, check_batch, check_count, check_number, reduced
 
 from .functional import Adaptivity, Slots, density_adaptivity, slots, streamed_class_densities
 from .table import plot, read_rows, write_epoch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TABLE = "density.csv"
 
 
-class DensityRegularizer(LabelledRegularizer):
+class DensityRegularizer(LabeledRegularizer):
     r"""Adapts the density of every class to a learned target, Eq. (6), and keeps densities in proportion, Eq. (8).
 
     .. math::
@@ -131,7 +131,7 @@ class DensityRegularizer(LabelledRegularizer):
     # The equation
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """The value; see :class:`pml_ext.LabelledRegularizer`.
+        """The value; see :class:`pml_ext.LabeledRegularizer`.
 
         Raises:
             ValueError: a label without a target, too. On a CUDA device nothing waits for that answer after the first

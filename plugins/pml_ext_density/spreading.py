@@ -12,7 +12,7 @@ from pml_ext.plugin import (
     BaseReducer,
     BaseRegularizer,
     GramCosineSimilarity,
-    LabelledRegularizer,
+    LabeledRegularizer,
     autocast_off,
     check_batch,
     check_number,
@@ -84,7 +84,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         return f"least_distance={self.least_distance!r}"
 
 
-class GlobalOrthogonalRegularizer(LabelledRegularizer):
+class GlobalOrthogonalRegularizer(LabeledRegularizer):
     r"""Spreads negative pairs as points spread evenly on the sphere (global orthogonal regularization, GOR).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)

@@ -39,7 +39,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
 
     Args:
         loss: any PML loss or loss wrapper.
-        regularizer: a :class:`LabelledRegularizer`, or a regularizer of PML.
+        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML.
         weight: on the regularizer; may be 0.
         kwargs: those of PML's losses: ``collect_stats``, ``embedding_regularizer``, ...
 

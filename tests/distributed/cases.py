@@ -18,7 +18,7 @@ from pml_ext import (
     DensityRegularizer,
     DistributedLoss,
     DistributedMiner,
-    LabelledRegularizer,
+    LabeledRegularizer,
     MultipleLosses,
     RegularizedLoss,
     registry,
@@ -29,7 +29,7 @@ SETTINGS = {"regularized": None}  # wrappers are cases of their own
 SIZE, CLASSES = 6, 4
 
 
-class LearnedTargets(LabelledRegularizer):
+class LearnedTargets(LabeledRegularizer):
     """Pulls every class's mean length towards a learned target."""
 
     def __init__(self, **kwargs):
