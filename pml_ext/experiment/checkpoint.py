@@ -70,7 +70,8 @@ _KEYS = {
 
 def _refused(path: Path, reason: str) -> DataError:
     if path.name == "model.pt":
-        remedy = f"delete {path.parent.parent / 'metrics.json'} and train with --resume: it is written and tested again"
+        metrics = path.parent.parent / "metrics.json"
+        remedy = f"delete {metrics} and train with --resume: the network is tested and written again"
     elif path.name == "before.pt":
         remedy = "only a new run of the recipe, in another folder, writes it"
     else:

@@ -225,18 +225,20 @@ def test_a_component_takes_part_in_its_run(tmp_path):
 
 
 class Exploding(losses.ContrastiveLoss):
-    """Becomes NaN in its sixth call, or its gradient does, or what a batch norm has measured becomes infinite."""
+    """Becomes NaN in its sixth call, or its gradient, or embeddings do that it hides, or a batch norm's statistics."""
 
     what = "loss"
 
     def start_epoch(self, run):
         if self.what == "statistics" and run.epoch == 2:
             run.trunk[1].running_mean.fill_(math.inf)
+        if self.what == "embeddings" and run.epoch == 2:
+            torch.nn.init.constant_(run.embedder.bias, math.nan)
 
     def forward(self, embeddings, *arguments):
         self.calls = getattr(self, "calls", 0) + 1
-        loss = super().forward(embeddings, *arguments)
-        if self.calls == 6 and self.what != "statistics":
+        loss = super().forward(embeddings.nan_to_num() if self.what == "embeddings" else embeddings, *arguments)
+        if self.calls == 6 and self.what in ("loss", "gradient"):
             loss = loss * math.nan if self.what == "loss" else loss + (0 * embeddings.sum()).sqrt()
         return loss
 
@@ -246,9 +248,10 @@ class Exploding(losses.ContrastiveLoss):
     [
         ("loss", r"the loss became nan in iteration 6 \(epoch 2\)"),
         ("gradient", r"the gradient of trunk\.0\.weight became nan in iteration 6 \(epoch 2\)"),
+        ("embeddings", r"the embeddings became nan in iteration 5 \(epoch 2\)"),
         ("statistics", r"the trunk\.1\.running_mean became inf in epoch 2"),
     ],
-    ids=["loss", "gradient", "statistics"],
+    ids=["loss", "gradient", "embeddings", "statistics"],
 )
 def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, wanted):
     monkeypatch.setattr(Exploding, "what", what)
@@ -268,7 +271,7 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what,
     [
         (
             ("loss.positives=local", "optimizer.lr=1e30"),
-            r"the loss became nan in iteration 2 \(epoch 1\); there ",
+            r"the (loss|embeddings) became nan in iteration 2 \(epoch 1\); there is no",
         ),
         (
             ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1"),
@@ -286,7 +289,7 @@ def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
     run = Run(next(iter(load_recipes("cbml/digits", ["model.trunk.width=8"]).values())), "cbml/digits", tmp_path)
     torch.nn.init.constant_(run.embedder.bias, math.nan)
     with pytest.raises(TrainingError, match="the network gives nan for images to test"):
-        metrics_of(run.view, "test")
+        metrics_of(run, "test")
 
 
 @pytest.mark.parametrize("validation", [(), ("evaluation.validation=0.2", "evaluation.select=map_at_r")])
