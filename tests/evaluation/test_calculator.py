@@ -312,18 +312,6 @@ def test_a_subclass_sees_the_labels_that_were_given():
     assert torch.equal(seen[1], labels[default_neighbours()(points, 4, points, True)[1]])
 
 
-class Watched(NearestNeighbours):
-    """The default search, which notes how many queries and neighbours it is asked for."""
-
-    def __init__(self):
-        super().__init__(self.noted)
-        self.asked = []
-
-    def noted(self, query, k, reference):
-        self.asked.append((len(query), k))
-        return default_neighbours().search(query, k, reference)
-
-
 @pytest.mark.parametrize(
     ("include", "k", "asked"),
     [
@@ -335,22 +323,20 @@ class Watched(NearestNeighbours):
         (("mean_reciprocal_rank",), 5, 5),
     ],
 )
-def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked):
+def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked, watched):
     points, labels = data()
-    search = Watched()
-    RetrievalAccuracyCalculator(include=include, k=k, knn_func=search).get_accuracy(points, labels)
+    RetrievalAccuracyCalculator(include=include, k=k, knn_func=watched).get_accuracy(points, labels)
     wanted = int(labels.bincount().max()) - 1 if asked == "largest class" else asked
-    assert search.asked == [(60, wanted + 1)]  # and the query itself
+    assert watched.asked == [(60, wanted + 1)]  # and the query itself
 
 
-def test_tiles_change_nothing(monkeypatch):
+def test_tiles_change_nothing(monkeypatch, watched):
     points, labels = data()
     whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI")).get_accuracy(points, labels)
     monkeypatch.setattr(neighbours, "_NEIGHBOURS", 600)
-    search = Watched()
-    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), knn_func=search).get_accuracy(points, labels)
+    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), knn_func=watched).get_accuracy(points, labels)
     assert tiled == whole
-    assert search.asked == [(10, 60)] * 6
+    assert watched.asked == [(10, 60)] * 6
 
 
 def test_a_neighbour_that_an_index_did_not_have_is_wrong():

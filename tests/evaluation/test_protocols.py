@@ -90,18 +90,6 @@ def test_values_are_pmls_to_the_last_digit(separate, count):
     }
 
 
-class Watched(NearestNeighbours):
-    """The default search, which notes how many queries and neighbours it is asked for."""
-
-    def __init__(self):
-        super().__init__(self.noted)
-        self.asked = []
-
-    def noted(self, query, k, reference):
-        self.asked.append((len(query), k))
-        return default_neighbours().search(query, k, reference)
-
-
 @pytest.mark.parametrize(
     ("settings", "k"),
     [
@@ -114,33 +102,30 @@ class Watched(NearestNeighbours):
         ({"recall_at": (1,), "ranking": (), "keep": 5}, 5),
     ],
 )
-def test_one_search_for_as_many_neighbours_as_the_metrics_need(settings, k):
+def test_one_search_for_as_many_neighbours_as_the_metrics_need(settings, k, watched):
     points, labels = data()
-    search = Watched()
-    evaluate(points, labels, search=search, clusters_per_class=(), **settings)
+    evaluate(points, labels, search=watched, clusters_per_class=(), **settings)
     k = int(labels.bincount().max()) - 1 if k == "largest class" else k
-    assert search.asked == [(80, k + 1)]  # and the query itself
+    assert watched.asked == [(80, k + 1)]  # and the query itself
 
 
-def test_clusters_alone_search_nothing():
-    search = Watched()
-    result = evaluate(*data(), recall_at=(), precision_at=(), ranking=(), search=search)
+def test_clusters_alone_search_nothing(watched):
+    result = evaluate(*data(), recall_at=(), precision_at=(), ranking=(), search=watched)
     assert list(result.metrics) == ["nmi", "f1", "purity"]
-    assert search.asked == []
+    assert watched.asked == []
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_tiles_change_nothing(monkeypatch, separate):
+def test_tiles_change_nothing(monkeypatch, separate, watched):
     points, labels = data()
     more = dict(zip(("gallery", "gallery_labels"), data(50, seed=3), strict=True)) if separate else {}
     settings = {"ranking": ("map_at_r", "map", "mrr"), "clusters_per_class": (), "keep": 6, **more}
     whole = evaluate(points, labels, **settings)
     monkeypatch.setattr(neighbours, "_NEIGHBOURS", 1000)
-    search = Watched()
-    tiled = evaluate(points, labels, search=search, **settings)
-    assert len(search.asked) > 3
-    assert all(rows * k < 2000 for rows, k in search.asked)
-    assert sum(rows for rows, _ in search.asked) == 80
+    tiled = evaluate(points, labels, search=watched, **settings)
+    assert len(watched.asked) > 3
+    assert all(rows * k < 2000 for rows, k in watched.asked)
+    assert sum(rows for rows, _ in watched.asked) == 80
     assert tiled.metrics == whole.metrics
     for name in ("distances", "indices", "right", "relevant"):
         assert torch.equal(getattr(tiled, name), getattr(whole, name)), name

@@ -1,0 +1,22 @@
+"""A search that can be watched."""
+
+import pytest
+
+from pml_ext.evaluation import NearestNeighbours, default_neighbours
+
+
+class Watched(NearestNeighbours):
+    """The default search, which notes how many queries and neighbours it is asked for."""
+
+    def __init__(self):
+        super().__init__(self.noted)
+        self.asked = []
+
+    def noted(self, query, k, reference):
+        self.asked.append((len(query), k))
+        return default_neighbours().search(query, k, reference)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
