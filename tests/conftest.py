@@ -27,6 +27,14 @@ PLUGIN_WITH_A_LOSS = """
 """
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """What one test compiles does not count towards another's recompilations: our losses share code."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
 @pytest.fixture
 def without_report() -> Iterator[None]:
     """Runs draw no report, which takes most of the time of a short one."""
