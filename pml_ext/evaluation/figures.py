@@ -38,7 +38,7 @@ class _PlainFigure(Figure):  # type: ignore[misc]
             text.set_parse_math(False)
             text.set_text(_drawable(text.get_text()))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
+            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)
 
 

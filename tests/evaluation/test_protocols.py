@@ -127,7 +127,8 @@ def test_tiles_change_nothing(monkeypatch, separate, watched):
     assert all(rows * k < 2000 for rows, k in watched.asked)
     assert sum(rows for rows, _ in watched.asked) == 80
     assert tiled.metrics == whole.metrics
-    for name in ("distances", "indices", "right", "relevant"):
+    torch.testing.assert_close(tiled.distances, whole.distances)  # a kernel may go with the number of rows
+    for name in ("indices", "right", "relevant"):
         assert torch.equal(getattr(tiled, name), getattr(whole, name)), name
     torch.testing.assert_close(tiled.per_query, whole.per_query, rtol=0, atol=0, equal_nan=True)
 
