@@ -7,8 +7,8 @@ reaches 0.95 on a sample of at most 200 of the indexed images; where no effort d
 smallest within 0.01 of the best is taken. A query that gets fewer answers than it asks for is asked again with twice
 the effort, until it has enough or there is nothing more to search.
 
-With less than 64 candidates a graph finds the neighbours of an image that is in it better than those of a new one, and
-the measured recall would promise too much.
+With less than 64 candidates a graph finds more of the neighbours of an image that is in it than of a new one, and the
+measured recall would promise too much.
 """
 
 from __future__ import annotations
