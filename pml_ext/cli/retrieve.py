@@ -106,7 +106,8 @@ def query(
         Metric.euclidean
     ),
     shortlist: Annotated[
-        int | None, typer.Option(help="With the learned metric: re-rank so many nearest by distance, not all.")
+        int | None,
+        typer.Option(help="With the learned metric: how many of the nearest by distance it re-ranks (default: all)."),
     ] = None,
     effort: Annotated[
         int | None,

@@ -7,8 +7,8 @@ reaches 0.95 on a sample of at most 200 of the indexed images; where no effort d
 smallest within 0.01 of the best is taken. A query that gets fewer answers than it asks for is asked again with twice
 the effort, until it has enough or there is nothing more to search.
 
-With less than 64 candidates a graph finds the neighbours of an image that is in it better than those of a new one, and
-the measured recall would promise too much.
+With less than 64 candidates a graph finds more of the neighbours of an image that is in it than of a new one, and the
+measured recall would promise too much.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ class FaissIndex:
     Args:
         factory: faiss's factory string.
         index: faiss's object.
-        effort: of a search, 0 where the kind of index has nothing to set; None is chosen by :meth:`tune`.
-        recall: recall@10 with that effort, measured on a sample; None where that was not measured.
+
+    Attributes:
+        setting: what effort is: faiss's ``"nprobe"`` or ``"efSearch"``, or "" for a kind of index that has neither.
+        effort: of a search; 0 where there is nothing to set.
+        recall: recall@10 with that effort, measured on a sample; None for an index of one image.
     """
 
-    def __init__(self, factory: str, index: Any, effort: int | None = None, recall: float | None = None) -> None:
+    def __init__(self, factory: str, index: Any) -> None:
         self.factory, self.index = factory, index
         self.setting = _setting(factory, index)
-        self.effort, self.recall = effort or 0, recall
+        self.effort = 0
+        self.recall: float | None = None
 
     @classmethod
     def build(cls, factory: str, points: Tensor, effort: int | None = None) -> FaissIndex:
@@ -79,7 +83,7 @@ class FaissIndex:
 
     @classmethod
     def read(cls, path: Path, factory: str) -> FaissIndex:
-        """Reads what :meth:`write` wrote; a damaged file raises RuntimeError."""
+        """Reads what :meth:`write` wrote, without effort and recall; a damaged file raises RuntimeError."""
         return cls(factory, _faiss(factory).read_index(str(path)))
 
     def write(self, path: Path) -> None:
@@ -106,6 +110,8 @@ class FaissIndex:
             no more.
         """
         rows, effort = _rows(points), effort or self.effort
+        if self.setting == "efSearch":
+            effort = max(effort, k)  # fewer candidates than answers would leave some out
         distances, numbers = self._search(rows, k, effort)
         while self.setting and effort < self.most and (short := (numbers < 0).any(1)).any():
             effort = min(2 * effort, self.most)
@@ -114,8 +120,7 @@ class FaissIndex:
 
     def _search(self, rows: NDArray[np.float32], k: int, effort: int) -> tuple[Any, Any]:
         if self.setting:
-            least = k if self.setting == "efSearch" else 1
-            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, max(effort, least))
+            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, effort)
         return self.index.search(rows, k)  # type: ignore[no-any-return]
 
     def tune(self, points: Tensor, effort: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,5 +110,8 @@ class RunFiles:
             module.load_state_dict(self._state[part])
 
     def _damaged(self, reason: str) -> DataError:
+        again = shlex.join(
+            ["pml-ext", "train", str(self.folder / "recipe.toml"), "--out", str(self.folder), "--resume"]
+        )
         return DataError(f"{self.folder / 'network.json'}: empty, cut or of another run ({reason}); delete "
-                         f"{self.folder / 'metrics.json'} and train with --resume: it is written again")  # fmt: skip
+                         f"{self.folder / 'metrics.json'} and type: {again}")  # fmt: skip

@@ -31,9 +31,9 @@ class Answer:
     Args:
         query: the query's path, or its number.
         paths: the nearest images, nearest first.
-        distances: theirs: Euclidean between normalised embeddings, or of the learned metric.
+        distances: of these images: Euclidean between normalised embeddings, or of the learned metric.
         classes: the sub-folder of each, where the indexed folder has one a class.
-        query_class: that of the query, where it lies in the indexed folder.
+        query_class: the query's sub-folder, where it lies in the indexed folder.
     """
 
     query: str
@@ -76,7 +76,8 @@ def search_of(held: Gallery, metric: BaseDistance | None, shortlist: int | None,
     Args:
         held: the index; its faiss finds the nearest by Euclidean distance, where it has one.
         metric: a learned metric to search by instead.
-        shortlist: re-rank so many nearest by Euclidean distance, rather than compare the metric with all.
+        shortlist: how many of the nearest by Euclidean distance the metric re-ranks; by default it is compared with
+            all images.
         effort: of faiss.
     """
     nearest = default_neighbours().search

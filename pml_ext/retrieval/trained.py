@@ -182,8 +182,8 @@ class TrainedRun:
             k: how many, at least 1.
             gallery: an index, or its folder; by default the run's own.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
-            shortlist: with the learned metric, re-rank so many nearest by the Euclidean distance, rather than compare
-                with all; the index's faiss finds these, where it has one.
+            shortlist: how many of the nearest by Euclidean distance the learned metric re-ranks; the index's faiss
+                finds these, where it has one. By default the metric is compared with all images.
             effort: how hard the index's faiss searches, ``nprobe`` or ``efSearch``; by default what was chosen when
                 the index was built. A query that gets fewer than k answers is searched again with twice the effort.
 
