@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -205,3 +205,16 @@ def test_vmap_is_a_loop_over_batches(name):
 
     for of_one in (call, torch.func.grad(call)):
         torch.testing.assert_close(torch.func.vmap(of_one)(batches), torch.stack([of_one(z) for z in batches]))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [AngularLoss(alpha=70), AngularTripletLoss(), TripletMarginLoss(distance=PDDMDistance(SIZE, 8, 0.0, True, 3000))],
+)
+def test_torch_func_keeps_the_tiles_that_backward_computes_again(loss, monkeypatch):
+    monkeypatch.setattr("pml_ext_angular.functional.MAX_ENTRIES", 100)
+    x, labels = batch((4, 3))
+    x = x.double().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss.double()(x, labels), x)
+    found = torch.func.grad(lambda z: loss(z, labels))(x.detach())
+    torch.testing.assert_close(found, gradient, rtol=1e-9, atol=1e-12)
