@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from . import registry
 from .building import BuildContext, required
 from .components import Component
+from .devices import choose_device, synchronize
 from .errors import ConfigError, UnknownNameError
 from .losses import RegularizedLoss
 from .pml import ContrastiveLoss
@@ -113,7 +114,7 @@ def bench(
             for every registered one, PML's left out, that needs no settings.
         shapes: the batches.
         repeats: how many rounds; in each, every function runs once.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         threads: of torch on the CPU, while measuring; None leaves them.
         seconds: a function that has taken this long is left out of further rounds, after three.
         seed: of the embeddings.
@@ -129,7 +130,7 @@ def bench(
     for name, value in (("repeats", repeats), ("threads", threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
-    found_device = _device(device)
+    found_device = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else list(losses)
     for loss in chosen:
         _functions_of(loss, shapes[0] if shapes else SHAPES[0])  # a wrong name is refused before anything is measured
@@ -234,26 +235,13 @@ def _sizes(shape: Shape) -> BuildContext:
     return {"num_classes": -(-shape.batch // shape.per_class), "embedding_size": shape.size}
 
 
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, not {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda: torch finds no CUDA device; type --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
     embeddings.grad = None
-    _synchronize(embeddings.device)
+    synchronize(embeddings.device)
     start = time.perf_counter()
     function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
-    _synchronize(embeddings.device)
+    synchronize(embeddings.device)
     return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:

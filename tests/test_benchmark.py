@@ -127,14 +127,14 @@ def test_bad_input():
         bench(["cbmll"], SMALL)
     with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
         bench(["regularized"], SMALL)
-    with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, not 'tpu'"):
+    with pytest.raises(ConfigError, match="--device tpu: wanted auto, cpu, cuda, mps or xpu"):
         bench(["cbml"], SMALL, device="tpu")
     with pytest.raises(ConfigError, match="repeats must be at least 1, not 0"):
         bench(["cbml"], SMALL, repeats=0)
     with pytest.raises(ConfigError, match="threads must be at least 1, not -1"):
         bench(["cbml"], SMALL, threads=-1)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="finds no CUDA device; type --device cpu"):
+        with pytest.raises(ConfigError, match="sees no cuda device; type --device cpu"):
             bench(["cbml"], SMALL, device="cuda")
 
 

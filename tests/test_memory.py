@@ -439,3 +439,17 @@ def test_on_a_gpu_nothing_waits():
     memory(x, labels).backward()
     cpu = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
     torch.testing.assert_close(memory(x, labels).cpu(), (cpu(x.cpu(), labels.cpu()), cpu(x.cpu(), labels.cpu()))[1])
+
+
+def test_a_run_says_from_which_epoch_on_it_is_used():
+    class View:
+        epoch = 1
+
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 4, 32, first_epoch=3)
+    used = []
+    for View.epoch in (1, 2, 3, 4):
+        memory.start_epoch(View())
+        used.append(memory.active)
+    assert used == [False, False, True, True]
+    with pytest.raises(ValueError, match="first_epoch"):
+        CrossBatchMemory(losses.ContrastiveLoss(), 4, 32, first_epoch=0)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .train import Device
+
+if TYPE_CHECKING:
+    from ..benchmark import Row
+    from ..experiment.profile import StepProfile
+
+SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
 
 def bench(
@@ -12,31 +21,75 @@ def bench(
         list[str] | None, typer.Argument(metavar="[LOSS ...]", help="Names of losses; all of the plugins if left out.")
     ] = None,
     shapes: Annotated[
-        str, typer.Option(help="BATCHxSIZExPER_CLASS, several separated by commas.")
-    ] = "1024x512x4,120x512x8",
-    repeats: Annotated[int, typer.Option(help="Rounds; in each, every function runs once.")] = 20,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+        str | None, typer.Option(help=f"BATCHxSIZExPER_CLASS, several separated by commas (default {SHAPES}).")
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help=f"Rounds (default {ROUNDS}; {STEPS} with --run); in each, everything measured runs once."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="Measure the training steps of a recipe instead of losses.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="With --run: the folder of the data.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --run: override a key; repeatable.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Time losses, forward and backward, against the floor and against what else one would pick."""
-    from ..benchmark import Row, Shape
+    """Time losses against the floor and against what else one would pick, or (--run) the steps of a training.
+
+    Losses are timed forward and backward. A step is divided into its parts, and compared with a bare loop over the same
+    batches.
+    """
+    from ..errors import ConfigError
+    from .output import print_json
+
+    if run is not None:
+        if losses or shapes is not None:
+            raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes")
+        from ..experiment.profile import profile_recipe
+
+        steps = STEPS if repeats is None else repeats
+        profile = profile_recipe(run, data, overrides or (), device.value, threads, steps)
+        if as_json:
+            print_json(profile.as_dict())
+        else:
+            _print_profile(run, profile)
+        return
+    if data is not None or overrides:
+        raise ConfigError("--data and --set go with --run RECIPE")
+    from ..benchmark import Shape
     from ..benchmark import bench as measure
-    from .output import print_json, print_table, stderr
+    from .output import stderr
 
     console = stderr()
-    wanted = [Shape.parse(text) for text in shapes.split(",")]
     rows = measure(
         losses or None,
-        wanted,
-        repeats=repeats,
-        device=device,
+        [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")],
+        repeats=ROUNDS if repeats is None else repeats,
+        device=device.value,
         threads=threads,
         progress=lambda line: console.print(line),
     )
     if as_json:
         print_json([row.as_dict() for row in rows])
-        return
+    else:
+        _print_rows(rows)
+
+
+def _print_profile(name: str, profile: StepProfile) -> None:
+    from .output import print_table, stdout
+
+    rows = [[part, f"{value:.2f}", f"{100 * value / profile.step:.1f}"] for part, value in profile.milliseconds.items()]
+    rows += [["step", f"{profile.step:.2f}", ""], ["bare loop", f"{profile.bare:.2f}", ""]]
+    print_table([f"{name}: a step's", "ms", "%"], rows, right=[1, 2])
+    stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
+
+
+def _print_rows(rows: list[Row]) -> None:
+    from .output import print_table
 
     def cells(row: Row) -> list[str]:
         what = row.what if row.what == row.loss else f"  {row.what}"

@@ -78,7 +78,7 @@ def index(
         int | None,
         typer.Option(
             help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW. By default it is doubled, from 1 "
-            "and from 16, until recall@10 reaches 0.95 on a sample of 200 images."
+            "and from 64, until recall@10 reaches 0.95 on a sample of 200 images."
         ),
     ] = None,
     device: OnDevice = Device.auto,
@@ -150,7 +150,7 @@ def query(
 
 
 def _draw(place: Path, figure: Figure, k: int, as_json: bool) -> None:
-    from ..experiment.checkpoint import write_atomically
+    from ..files import write_atomically
     from ..retrieval import PICTURED
     from .output import stdout
 

@@ -24,6 +24,8 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+    mps = "mps"
+    xpu = "xpu"
 
 
 def train(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from ..errors import ConfigError
-from .splits import LabelledImages
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -88,28 +84,17 @@ class _Square(nn.Module):
         return self.steps(image)  # type: ignore[no-any-return]
 
 
-class _Thumbnail(nn.Module):
-    """Makes images small that are larger than a thumbnail."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        if max(image.shape[-2:]) <= THUMBNAIL:
-            return image
-        return v2.functional.resize(image, [THUMBNAIL, THUMBNAIL], antialias=True)  # type: ignore[no-any-return]
-
-
-def raw_pixels(images: LabelledImages, workers: int = 0) -> NDArray[np.float32]:
-    """The pixels of transformed images as vectors: what retrieval without a network sees.
+def raw_pixels(images: Tensor) -> Tensor:
+    """The pixels of images as vectors: what retrieval without a network sees.
 
     Images larger than 32 x 32 are looked at as thumbnails of that size, so that memory grows with these alone.
 
     Args:
-        images: images whose transform gives tensors of one shape.
-        workers: processes that read images.
+        images: transformed, ``[B, C, H, W]``.
 
     Returns:
-        ``[N, C * S * S]``, float32, S at most 32.
+        ``[B, C * S * S]``, float32, S at most 32.
     """
-    steps = [_Thumbnail()] if images.transform is None else [images.transform, _Thumbnail()]
-    # a generator of its own: a data loader draws from torch's, which a run's numbers depend on
-    loader = DataLoader(images.with_transform(v2.Compose(steps)), 256, num_workers=workers, generator=torch.Generator())
-    return torch.cat([batch.flatten(1) for batch, _ in loader]).float().numpy()
+    if max(images.shape[-2:]) > THUMBNAIL:
+        images = v2.functional.resize(images, [THUMBNAIL, THUMBNAIL], antialias=True)
+    return images.flatten(1).float()

@@ -51,6 +51,21 @@ def _figure(width: float, height: float) -> Figure:
     return _PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
 
 
+def _grid(rows: int, columns: int, above: float = 0.0) -> tuple[Figure, NDArray[Any]]:
+    """A figure of small panels with captions, in fixed places: a layout engine measures every text of every panel.
+
+    Args:
+        rows: of panels.
+        columns: of panels.
+        above: room over the first row, in inches.
+    """
+    width, height = 1.08 * columns + 0.1, 1.36 * rows + 0.1 + above
+    figure = _PlainFigure(figsize=(width, height), dpi=110)
+    places = {"left": 0.06 / width, "right": 1 - 0.06 / width, "bottom": 0.06 / height,
+              "top": 1 - (0.36 + above) / height, "wspace": 0.08, "hspace": 0.42}  # fmt: skip
+    return figure, figure.subplots(rows, columns, squeeze=False, gridspec_kw=places)
+
+
 def _clean(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -109,7 +124,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
 
 def similarity_distributions(
     parts: Mapping[str, tuple[Tensor, Tensor]],
-    max_items: int = 2000,
+    max_items: int = 1000,
     seed: int = 0,
     learned: Mapping[str, BaseDistance] | None = None,
 ) -> Figure:
@@ -161,7 +176,7 @@ def projections(
     parts: Mapping[str, tuple[Tensor, Tensor]],
     class_names: Sequence[str] = (),
     method: Literal["pca", "tsne"] = "tsne",
-    max_items: int = 600,
+    max_items: int = 500,
     seed: int = 0,
 ) -> Figure:
     """Normalised embeddings in two dimensions, coloured by class, a panel for each part.
@@ -207,7 +222,7 @@ def _directions(points: Tensor) -> Tensor:
 
 def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:
     if method == "tsne" and len(points) > 10:
-        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", random_state=seed)
+        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=500, random_state=seed)
         return tsne.fit_transform(points)  # type: ignore[no-any-return]
     return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
 
@@ -254,8 +269,7 @@ def gallery(
         distances: those of the nearest images, in the order of ``rows``.
     """
     width = max(len(nearest) for _, nearest in rows) + 1
-    figure = _figure(1.05 * width + 0.3, 1.32 * len(rows) + 0.2)
-    panels = np.atleast_2d(figure.subplots(len(rows), width, squeeze=False))
+    figure, panels = _grid(len(rows), width)
     for number, (line, (query, nearest)) in enumerate(zip(panels, rows, strict=True)):
         for axes in line:
             axes.set(xticks=[], yticks=[])
@@ -279,8 +293,7 @@ def galleries(
         image: reads a file, uint8 ``[C, H, W]``.
     """
     width = max(len(answers) for _, _, answers in rows) + 1
-    figure = _figure(1.05 * width + 0.6, 1.4 * len(rows) + 0.2)
-    panels = figure.subplots(len(rows), width, squeeze=False)
+    figure, panels = _grid(len(rows), width)
     for line, (caption, query, answers) in zip(panels, rows, strict=True):
         for axes in line:
             axes.set(xticks=[], yticks=[])
@@ -303,9 +316,9 @@ def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figu
         width: images a row.
     """
     height = -(-len(images) // width)
-    figure = _figure(0.9 * width, 0.9 * height + 0.5)
-    panels = figure.subplots(height, width, squeeze=False).flatten()
+    figure, grid = _grid(height, width, above=0.1)
     figure.suptitle(title, fontsize=10)
+    panels = grid.flatten()
     for axes in panels:
         axes.set_axis_off()
     for axes, picture in zip(panels, images, strict=False):

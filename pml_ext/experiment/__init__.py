@@ -1,11 +1,13 @@
-"""From a recipe to a run: the glue to PML's trainer, tester and record-keeper."""
+"""From a recipe to a run: data, training, tests, and the folder that is left behind."""
 
 from ..errors import needs_extra
 
 with needs_extra("train", "training"):
+    from ..devices import choose_device
+    from .progress import Listener
     from .recipe import Recipe, load_recipes, validate
-    from .run import Listener, Run
-    from .runs import FailedRunsError, Plan, choose_device, draw_report, execute, plan, summarize, train
+    from .run import Run
+    from .runs import FailedRunsError, Plan, draw_report, execute, plan, summarize, train
 
 __all__ = [
     "FailedRunsError",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,24 +13,7 @@ import torch
 
 from ..devices import random_states, set_random_states
 from ..errors import DataError, one_line
-
-
-def write_atomically(path: Path, write: Any) -> None:
-    """Calls ``write(temporary_path)`` and moves the result into place, so that a reader sees the old file or the new.
-
-    Args:
-        path: the file to write.
-        write: called with a path in the same folder.
-    """
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+from ..files import write_atomically as write_atomically  # retrieval takes it from here
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

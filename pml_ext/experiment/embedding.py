@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ class EmbeddedSplit:
         embeddings: ``[N, D]``, float32 or float64, not normalized.
         labels: ``[N]``, int64.
         features: of the trunk, ``[N, F]``; None where they were not kept.
+        also: what else was wanted of the images, ``[N, ...]``; None where nothing was.
     """
 
     embeddings: Tensor
     labels: Tensor
     features: Tensor | None = None
+    also: Tensor | None = None
 
 
 @torch.no_grad()
@@ -38,6 +40,7 @@ def embed_batches(
     batch_size: int = 256,
     workers: int = 0,
     precision: Precision = "float32",
+    look: Callable[[Tensor], None] = lambda _: None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """One pass over a split, batch by batch, so that not all of it is held at a time.
 
@@ -52,6 +55,7 @@ def embed_batches(
         batch_size: images at a time.
         workers: processes that read; 0 for this one.
         precision: of the network.
+        look: called with each batch of images, ``[B, C, H, W]``, on the device.
 
     Yields:
         Features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``, on the device.
@@ -65,8 +69,10 @@ def embed_batches(
         for batch, labels in loader:
             trunk.eval()
             embedder.eval()
+            batch = batch.to(device, non_blocking=pinned)
+            look(batch)
             with autocast(device, precision):
-                features = trunk(batch.to(device, non_blocking=pinned))
+                features = trunk(batch)
                 embeddings = embedder(features)
             yield to_full_precision(features), to_full_precision(embeddings), labels.to(device, non_blocking=pinned)
     finally:
@@ -83,6 +89,7 @@ def embed_split(
     workers: int = 0,
     precision: Precision = "float32",
     keep_features: bool = False,
+    also: Callable[[Tensor], Tensor] | None = None,
 ) -> EmbeddedSplit:
     """A whole split in one pass; every image is read once.
 
@@ -95,15 +102,24 @@ def embed_split(
         workers: processes that read; 0 for this one.
         precision: of the network.
         keep_features: whether the trunk's features are kept as well.
+        also: gives something else of each batch of images, ``[B, ...]`` of ``[B, C, H, W]``.
     """
     count = len(images)  # type: ignore[arg-type]
-    held: list[Tensor] = []
+    held: dict[str, Tensor] = {}
+    seen: list[Tensor] = []
     start = 0
-    for features, *rest in embed_batches(trunk, embedder, images, device, batch_size, workers, precision):
-        parts = [*rest, features] if keep_features else rest
+    look = seen.append if also is not None else lambda _: None
+    for features, embeddings, labels in embed_batches(
+        trunk, embedder, images, device, batch_size, workers, precision, look
+    ):
+        parts = {"embeddings": embeddings, "labels": labels}
+        if keep_features:
+            parts["features"] = features
+        if also is not None:
+            parts["also"] = also(seen.pop())
         if not held:  # filled in place: joining the batches at the end would hold everything twice
-            held = [part.new_empty(count, *part.shape[1:]) for part in parts]
-        for whole, part in zip(held, parts, strict=True):
-            whole[start : start + len(part)] = part
-        start += len(rest[0])
-    return EmbeddedSplit(*held)
+            held = {name: part.new_empty(count, *part.shape[1:]) for name, part in parts.items()}
+        for name, part in parts.items():
+            held[name][start : start + len(part)] = part
+        start += len(labels)
+    return EmbeddedSplit(**held)

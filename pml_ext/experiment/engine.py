@@ -22,6 +22,7 @@ from ..distributed import num_processes
 from ..errors import TrainingError
 from ..losses import inside
 from ..pairwise import to_full_precision
+from .finite import first_bad, stored
 from .recipe import EngineTable
 
 MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
@@ -179,14 +180,14 @@ class Engine:
         if self._scaler is not None:
             for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
-        gradients = {name: _values(parameter.grad) for name, parameter in parameters.items()
+        gradients = {f"gradient of {name}": stored(parameter.grad) for name, parameter in parameters.items()
                      if parameter.grad is not None}  # fmt: skip
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
         if not math.isfinite(value):
             raise NotFiniteError(f"the loss became {value}")
         # A norm overflows above 1e19, where every value may still be finite.
-        bad = None if math.isfinite(total) else _first_not_finite(embeddings, gradients)
+        bad = None if math.isfinite(total) else first_bad({"embeddings": embeddings} | gradients)
         self._lap("check")
         if bad is None:
             self._overflows = 0
@@ -271,17 +272,3 @@ def _check_loss(loss: Any) -> None:
         raise TrainingError(f"the loss gave {found}, wanted one value; its reducer should give a mean or a sum")
     if not loss.requires_grad:
         raise TrainingError("the loss depends on no parameter that is trained, so there is nothing to learn from it")
-
-
-def _values(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _first_not_finite(embeddings: Tensor, gradients: Mapping[str, Tensor]) -> tuple[str, float] | None:
-    """What holds a value that is NaN or infinite, and that value; None if there is no such value."""
-    named = {f"gradient of {name}": gradient for name, gradient in gradients.items()}
-    for name, tensor in ({"embeddings": embeddings} | named).items():
-        bad = tensor[~tensor.isfinite()]
-        if len(bad):
-            return name, bad[0].item()
-    return None

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     """The first of some tensors that holds a value which is not finite.
 
     Args:
-        tensors: floating point tensors by name, of any shapes, on one device.
+        tensors: floating point tensors by name, of any shapes, sparse ones too, on one device.
 
     Returns:
         Its name, and NaN or infinity; None where all values are finite.
     """
-    filled = {name: _dense(tensor) for name, tensor in tensors.items() if tensor.numel()}
+    filled = {name: stored(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
     # the greatest absolute value of each: NaN stays NaN, and nothing is squared, which would overflow
@@ -26,15 +26,47 @@ def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     return next(((name, value) for name, value in zip(filled, greatest, strict=True) if not math.isfinite(value)), None)
 
 
-def gradients(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The gradients that there are, by the names of their parameters.
-
-    Args:
-        parameters: names and parameters.
-    """
-    return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
-
-
-def _dense(tensor: Tensor) -> Tensor:
+def stored(tensor: Tensor) -> Tensor:
+    """The values that a tensor stores, without gradient: all, or those of a sparse one."""
     tensor = tensor.detach()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def bad_weight(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
+    """The first parameter of some modules that is not finite, and the value; None where all are finite.
+
+    Args:
+        modules: by name.
+    """
+    weights = {f"weight {group}.{name}": parameter for group, module in modules.items()
+               for name, parameter in module.named_parameters()}  # fmt: skip
+    return first_bad(weights)
+
+
+def bad_buffer(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
+    """The first buffer of some modules that makes NaN of every image, and the value; None if there is none.
+
+    An infinite variance does not: what it divides becomes 0. Other buffers may be infinite by design, as masks are.
+
+    Args:
+        modules: by name.
+    """
+    return first_bad({
+        name: buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
+        for name, buffer in _buffers(modules).items()
+    })  # fmt: skip
+
+
+def infinite_variance(modules: Mapping[str, nn.Module]) -> str | None:
+    """The first running variance of a batch norm that is not finite; None if all are.
+
+    Args:
+        modules: by name.
+    """
+    bad = first_bad({name: buffer for name, buffer in _buffers(modules).items() if name.endswith("running_var")})
+    return bad[0] if bad is not None else None
+
+
+def _buffers(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {f"{group}.{name}": buffer for group, module in modules.items() for name, buffer in module.named_buffers()
+            if buffer.is_floating_point()}  # fmt: skip

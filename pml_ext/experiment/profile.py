@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..devices import synchronize
-from .batches import BatchReader, EpochBatches, SeededImages
+from ..devices import choose_device, synchronize
+from ..errors import ConfigError
+from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .engine import Engine, Objective, Step
-from .recipe import EngineTable
+from .recipe import EngineTable, load_recipes
+from .records import Records
+from .run import Run, rows_of
 
 PARTS = ("reading", "network", "miner", "loss", "check", "optimizer", "records")
 
@@ -40,6 +45,10 @@ class StepProfile:
     bare: float
     ratio: float
     steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
 
 
 class _Stopwatch:
@@ -72,6 +81,7 @@ def profile_steps(
     workers: int = 0,
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
+    freeze_batch_norm: bool = False,
 ) -> StepProfile:
     """Trains on batches by the engine and by a bare loop, in turns, so that a busy machine slows both alike.
 
@@ -88,10 +98,11 @@ def profile_steps(
         workers: processes that read, for each of the two.
         record: called with every step of the engine, as a run records it.
         warm_up: steps at the beginning that do not count.
+        freeze_batch_norm: whether the trunk's batch norms keep their statistics; the bare loop's do not.
     """
     bare = _bare_loop(*copy.deepcopy((trunk, embedder, objective)), images, batches, device, workers)
     watch = _Stopwatch(device)
-    engine = Engine(trunk, embedder, device, settings, lap=watch.lap)
+    engine = Engine(trunk, embedder, device, settings, freeze_batch_norm, watch.lap)
     reader = BatchReader(SeededImages(images), workers, device, engine.memory_format)
     steps = engine.epoch(reader.read(batches), objective)
     parts: list[dict[str, float]] = []
@@ -148,3 +159,71 @@ def _bare_loop(
         for optimizer in objective.optimizers.values():
             optimizer.step()
         yield
+
+
+def profile_recipe(
+    name: str,
+    data: Path | None = None,
+    overrides: Iterable[str] = (),
+    device: str = "auto",
+    threads: int | None = None,
+    steps: int = 60,
+    seed: int = 0,
+    warm_up: int = 5,
+) -> StepProfile:
+    """Measures training steps of a recipe: of its own loss, with what a run records, in a folder that is removed.
+
+    Args:
+        name: a recipe's name or file.
+        data: the folder of the data, where the data set wants one.
+        overrides: ``KEY=VALUE`` pairs.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        threads: of torch on the CPU, while measuring; None leaves them.
+        steps: how many are measured.
+        seed: of all generators.
+        warm_up: steps before them that do not count.
+
+    Raises:
+        ConfigError: a recipe with several variants, a wrong device or number.
+    """
+    for what, value in (("steps", steps), ("threads", threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{what} must be at least 1, not {value}")
+    recipes = load_recipes(name, overrides)
+    if len(recipes) > 1:
+        raise ConfigError(f"{name} has {len(recipes)} variants; wanted one of them, for example {next(iter(recipes))}")
+    ((full_name, recipe),) = recipes.items()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or before)
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run(recipe, full_name, Path(folder), seed, choose_device(device), data)
+            return _profile_run(run, steps, warm_up)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
+    run.call_parts("prepare")
+    run.epoch = run.recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
+    run.call_parts("start_epoch")
+    stage = run.stages.of(run.epoch)
+    joined: list[list[int]] = []
+    while len(joined) < steps + warm_up:
+        joined += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps + warm_up - len(joined)))
+    objective, terms = run.objective(stage, recorded=True)
+    records, done = Records(run.folder, 0, 0), 0
+
+    def record(step: Step) -> None:
+        nonlocal done
+        done += 1
+        records.add(done, rows_of(step, terms))
+
+    try:
+        return profile_steps(
+            run.trunk, run.embedder, run.training_images, EpochBatches(joined, run.seed, run.epoch), objective,
+            run.device, run.recipe.engine, run.recipe.data.workers, record, warm_up,
+            run.recipe.model.freeze_batch_norm,
+        )  # fmt: skip
+    finally:
+        records.close()

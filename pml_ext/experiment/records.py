@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import record_keeper
 import torch
-from pytorch_metric_learning.utils import common_functions
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
@@ -171,30 +169,6 @@ def _last_header(path: Path) -> list[str]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return next((row for row in reversed(list(csv.reader(file))) if row[:1] == [_ITERATION]), [])
-
-
-class _Scalars(record_keeper.RecordKeeper):  # type: ignore[misc]
-    """PML hands over the parameters of losses as well, whole, in every iteration; records are of numbers."""
-
-    def append_primitive(self, group: str, series: str, value: Any, global_iteration: int) -> None:
-        if not (isinstance(value, torch.Tensor) and value.numel() != 1):
-            super().append_primitive(group, series, value, global_iteration)
-
-
-def open_records(folder: Path, iteration: int, epoch: int) -> record_keeper.RecordKeeper:
-    """A record keeper over a run's folder, without what was recorded after a point.
-
-    Args:
-        folder: the run's folder.
-        iteration: the last iteration to keep, counted over all epochs from 1; 0 for a new run.
-        epoch: the last epoch to keep.
-    """
-    _trim(folder / "records", iteration, epoch)
-    return _Scalars(
-        SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=iteration + 1),
-        record_keeper.RecordWriter(str(folder / "records")),
-        common_functions.list_of_recordable_attributes_list_names(),
-    )
 
 
 def _trim(folder: Path, iteration: int, epoch: int) -> None:

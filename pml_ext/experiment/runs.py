@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import statistics
 import tomllib
 import traceback
@@ -13,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, one_line
 from ..evaluation.figures import sweep_curve
-from .checkpoint import write_atomically
+from ..files import write_atomically, write_json, write_toml
+from .progress import Listener
 from .recipe import Recipe, load_recipes
-from .run import Listener, Run, write_json, write_toml
+from .run import Run
 
 Metrics = dict[str, Any]
 REPORT = "report.html"
@@ -122,7 +121,7 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
 
     Args:
         plan: what to do.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
         listener: hears how it goes on.
         resume: go on with what the folder holds; a finished run is only read, and its report drawn if it is missing.
@@ -165,7 +164,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
 
     Args:
         folder: the run's folder, with ``recipe.toml``, ``metrics.json`` and its checkpoints.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
         listener: hears how it goes on.
 
@@ -204,27 +203,6 @@ def read_metrics(path: Path) -> Metrics:
         ) from None
 
 
-def choose_device(name: str) -> str:
-    """``"cpu"``, ``"cuda"``, or, under ``torchrun``, the CUDA device of this process.
-
-    Args:
-        name: one of them, or ``"auto"`` for CUDA where there is some.
-    """
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {name}: wanted auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this torch sees no CUDA device; type --device cpu")
-    if name == "cpu" or not torch.cuda.is_available():
-        return "cpu"
-    place = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's number of this process on this machine
-    if place >= torch.cuda.device_count():
-        raise ConfigError(
-            f"process {place} of this machine has no CUDA device of its own ({torch.cuda.device_count()} seen); type "
-            f"--nproc-per-node {torch.cuda.device_count()}, or --device cpu"
-        )
-    return f"cuda:{place}" if "LOCAL_RANK" in os.environ else "cuda"
-
-
 def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Mean and spread of several runs.
 
@@ -260,7 +238,7 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
         out: the folder to write; by default ``runs/NAME-SEED-TIME``.
         seed: the first seed.
         seeds: how many seeds.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
         overrides: ``KEY=VALUE`` pairs.
         resume: go on with the runs in the folder.

@@ -60,6 +60,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         memory_size: how many embeddings the ring holds; at least the batch size.
         miner: finds pairs or triplets between the batch and the ring; None for all pairs.
         detach_batch: whether the batch's own rows in the ring are without gradient as well, as in PML's memory.
+        first_epoch: in a run of ``pml-ext train``, the epoch from which on it is active.
 
     Attributes:
         active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is,
@@ -72,7 +73,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     Raises:
         TypeError: the loss is no module, or lacks a capability; the text says which.
-        ValueError: a size below 1.
+        ValueError: a size or an epoch below 1.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -96,6 +97,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         memory_size: int = 1024,
         miner: torch.nn.Module | None = None,
         detach_batch: bool = False,
+        first_epoch: int = 1,
         **kwargs: Any,
     ) -> None:
         if not isinstance(loss, torch.nn.Module):
@@ -103,13 +105,14 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         missing = _NEEDED - capabilities(loss)
         if missing or getattr(loss, "joins_processes", False):
             raise TypeError(_refusal(loss, missing))
-        for name, size in (("embedding_size", embedding_size), ("memory_size", memory_size)):
-            check_count(self, name, size)
+        counts = {"embedding_size": embedding_size, "memory_size": memory_size, "first_epoch": first_epoch}
+        for name, count in counts.items():
+            check_count(self, name, count)
         super().__init__(loss=loss, **kwargs)
         self.loss = loss
         self.miner = miner
         self.embedding_size, self.memory_size = embedding_size, memory_size
-        self.detach_batch = detach_batch
+        self.detach_batch, self.first_epoch = detach_batch, first_epoch
         self.active = True
         self._warned = False
         self.reset_queue()
@@ -119,6 +122,14 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
         """Nothing: what is asked of a loss are capabilities, not its name."""
+
+    def start_epoch(self, run: Any) -> None:
+        """Called by a run before each epoch: the memory is active from ``first_epoch`` on.
+
+        Args:
+            run: a :class:`pml_ext.plugin.RunView`.
+        """
+        self.active = run.epoch >= self.first_epoch
 
     def reset_queue(self) -> None:
         """Empties the ring."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, one_line
 
 
 def check_images_folder(folder: Path) -> None:
@@ -80,5 +80,5 @@ def reason_of(error: BaseException) -> str:
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     else:
-        text = str(error) or type(error).__name__
+        text = one_line(error)
     return textwrap.shorten(text, 200)

@@ -12,7 +12,7 @@ from ..data import image_files
 from ..errors import ConfigError
 from ..evaluation import kmeans
 from ..evaluation.figures import contact_sheet
-from ..experiment.checkpoint import write_atomically
+from ..files import write_atomically
 from .embedding import Embedded
 from .pictures import PictureReader, as_png
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..data import image_files, read_image, visible_files
 from ..errors import DataError
-from ..experiment.checkpoint import write_atomically
+from ..files import write_atomically
 from .checks import check_images_folder
 
 Images = Path | str | Tensor | Sequence[Any]

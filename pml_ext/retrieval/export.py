@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import needs_extra
-from ..experiment.checkpoint import write_atomically
+from ..files import write_atomically
 
 
 def write_export(folder: Path, parts: Mapping[str, nn.Module], about: Mapping[str, Any]) -> None:

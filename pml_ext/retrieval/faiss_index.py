@@ -2,10 +2,13 @@
 
 An index of lists (``IVF...``) compares a query with the images of some of its lists alone, ``nprobe``; a graph
 (``HNSW...``) keeps some candidates while it walks, ``efSearch``. Either number is the *effort* of a search here.
-**The rule:** when an index is built, the effort is doubled, ``nprobe`` from 1 and ``efSearch`` from 16, until recall@10
+**The rule:** when an index is built, the effort is doubled, ``nprobe`` from 1 and ``efSearch`` from 64, until recall@10
 reaches 0.95 on a sample of at most 200 of the indexed images; where no effort does (codes that lose too much), the
 smallest within 0.01 of the best is taken. A query that gets fewer answers than it asks for is asked again with twice
 the effort, until it has enough or there is nothing more to search.
+
+With less than 64 candidates a graph finds the neighbours of an image that is in it better than those of a new one, and
+the measured recall would promise too much.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from ..evaluation import default_neighbours
 
 TARGET = 0.95  # recall@10 that the effort is chosen for
 SAMPLE, NEIGHBOURS = 200, 10  # images that ask, and the exact answers of each, for measured recall
-_FIRST = {"nprobe": 1, "efSearch": 16}  # faiss's names of what effort is, and what the doubling begins with
+_FIRST = {"nprobe": 1, "efSearch": 64}  # faiss's names of what effort is, and what the doubling begins with
 _MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
 
 

@@ -7,6 +7,7 @@ the next index removes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,7 +15,8 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..errors import DataError
-from ..experiment.checkpoint import write_atomically
+from ..files import write_atomically
 from .checks import reason_of
 from .embedding import Embedded, save_npz
 from .faiss_index import FaissIndex
@@ -108,30 +110,48 @@ def write_index(place: Path, owner: Owner, embedded: Embedded, faiss: FaissIndex
         faiss: what searches them, None for exact search.
     """
     place.mkdir(parents=True, exist_ok=True)
-    old = _left_overs(place)
-    token = secrets.token_hex(8)
     about: dict[str, object] = {
         "run": str(owner.folder), "identity": owner.identity, "folder": str(embedded.folder.resolve()),
         "factory": faiss.factory if faiss is not None else "", "images": len(embedded.paths),
         "skipped": embedded.skipped,
     }  # fmt: skip
+    token = secrets.token_hex(8)
     writers: dict[str, tuple[str, Callable[[Path], None]]] = {
         "embeddings": (f"embeddings-{token}.npz", lambda path: save_npz(path, embedded))
     }
     if faiss is not None:
         about |= {"effort": faiss.effort, "recall_at_10": faiss.recall}
         writers["faiss"] = (f"faiss-{token}.faiss", faiss.write)
-    try:
-        about |= {part: _write_part(place / name, write) for part, (name, write) in writers.items()}
-    except BaseException:  # a full disk is not filled with what nobody can use
-        for name, _ in writers.values():
-            (place / name).unlink(missing_ok=True)
-        raise
-    text = json.dumps(about, indent=2) + "\n"
-    write_atomically(place / _ABOUT, lambda path: path.write_text(text, "utf-8"))
-    for path in old:
-        path.unlink(missing_ok=True)
+    with _one_writer(place):
+        old = _left_overs(place)
+        try:
+            about |= {part: _write_part(place / name, write) for part, (name, write) in writers.items()}
+        except BaseException:  # a full disk is not filled with what nobody can use
+            for name, _ in writers.values():
+                (place / name).unlink(missing_ok=True)
+            raise
+        text = json.dumps(about, indent=2) + "\n"
+        write_atomically(place / _ABOUT, lambda path: path.write_text(text, "utf-8"))
+        for path in old:
+            path.unlink(missing_ok=True)
     return Gallery(place, embedded, str(about["factory"]), faiss)
+
+
+@contextlib.contextmanager
+def _one_writer(place: Path) -> Iterator[None]:
+    """A second writer waits, so that none takes another's parts for left-overs; a killed one keeps nobody waiting."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks, as some of clusters
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write_part(path: Path, write: Callable[[Path], None]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..data import read_image
 from ..errors import DataError
 from ..evaluation.figures import galleries
-from .checks import printable
 from .search import Answer, RetrievalWarning
 
 PICTURED = 50  # answers of a query in its picture: a panel takes 20 ms, and a thousand take minutes
@@ -70,18 +69,17 @@ def answers_picture(
         channels: what files are read as: 1 (grey) or 3 (colour).
         most: answers of a query that are drawn.
     """
-    reader, files, rows = PictureReader(channels), {}, []
-    for number, first in enumerate(sources[0][1]):
+    reader, rows = PictureReader(channels), []
+    for number in range(len(sources[0][1])):
         for title, answers, folder in sources:
-            answer, cells = answers[number], []
-            for path, distance, name in list(zip(answer.paths, answer.distances, answer.classes, strict=True))[:most]:
-                shown = Path(printable(str(folder / path)))  # what is drawn as text must be text
-                files[shown] = folder / path
-                right = None if answer.query_class is None else name == answer.query_class
-                cells.append((shown, f"{distance:.2f}", right))
-            caption = f"{Path(printable(first.query)).name}\n{printable(title) if len(sources) > 1 else ''}"
-            rows.append((caption, Path(answer.query), cells))
-    figure = galleries(rows, lambda path: reader(files.get(path, path)))
+            answer, known = answers[number], answers[number].query_class is not None
+            nearest = list(zip(answer.paths, answer.distances, answer.classes, strict=True))[:most]
+            rows.append((
+                f"{Path(answer.query).name}\n{title if len(sources) > 1 else ''}", Path(answer.query),
+                [(folder / path, f"{distance:.2f}", name == answer.query_class if known else None)
+                 for path, distance, name in nearest],
+            ))  # fmt: skip
+    figure = galleries(rows, reader)
     reader.warn("the picture has")
     return figure
 

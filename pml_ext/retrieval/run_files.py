@@ -17,7 +17,6 @@ from ..experiment.recipe import Recipe, build_trunk, load_recipes
 from .checks import reason_of
 
 _WEIGHTS = "checkpoints/model.pt"
-_PARTS = {"trunk", "embedder", "loss"}  # of model.pt
 
 
 class _Normalization(BaseModel):
@@ -71,20 +70,13 @@ class RunFiles:
         try:
             return NetworkFacts.model_validate_json((self.folder / "network.json").read_bytes())
         except ValidationError as error:
-            raise self._damaged("network.json", reason_of(error)) from None
+            raise self._damaged(reason_of(error)) from None
 
     def _read_weights(self, device: torch.device) -> tuple[str, dict[str, Any]]:
         """A number of the weights, the start of the SHA-256 of ``model.pt``; and what is in it."""
-        path = self.folder / _WEIGHTS
-        try:
-            with path.open("rb") as file:
-                identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-            state = checkpoint.load(path, device)
-        except Exception:  # whatever its readers of zip files, pickles and tensors happen to raise
-            raise self._damaged(_WEIGHTS, "torch cannot read it") from None
-        if not isinstance(state, dict) or not state.keys() >= _PARTS:
-            raise self._damaged(_WEIGHTS, f"wanted {', '.join(sorted(_PARTS))} in it")
-        return identity, state
+        with (self.folder / _WEIGHTS).open("rb") as file:
+            identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return identity, checkpoint.load(self.folder / _WEIGHTS, device)
 
     def networks(self) -> tuple[nn.Module, nn.Module]:
         """The trunk and the embedder, trained; can be had once.
@@ -96,7 +88,7 @@ class RunFiles:
         try:
             trunk = build_trunk(model.trunk, network.channels, network.image_size, trained=True)
         except ConfigError as error:
-            raise self._damaged("network.json", str(error)) from None
+            raise self._damaged(str(error)) from None
         embedder = models.embedder(network.features, model.embedding_size, model.hidden_sizes)
         self.load(trunk, "trunk")
         self.load(embedder, "embedder")
@@ -113,13 +105,9 @@ class RunFiles:
         Raises:
             DataError: the weights are of another module.
         """
-        try:
+        with checkpoint.taking(self.folder / _WEIGHTS):
             module.load_state_dict(self._state[part])
-        except (TypeError, AttributeError, RuntimeError) as error:
-            reason = f"its {part} is not that of recipe.toml and network.json: {reason_of(error)}"
-            raise self._damaged(_WEIGHTS, reason) from None
 
-    def _damaged(self, name: str, reason: str) -> DataError:
-        recipe = self.folder / "recipe.toml"
-        return DataError(f"{self.folder / name}: empty, cut or of another run ({reason}); train it again, type: "
-                         f"pml-ext train {recipe} --out ANOTHER")  # fmt: skip
+    def _damaged(self, reason: str) -> DataError:
+        return DataError(f"{self.folder / 'network.json'}: empty, cut or of another run ({reason}); delete "
+                         f"{self.folder / 'metrics.json'} and train with --resume: it is written again")  # fmt: skip

@@ -11,12 +11,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from .. import registry
 from ..data import build_transforms, image_files
-from ..errors import ConfigError
+from ..devices import choose_device
+from ..errors import ConfigError, unknown
 from ..evaluation import learned_metric
 from ..experiment.recipe import build_loss, loss_context
-from ..experiment.runs import choose_device
 from ..pml import BaseDistance
 from .checks import check_folder, check_images_folder
 from .clusters import check_clusters, sort_into_clusters, write_clusters
@@ -197,7 +196,7 @@ class TrainedRun:
             DataError: an unreadable query, no index, or one of another run.
         """
         if metric not in METRICS:
-            raise ConfigError(registry.unknown("metric", metric, METRICS))
+            raise ConfigError(unknown("metric", metric, METRICS))
         learned = metric == "learned"
         if learned and self.metric is None:
             raise ConfigError(f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; "

@@ -122,6 +122,8 @@ def test_an_end_of_file_is_told_as_such(monkeypatch, capsys):
         (["train", "cbml/digits", "--seeds", "0"], 2, "--seeds 0: wanted 1 or more"),
         (["report", "{tmp}"], 2, "no finished run (no recipe.toml in it)"),
         (["bench", "cbmll"], 2, "no loss 'cbmll'; nearest: cbml"),
+        (["bench", "cbml", "--run", "cbml/digits"], 2, "--run measures the steps of a recipe; leave out losses"),
+        (["bench", "--set", "loss.x=1"], 2, "--data and --set go with --run RECIPE"),
     ],
 )
 def test_wrong_use_is_one_line(tmp_path, arguments, code, message):

@@ -7,9 +7,10 @@ import torch
 from pytorch_metric_learning import losses
 from torch import nn
 
+from pml_ext.errors import ConfigError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
 from pml_ext.experiment.engine import Engine, Objective
-from pml_ext.experiment.profile import PARTS, profile_steps
+from pml_ext.experiment.profile import PARTS, profile_recipe, profile_steps
 
 CPU = torch.device("cpu")
 NAP = 0.02
@@ -100,3 +101,17 @@ def test_a_step_that_is_measured_trains_as_one_that_is_not():
     list(Engine(plain[0], plain[1], CPU).epoch(reader.read(BATCHES), plain[2]))
     for one, other in zip(measured[0].parameters(), plain[0].parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_recipe_is_measured_in_a_folder_that_is_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quick = ["model.trunk.width=8", "sampler.iterations=3", "loss.memory.size=200", "loss.memory.start_epoch=2"]
+    profile = profile_recipe("cbml/digits", overrides=quick, device="cpu", threads=1, steps=4, warm_up=1)
+    assert profile.steps == 4
+    assert all(profile.milliseconds[part] > 0 for part in set(PARTS) - {"miner"})
+    assert profile.as_dict()["ratio"] == profile.ratio > 0
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
+        profile_recipe("cbml/omniglot-small-mvc-weight")
+    with pytest.raises(ConfigError, match="steps must be at least 1, not 0"):
+        profile_recipe("cbml/digits", steps=0)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from pytorch_metric_learning.distances import LpDistance
 import pml_ext
 from pml_ext import CBMLLoss, registry
 from pml_ext.cli import main
+from pml_ext.data import LabelledImages
 from pml_ext.errors import ConfigError, DataError, TrainingError
-from pml_ext.experiment import FailedRunsError, Run, draw_report, load_recipes, plan, summarize, train
+from pml_ext.experiment import FailedRunsError, draw_report, load_recipes, plan, summarize, train
+from pml_ext.experiment.run import Run
+from pml_ext.experiment.testing import metrics_of
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {
@@ -264,7 +268,7 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what,
     [
         (
             ("loss.positives=local", "optimizer.lr=1e30"),
-            r"the embeddings became nan in iteration 2 \(epoch 1\); there ",
+            r"the loss became nan in iteration 2 \(epoch 1\); there ",
         ),
         (
             ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1"),
@@ -282,7 +286,46 @@ def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
     run = Run(next(iter(load_recipes("cbml/digits", ["model.trunk.width=8"]).values())), "cbml/digits", tmp_path)
     torch.nn.init.constant_(run.embedder.bias, math.nan)
     with pytest.raises(TrainingError, match="the network gives nan for images to test"):
-        run._test("test")
+        metrics_of(run.view, "test")
+
+
+@pytest.mark.parametrize("validation", [(), ("evaluation.validation=0.2", "evaluation.select=map_at_r")])
+def test_each_image_is_read_and_embedded_once_for_each_state_of_the_network(tmp_path, monkeypatch, validation):
+    """In a run of E epochs: training images E + 1 times, test images twice, held-out ones once per test on them."""
+    reads, passed = Counter(), Counter()
+    read = LabelledImages.__getitem__
+
+    def counted(images, index):
+        reads[id(images.labels), images.transform is not None, int(index)] += 1
+        return read(images, index)
+
+    class Counted(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            mine["run"] = self
+            self.embedder.register_forward_hook(
+                lambda module, _, output: passed.update({"training" if module.training else "testing": len(output)})
+            )
+
+    mine = {}
+    monkeypatch.setattr(LabelledImages, "__getitem__", counted)
+    monkeypatch.setattr("pml_ext.experiment.runs.Run", Counted)
+    epochs = 3
+    overrides = [o for o in QUICK if "sampler" not in o] + ["sampler={name = 'shuffle', batch_size = 64}", *validation]
+    train("cbml/digits", tmp_path / "out", overrides=overrides, device="cpu")
+    run = mine["run"]
+    sizes = {name: len(split) for name, split in run.splits.items()}
+    trained = run.stages[0].iterations * run.stages[0].batch_size
+    assert passed["training"] == epochs * trained
+    tested = epochs if validation else 0
+    assert passed["testing"] == sizes["train"] + 2 * sizes["test"] + tested * sizes.get("validation", 0)
+    for name, split in run.splits.items():
+        counts = {count for (labels, _, _), count in reads.items() if labels == id(split.labels)}
+        if name == "train":
+            assert max(counts) == epochs + 1
+        else:
+            assert counts == {2 if name == "test" else tested}
+    assert sum(reads.values()) == passed["training"] + passed["testing"]
 
 
 class Ear:
@@ -336,7 +379,7 @@ def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path,
     with pytest.raises(OSError, match="no space left"):
         quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]")
     written = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda run, metrics: drawn.append(metrics))
+    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda *given: drawn.append(given[2]))
     resumed = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True)
     assert drawn == [written]
     assert {key: value for key, value in resumed.items() if key != "folder"} == written
@@ -356,7 +399,7 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     (out / "report.html").unlink()
     (out / "checkpoints" / "before.pt").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
-    monkeypatch.setattr("pml_ext.experiment.run_report.recall_curve", fails)
+    monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", fails)
     monkeypatch.setattr(CBMLLoss, "figures", fails, raising=False)
     assert draw_report(out, "cpu", listener=ear) == out / "report.html"
     after = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}

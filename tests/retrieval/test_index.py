@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +121,24 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(runs_one, few, tmp_path,
         return real(*arguments)
 
     monkeypatch.setattr(index, "_read_parts", overtaken)
+    assert check_whole(runs_one, tmp_path, few) == few[1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no flock")
+def test_a_second_writer_waits(runs_one, few, tmp_path):
+    import fcntl
+
+    runs_one.index(few[0], tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    second = threading.Thread(target=runs_one.index, args=(few[1], tmp_path))
+    second.start()
+    second.join(0.5)
+    assert second.is_alive()
+    assert {path.name for path in tmp_path.iterdir()} == before
+    os.close(handle)
+    second.join(60)
     assert check_whole(runs_one, tmp_path, few) == few[1]
 
 

@@ -76,11 +76,12 @@ def test_odd_names_are_answers_and_captions(command, photos):
         assert answer["query"] == str(query)
         assert len({Path(path).name for path in answer["paths"]} & {*names, files[0].name} - {query.name}) == 4
         done = command("query", run, query, "-k", 4)
-        assert (done.returncode, len(done.stdout.splitlines()) >= 6) == (0, True), done.stderr
+        assert (done.returncode, len(done.stdout.splitlines()) >= 6, done.stderr) == (0, True, "")
+        assert done.stdout.splitlines()[-1] == f"picture: {run / 'query.png'}"
         assert "$_0$/price $5_$6.png" in done.stdout or query.name == "price $5_$6.png"
     trained = load_run(run, "cpu")
     titles = " ".join(axes.get_title() for axes in trained.picture(trained.query(files[0], 4)).axes)
-    assert all(text in titles for text in ("$x^$.png", "price $5_$6.png", "[b]bold[b].png", r"caf\udce9.png"))
+    assert all(name in titles for name in names)
     assert command("cluster", run, place, "--clusters", 3).returncode == 0
     assert rb"$_0$/caf" + b"\xe9.png" in (run / "clusters" / "clusters.csv").read_bytes()
 
@@ -92,7 +93,7 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
     done = command("query", run, place / "0" / "0000.png", "-k", 2)
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 4
-    assert done.stderr == "pml-ext: warning: no picture: division by zero\n"
+    assert done.stderr == "pml-ext: warning: no picture: ZeroDivisionError: division by zero\n"
     assert not (run / "query.png").exists()
 
 

@@ -123,7 +123,11 @@ def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.M
     miner = build("miner", table.miner, context) if table.miner is not None else None
     if table.memory is None:
         return loss, miner
-    return CrossBatchMemory(loss, context["embedding_size"], table.memory.size, miner, collect_stats=True), None
+    memory = CrossBatchMemory(
+        loss, context["embedding_size"], table.memory.size, miner, first_epoch=table.memory.start_epoch,
+        collect_stats=True,
+    )  # fmt: skip
+    return memory, None
 
 
 def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:

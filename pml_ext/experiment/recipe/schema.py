@@ -191,6 +191,7 @@ class Recipe(Table):
         stages: epochs with other losses, before the recipe's own.
         optimizer: of the networks.
         schedule: epochs and learning rate.
+        engine: how a training step is computed.
         evaluation: what is measured.
         paper: where the settings come from.
     """
@@ -203,6 +204,7 @@ class Recipe(Table):
     stages: list[StageTable] = []
     optimizer: OptimizerTable = OptimizerTable()
     schedule: ScheduleTable
+    engine: EngineTable = EngineTable()
     evaluation: EvaluationTable = EvaluationTable()
     paper: PaperTable | None = None
 

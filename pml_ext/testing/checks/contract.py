@@ -6,9 +6,9 @@ import inspect
 from typing import Any
 
 import torch
-from pytorch_metric_learning import reducers
 from torch import Tensor
 
+from ... import pml
 from ..calling import all_of, call, close, compute, needs, some_of
 from ..probes import gradient
 from ..subject import SkipCheck, Subject, batch_of
@@ -59,7 +59,7 @@ def check_reducers(subject: Subject) -> None:
             if lengths != {len(value)}:
                 raise AssertionError(f"sub-loss {name!r} has {len(value)} values but indices of {sorted(lengths)}; "
                                      "reducers look values up by them")  # fmt: skip
-    summed.set_reducer(reducers.SumReducer())
+    summed.set_reducer(pml.reducers.SumReducer())
     torch.manual_seed(0)
     expected = sum(value.sum() for value in values.values() if isinstance(value, Tensor))
     close(call(summed, batch), torch.as_tensor(expected), "reducer=SumReducer() is not the sum of the values")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from pytorch_metric_learning.utils import common_functions
 from torch import Tensor
 
+from ... import pml
 from ...losses import CrossBatchMemory, RegularizedLoss
 from ...pml import ContrastiveLoss
 from ..calling import close, is_random, needs, quiet
@@ -35,14 +35,12 @@ def check_pml_trainer(subject: Subject) -> None:
 def _train(subject: Subject, component: Any, network: torch.nn.Module, hook: Callable[[Any], None] | None = None,
            iterations: int = 1) -> None:  # fmt: skip
     """Some iterations of PML's trainer, with a component in its place."""
-    from pytorch_metric_learning.trainers import MetricLossOnly
-
     batch = batch_of(subject, dtype=torch.float32)
     mines, loss = subject.kind == "miner", component if subject.kind == "loss" else ContrastiveLoss()
     if subject.kind == "regularizer":
         loss = RegularizedLoss(loss, component, weight=0.5)
     with quiet("PML"), _no_bar():
-        MetricLossOnly(
+        pml.MetricLossOnly(
             models={"trunk": network, "embedder": torch.nn.Identity()},
             optimizers={"trunk_optimizer": torch.optim.SGD(network.parameters(), lr=0.1)},
             loss_funcs={"metric_loss": loss}, mining_funcs={"tuple_miner": component} if mines else {},
@@ -70,7 +68,6 @@ def check_hook_container(subject: Subject) -> None:
     What it cannot write ends a run when the first epoch is saved; a statistic that is no single number it drops.
     """
     try:
-        from pytorch_metric_learning.utils.logging_presets import HookContainer
         from record_keeper import RecordKeeper, RecordWriter
     except ImportError as error:
         raise SkipCheck(f"PML's records need the package record-keeper: {error}") from None
@@ -81,9 +78,9 @@ def check_hook_container(subject: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         keeper = RecordKeeper(
             record_writer=RecordWriter(folder),
-            attributes_to_search_for=common_functions.list_of_recordable_attributes_list_names(),
+            attributes_to_search_for=pml.common_functions.list_of_recordable_attributes_list_names(),
         )
-        hook = HookContainer(keeper, log_freq=1).end_of_iteration_hook
+        hook = pml.HookContainer(keeper, log_freq=1).end_of_iteration_hook
         try:
             _train(subject, component, torch.nn.Linear(subject.size, subject.size), hook, iterations=2)
             keeper.save_records()
@@ -105,12 +102,12 @@ def check_hook_container(subject: Subject) -> None:
 
 def _with_statistics(subject: Subject) -> Any:
     """An instance that collects statistics, as PML's switch for all of them makes it."""
-    before = common_functions.COLLECT_STATS
-    common_functions.COLLECT_STATS = True
+    before = pml.common_functions.COLLECT_STATS
+    pml.common_functions.COLLECT_STATS = True
     try:
         return subject.make()
     finally:
-        common_functions.COLLECT_STATS = before
+        pml.common_functions.COLLECT_STATS = before
 
 
 def check_cross_batch_memory(subject: Subject) -> None:

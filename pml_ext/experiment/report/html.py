@@ -13,8 +13,8 @@ from pathlib import Path
 import jinja2
 from matplotlib.figure import Figure
 
-from ..errors import one_line
-from .checkpoint import write_atomically
+from ...errors import one_line
+from ...files import write_atomically, write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def write_report(
             place.unlink(missing_ok=True)  # of an earlier report
         else:
             write_atomically(place, functools.partial(_write_bytes, each.png))
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment", "."), autoescape=True)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
     text = environment.get_template("report.html.jinja").render(
         title=title,
         subtitle=subtitle,
@@ -128,7 +128,7 @@ def write_report(
         appendix=appendix,
         recipe=recipe,
     )
-    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+    write_text(path, text)
 
 
 def _write_bytes(data: bytes, path: Path) -> None:

@@ -1,0 +1,87 @@
+"""What a run's report shows, and its writing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tomli_w
+
+from ..recipe import Recipe
+from ..stages import Stages
+from ..view import View
+from .figures import PHASES, figures_of_components, figures_of_run
+from .html import Cell, ReportTable, write_report
+
+
+def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """Writes ``report.html`` of a finished run; a figure that cannot be drawn is left out with its reason.
+
+    Args:
+        view: of the run, with the tested weights in its networks.
+        stages: of the run.
+        metrics: what stands in ``metrics.json``.
+        warn: called with a line per figure that is left out.
+    """
+    figures = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    for figure in figures:
+        if figure.problem:
+            warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
+    seconds = metrics["seconds"]
+    write_report(
+        view.folder / "report.html",
+        title=metrics["recipe"],
+        subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
+        f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
+        f"of {view.recipe.schedule.epochs}.",
+        tables=[_metrics_table(metrics)],
+        figures=figures,
+        appendix=[*_paper_table(view.recipe), _versions_table(metrics)],
+        warnings=metrics["warnings"],
+        recipe=tomli_w.dumps(view.recipe.as_dict()),
+    )
+
+
+_HEADINGS = {
+    "r_precision": "R-prec.", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1", "purity": "purity",
+}  # fmt: skip
+
+
+def _heading(name: str) -> str:
+    stem, _, number = name.rpartition("_")
+    if name.startswith(("recall_at_", "precision_at_")):
+        return f"{'Recall' if name.startswith('recall') else 'P'}@{number}"
+    return f"{_HEADINGS[stem]}, {number} a class" if stem in _HEADINGS else _HEADINGS.get(name, name)
+
+
+def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
+    phases = [phase for phase in PHASES if phase in metrics]
+    names = list(metrics["after"])
+    compared = [phase for phase in phases if phase != "training"]  # on other images
+    best = {name: max(metrics[phase].get(name, 0) for phase in compared) for name in names}
+    rows = [
+        [Cell(PHASES[phase]),
+         *(_percent(metrics[phase].get(name), best[name] if phase in compared else -1) for name in names)]
+        for phase in phases
+    ]  # fmt: skip
+    return ReportTable(
+        "Retrieval and clustering on the test images", ["%", *(_heading(name) for name in names)], rows,
+        "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes. "
+        "The row of the training images shows what is lost on unseen ones.",
+    )  # fmt: skip
+
+
+def _percent(value: float | None, best: float) -> Cell:
+    return Cell("") if value is None else Cell(f"{100 * value:.1f}", best=value == best)
+
+
+def _paper_table(recipe: Recipe) -> Iterator[ReportTable]:
+    if recipe.paper is not None:
+        entries = recipe.paper.model_dump()
+        rows = [[Cell(key), Cell(str(value))] for key, value in entries.items() if value != ""]
+        yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+
+
+def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
+    rows = [[Cell(name), Cell(version)] for name, version in metrics["versions"].items()]
+    return ReportTable("Versions", ["package", "version"], rows)

@@ -1,0 +1,187 @@
+"""A run's data and network, as components see them: splits, labels, and embeddings that are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import models
+from ..data import LabelledImages, build_transforms, hold_out_classes
+from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
+from ..plugin import RunView
+from . import checkpoint
+from .embedding import EmbeddedSplit, embed_batches, embed_split
+from .recipe import Recipe, build_dataset, build_trunk
+from .stages import classes_of
+
+T = TypeVar("T")
+Layer = Literal["embedder", "trunk"]
+
+
+class View:
+    """The part of a run that components see (:class:`pml_ext.plugin.RunView`), with what it rests on.
+
+    The embeddings of a split are computed in one pass, and kept until the network changes.
+
+    Args:
+        recipe: what to train.
+        folder: where everything is written.
+        seed: of all generators.
+        device: ``"cpu"``, or an accelerator as torch names it.
+        root: the folder of the data, where the data set wants one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, seed: int = 0, device: str = "cpu", root: Path | None = None
+    ) -> None:
+        self.recipe, self.folder, self.seed = recipe, folder, seed
+        self.device = torch.device(device)
+        self.rank, self.processes = rank(), num_processes()
+        self.epoch = 0
+        self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
+        checkpoint.seed_all(seed)
+        self._load_data(root)
+        self._build_networks()
+
+    def _load_data(self, root: Path | None) -> None:
+        table = self.recipe.data
+        if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
+            from_rank_0(None)
+        splits = build_dataset(table, root)
+        if self.rank == 0:
+            from_rank_0(None)
+        train, test = splits.train, splits.test
+        self.image_size, self.channels = splits.image_size, splits.channels
+        normalize = models.pretrained_normalization(self.recipe.model.trunk.name, self.recipe.model.trunk.settings)
+        self._preprocessing = (splits.crop, normalize)
+        augmented, plain = build_transforms(self.image_size, self.channels, splits.crop, normalize, **table.augment)
+        self.splits: dict[str, LabelledImages] = {"test": test.with_transform(plain)}
+        if self.recipe.evaluation.validation:
+            train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
+            self.splits["validation"] = held_out.with_transform(plain)
+        self.splits["train"] = train.with_transform(plain)
+        self.training_images = train.with_transform(augmented)
+
+    def _build_networks(self) -> None:
+        table = self.recipe.model
+        self.trunk = build_trunk(table.trunk, self.channels, self.image_size)
+        self._features = models.output_size(self.trunk, self.channels, self.image_size)
+        self.embedder = models.embedder(self._features, table.embedding_size, table.hidden_sizes)
+        if self.processes > 1:
+            self.trunk = synchronize_batch_norm(self.trunk, self.device)
+        self.trunk.to(self.device)
+        self.embedder.to(self.device)
+
+    def network_json(self) -> dict[str, Any]:
+        """What the networks were made for: with the recipe and ``model.pt`` it is enough to use them."""
+        crop, normalize = self._preprocessing
+        return {
+            "image_size": self.image_size, "channels": self.channels, "crop": crop,
+            "normalize": {"mean": normalize[0], "std": normalize[1]} if normalize else None,
+            "features": self._features, "classes": classes_of(self.training_images),
+        }  # fmt: skip
+
+    # What components see
+
+    def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
+        """The network's output for all images of a split, not normalized.
+
+        Args:
+            split: ``"train"``, ``"test"``, or ``"validation"`` where the recipe holds out classes.
+            layer: ``"embedder"``, whose output is kept until the network changes, or ``"trunk"`` for the features
+                before it, which are not kept.
+
+        Returns:
+            ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`; shared by all who ask.
+        """
+        if layer == "embedder":
+            return self.embedded(split).embeddings
+        return torch.cat([features for features, _ in self.batches(split, layer)])
+
+    def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
+        """What :meth:`embeddings` and :meth:`labels` give, batch by batch, so that not all is in memory at one time.
+
+        Args:
+            split: as of :meth:`embeddings`.
+            layer: likewise.
+
+        Yields:
+            The output ``[B, D]`` and the labels ``[B]``.
+        """
+        if layer not in ("embedder", "trunk"):
+            raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
+        size = self.recipe.evaluation.batch_size
+        if layer == "embedder" and (kept := self._kept.get(("embedded", split))) is not None:
+            yield from zip(kept.embeddings.split(size), kept.labels.split(size), strict=True)
+            return
+        passing = embed_batches(
+            self.trunk, self.embedder, self.images(split), self.device, size, self.recipe.data.workers
+        )
+        for features, embeddings, labels in passing:
+            yield features.float() if layer == "trunk" else embeddings.float(), labels
+
+    def labels(self, split: str) -> Tensor:
+        """The labels of a split: ``[N]``, int64, on the run's device."""
+        return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
+
+    # What the run itself uses
+
+    def images(self, split: str) -> LabelledImages:
+        """The images of a split, without augmentation.
+
+        Raises:
+            ValueError: the run has no such split.
+        """
+        if split not in self.splits:
+            raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
+        return self.splits[split]
+
+    def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> EmbeddedSplit:
+        """A split as the network sees it now, in one pass, which is kept until the network changes.
+
+        In full precision, as a finished run embeds images, whatever the precision of the training.
+
+        Args:
+            split: a key of ``splits``.
+            also: gives something else of each batch of images; see :func:`embed_split`. Then a new pass is made.
+        """
+        key = ("embedded", split)
+        if also is not None:
+            self._kept.pop(key, None)
+        return self.once(key, lambda: embed_split(
+            self.trunk, self.embedder, self.images(split), self.device, self.recipe.evaluation.batch_size,
+            self.recipe.data.workers, also=also,
+        ))  # fmt: skip
+
+    def once(self, key: Any, compute: Callable[[], T]) -> T:
+        """What is computed of the network as it is, by whoever asks first.
+
+        Args:
+            key: names it.
+            compute: gives it.
+        """
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]  # type: ignore[no-any-return]
+
+    def changed(self) -> None:
+        """The network has changed: what was computed of it is forgotten."""
+        self._kept.clear()
+
+    def embeddings_before(self) -> Tensor:
+        """The test embeddings of the untrained network, ``[N, D]``."""
+        return checkpoint.load(self.checkpoint("before"), self.device)["embeddings"]  # type: ignore[no-any-return]
+
+    def checkpoint(self, name: str) -> Path:
+        """The file of a checkpoint: ``"before"``, ``"last"``, ``"best"`` or ``"model"``."""
+        return self.folder / "checkpoints" / f"{name}.pt"
+
+    def call(self, part: Any, method: str) -> Any:
+        """What a part's method returns when called with the run; None if it has no such method."""
+        view: RunView = self  # all that a component may use
+        function = getattr(part, method, None)
+        return function(view) if callable(function) else None
