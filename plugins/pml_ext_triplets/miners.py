@@ -125,7 +125,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
             if len(found) != 3:
                 raise ValueError(f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} "
                                  "gives pairs")  # fmt: skip
-            a, p, n = found
+            a, p, n = (index.to(x.device) for index in found)  # PML's of packaged triplets lie on the CPU
             swap = self.distance.pairwise_distance(*self._ends(x, p, n)) < self.distance.pairwise_distance(
                 *self._ends(x, a, n)
             )

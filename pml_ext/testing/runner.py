@@ -94,10 +94,12 @@ def check_component(
         ValueError: an expected failure without a reason, or a check that there is not.
 
     Example:
-        >>> def slow(embeddings, labels, power=2.0):
-        ...     x = [e / e.norm() for e in embeddings]
-        ...     ...
-        >>> check_component(MyLoss, reference=slow, settings={"power": [2.0, 3.0]})  # doctest: +SKIP
+        >>> from pytorch_metric_learning.regularizers import LpRegularizer
+        >>> def loop(embeddings, p=2, power=1):
+        ...     return sum((x.abs() ** p).sum() ** (power / p) for x in embeddings) / len(embeddings)
+        >>> compared = check_component(LpRegularizer, reference=loop, checks=["check_reference", "check_settings"])
+        >>> [result.status for result in compared]
+        ['passed', 'passed']
     """
     subject = subject_of(component, reference, settings, without_effect)
     chosen = _chosen(subject, checks)

@@ -67,7 +67,7 @@ def test_a_third_partys_package(environment, tmp_path):
     environment.run("pml-ext train spread-out/shapes --out run --set schedule.epochs=3", tmp_path)
     report = (tmp_path / "run" / "report.html").read_text()
     assert "alignment" in report.lower()
-    some = "loop or registered or shapes or call_forms or reducers or order"
+    some = "not two_processes and not compile and not fullgraph"  # the longest three
     assert "passed" in environment.run(f"pytest -q -p no:cacheprovider -k '{some}'", package)
     environment.run("pip uninstall -y spread-out", tmp_path)
     assert "alignment-uniformity" not in environment.run("pml-ext list", tmp_path)

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, HardNegativePoolSampler, LocalPositiveMiner
 from pml_ext.pairwise import euclidean_distances, normalize
-from pml_ext.testing import SkipCheck, check_component
+from pml_ext.testing import SecondDevice, SkipCheck, check_component
 from pml_ext_triplets import functional
 
 KINDS = functional.KINDS
@@ -312,6 +312,14 @@ def test_local_positives_before_any_loss_and_the_loss_with_its_own():
     assert len(LocalPositiveMiner()(x, labels, x + 1, labels)[0]) > 0
     empty = LocalPositiveMiner()(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))
     assert all(len(index) == 0 for index in empty)
+
+
+def test_anchor_swap_follows_the_batch_to_another_device():
+    x, labels = torch.randn(6, 2), torch.tensor([0, 0, 1, 2, 2, 3])
+    with SecondDevice() as second:
+        found = AnchorSwapMiner()(x.to(second.device), labels.to(second.device))
+        assert {index.device for index in found} == {second.device}
+        assert [index.tolist() for index in found] == [index.tolist() for index in AnchorSwapMiner()(x, labels)]
 
 
 def test_anchor_swap():

@@ -49,13 +49,15 @@ class AlignmentUniformityLoss(FullPrecisionForward, BaseMetricLossFunction):
         rows = torch.where(number > 0)[0]
         uniformity = exponents[rows].logsumexp(1) - number[rows].to(squared.dtype).log()
         return {
-            "alignment": {
-                "losses": squared[anchors, partners], "indices": (anchors, partners), "reduction_type": "pos_pair",
-            },
-            "uniformity": {
-                "losses": self.uniformity_weight * uniformity, "indices": rows, "reduction_type": "element",
-            },
-        }  # fmt: skip
+            "alignment": self._values(squared[anchors, partners], (anchors, partners), "pos_pair"),
+            "uniformity": self._values(self.uniformity_weight * uniformity, rows, "element"),
+        }
+
+    def _values(self, losses, indices, kind):
+        """For PML's reducer; 0 where there are none, whose mean is not a number."""
+        if len(losses) == 0:
+            return self.zero_loss()
+        return {"losses": losses, "indices": indices, "reduction_type": kind}
 
     def _sub_loss_names(self):
         return ["alignment", "uniformity"]
