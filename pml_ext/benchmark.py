@@ -1,6 +1,6 @@
 """Times losses, forward and backward, against a floor and against what a user would pick instead.
 
-The floor is what no pair loss can avoid: normalise, one ``X @ X.T``, one elementwise ``exp`` over it, its mean, and the
+The floor is what no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp`` over it, its mean, and the
 backward of that. What a loss is compared with, its plugin declares by the hook
 :func:`pml_ext.hookspecs.pml_ext_benchmark_peers`. All run in one process, in turns, so that a busy machine slows all
 alike.
@@ -40,7 +40,7 @@ class Shape:
     Args:
         batch: number of embeddings.
         size: their size.
-        per_class: samples a class.
+        per_class: samples per class.
     """
 
     batch: int
@@ -49,7 +49,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """``"1024x512x4"``: 1,024 embeddings of size 512 with 4 a class.
+        """``"1024x512x4"``: 1,024 embeddings of size 512 with 4 per class.
 
         Raises:
             ConfigError: another form, or a number below 1.
@@ -149,8 +149,8 @@ def bench(
 
 def default_losses() -> list[str | torch.nn.Module]:
     """Names of the registered losses and regularizers, PML's left out, that can be built without settings."""
-    found = [*registry.components("loss"), *registry.components("regularizer")]
-    return [c.name for c in found if not c.name.startswith("pml/") and not required(c.cls, _sizes(SHAPES[0]))[1]]
+    candidates = [*registry.components("loss"), *registry.components("regularizer")]
+    return [c.name for c in candidates if not c.name.startswith("pml/") and not required(c.cls, _sizes(SHAPES[0]))[1]]
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:

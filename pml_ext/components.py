@@ -117,30 +117,30 @@ _PASSED_BY_SUBCLASSES = frozenset({"mat_based_loss"})
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The keyword arguments that a class or a function accepts.
 
-    A class that hands ``**kwargs`` to its base classes has those of theirs too, nearest class first.
+    A class that hands ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
     """
     if not isinstance(target, type):
         return {p.name: p for p in _parameters(target) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    found: dict[str, inspect.Parameter] = {}
+    signature: dict[str, inspect.Parameter] = {}
     for base in target.__mro__:
         if "__init__" not in vars(base) or base.__module__.startswith("torch."):
             continue
         parameters = _parameters(vars(base)["__init__"])[1:]
         named = (p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        found = {p.name: p for p in named if p.name not in _PASSED_BY_SUBCLASSES} | found
+        signature = {p.name: p for p in named if p.name not in _PASSED_BY_SUBCLASSES} | signature
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found
+    return signature
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters, annotations as types where the module's names allow that."""
-    found = list(inspect.signature(function).parameters.values())
+    signature = list(inspect.signature(function).parameters.values())
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
     names = getattr(inspect.unwrap(inner), "__globals__", {})
-    return [p.replace(annotation=_resolved(p.annotation, names)) for p in found]
+    return [p.replace(annotation=_resolved(p.annotation, names)) for p in signature]
 
 
 def _resolved(annotation: object, names: dict[str, object]) -> object:

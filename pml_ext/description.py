@@ -27,18 +27,18 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     Raises:
         UnknownNameError: nothing has the name.
     """
-    found = [_component(c) for c in registry.components(kind) if name in (c.name, c.qualified_name)]
+    described = [_component(c) for c in registry.components(kind) if name in (c.name, c.qualified_name)]
     if kind is not None:
-        return found or [_component(registry.get(name, kind))]
+        return described or [_component(registry.get(name, kind))]
     recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()
     if name.partition("@")[0] in recipes:
-        found.append(_recipe(name))
-    found += [_factory(name, "data set", datasets[name])] if name in datasets else []
-    found += [_factory(name, "trunk", trunks[name])] if name in trunks else []
-    if not found:
+        described.append(_recipe(name))
+    described += [_factory(name, "data set", datasets[name])] if name in datasets else []
+    described += [_factory(name, "trunk", trunks[name])] if name in trunks else []
+    if not described:
         known = [c.name for c in registry.components()] + [*recipes, *datasets, *trunks]
         raise UnknownNameError(unknown("component, recipe, data set or trunk", name, dict.fromkeys(known)))
-    return found
+    return described
 
 
 def _component(component: Component) -> dict[str, Any]:

@@ -20,8 +20,8 @@ Precision = Literal["float32", "bfloat16", "float16"]
 def accelerator() -> str | None:
     """The type of the accelerator that torch finds on this machine, such as ``"cuda"``; None if there is none."""
     if hasattr(torch, "accelerator"):
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return found.type if found is not None else None
+        available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return available.type if available is not None else None
     usable = (("cuda", torch.cuda), ("mps", torch.backends.mps), ("xpu", torch.xpu))  # torch before 2.6
     return next((name for name, backend in usable if backend.is_available()), None)
 
@@ -39,22 +39,22 @@ def choose_device(name: str, option: str = "--device") -> str:
     Raises:
         ConfigError: an unknown name, an accelerator that torch does not find, or more processes than accelerators.
     """
-    found = accelerator()
-    if name not in CHOICES and name != found:
+    available = accelerator()
+    if name not in CHOICES and name != available:
         raise ConfigError(f"{option} {name}: wanted {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
-    if name not in ("auto", "cpu", found):
-        raise ConfigError(f"{option} {name}: this torch sees no {name} device; type {option} {found or 'cpu'}")
-    if name == "cpu" or found is None:
+    if name not in ("auto", "cpu", available):
+        raise ConfigError(f"{option} {name}: this torch sees no {name} device; type {option} {available or 'cpu'}")
+    if name == "cpu" or available is None:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
-        return found
-    place, count = int(os.environ["LOCAL_RANK"]), _module(found).device_count()
+        return available
+    place, count = int(os.environ["LOCAL_RANK"]), _module(available).device_count()
     if place >= count:
         raise ConfigError(
-            f"process {place} of this machine has no {found} device of its own ({count} seen); type "
+            f"process {place} of this machine has no {available} device of its own ({count} seen); type "
             f"--nproc-per-node {count}, or {option} cpu"
         )
-    return f"{found}:{place}"
+    return f"{available}:{place}"
 
 
 def device_name(device: torch.device) -> str:
@@ -124,11 +124,11 @@ def synchronize(device: torch.device) -> None:
 
 def random_states() -> list[Tensor]:
     """The states of the generators of all accelerators of this machine; none without an accelerator."""
-    found = accelerator()
-    if found is None:
+    available = accelerator()
+    if available is None:
         return []
-    module = _module(found)
-    return [module.get_rng_state()] if found == "mps" else list(module.get_rng_state_all())
+    module = _module(available)
+    return [module.get_rng_state()] if available == "mps" else list(module.get_rng_state_all())
 
 
 def set_random_states(states: Sequence[Tensor]) -> None:
@@ -137,12 +137,12 @@ def set_random_states(states: Sequence[Tensor]) -> None:
     Args:
         states: theirs; nothing happens on a machine without an accelerator.
     """
-    found = accelerator()
-    if found is None or not states:
+    available = accelerator()
+    if available is None or not states:
         return
-    module = _module(found)
+    module = _module(available)
     on_cpu = [state.cpu() for state in states]
-    if found == "mps":
+    if available == "mps":
         module.set_rng_state(on_cpu[0])
     else:
         module.set_rng_state_all(on_cpu)

@@ -57,7 +57,7 @@ class PluginRecord:
 
 
 class Discovery:
-    """What plugins offer, PML's own classes and those of the running process included.
+    """What plugins offer, with PML's own classes and the components registered by the running process.
 
     Entry points are read once, by :meth:`load`. Each is imported, checked and asked in a guard of its own: one that
     fails is reported in a :class:`PluginWarning`, recorded as broken, and otherwise ignored. The environment variable

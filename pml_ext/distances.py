@@ -12,10 +12,10 @@ from .settings import check_number
 
 
 class NormalizedRows(BaseDistance):  # type: ignore[misc]
-    """Mixin that goes before PML's distance: L2 normalisation that is finite, with gradient 0, at a row of zeros."""
+    """Mixin that goes before PML's distance: L2 normalization that is finite, with gradient 0, at a row of zeros."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """L2-normalised rows; see :func:`pml_ext.pairwise.normalize`."""
+        """L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
         if self.p != 2 or dim != 1 or kwargs:
             return super().normalize(embeddings, dim=dim, **kwargs)  # type: ignore[no-any-return]
         return normalize(embeddings)
@@ -27,7 +27,7 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
 
     Args:
-        kwargs: those of PML's distances, but ``normalize_embeddings``, which is True.
+        kwargs: as in PML's distances, but ``normalize_embeddings``, which is True.
 
     Raises:
         ValueError: another ``normalize_embeddings``.
@@ -38,7 +38,7 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
         super().__init__(**kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[B, R]`` dot products of normalised rows."""
+        """``[B, R]`` dot products of normalized rows."""
         return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
 
 
@@ -46,7 +46,7 @@ class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
     """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`.
 
     Args:
-        kwargs: those of PML's distances, but ``normalize_embeddings``, which is False.
+        kwargs: as in PML's distances, but ``normalize_embeddings``, which is False.
 
     Raises:
         ValueError: another ``normalize_embeddings``.
@@ -62,14 +62,14 @@ class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
 
 
 class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
-    """PML's Euclidean distance of normalised embeddings, from one matrix product, and right for near points too.
+    """PML's Euclidean distance of normalized embeddings, from one matrix product, and right for near points too.
 
     PML's takes ``torch.cdist``, whose distance of equal points is 0 for up to 25 of them alone. Equal embeddings have
     distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two with references).
 
     Args:
         power: of the matrix of distances, as of PML's; 2 for squared distances.
-        kwargs: those of PML's distances, but ``normalize_embeddings`` and ``p``, which are True and 2.
+        kwargs: as in PML's distances, but ``normalize_embeddings`` and ``p``, which are True and 2.
 
     Raises:
         ValueError: another ``normalize_embeddings`` or ``p``, or a power below 1, which has no finite gradient at 0.
@@ -81,7 +81,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[B, R]`` distances of normalised rows."""
+        """``[B, R]`` distances of normalized rows."""
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
 
 

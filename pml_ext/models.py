@@ -64,7 +64,7 @@ def torchvision_trunk(name: str, in_channels: int, image_size: int, weights: str
 
     Args:
         name: torchvision's name, such as ``"resnet50"``.
-        in_channels: 1 (the grey channel is repeated) or 3.
+        in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; some models want their own.
         weights: ``"DEFAULT"`` or the name of torchvision's weights, downloaded on first use; None starts from random.
 
@@ -117,7 +117,7 @@ def _last_linear(name: str, model: nn.Module) -> tuple[nn.Module, str]:
 
 
 class _Repeated(nn.Module):
-    """Grey images as colour ones."""
+    """Gray images as color ones."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.expand(-1, 3, -1, -1)
@@ -125,10 +125,10 @@ class _Repeated(nn.Module):
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     """The core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
-    found: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
+    factories: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
     for name in zoo.list_models(module=zoo):
-        found[PREFIX + name] = _factory(name)
-    return found
+        factories[PREFIX + name] = _factory(name)
+    return factories
 
 
 def _factory(name: str) -> Callable[..., nn.Module]:
@@ -142,7 +142,7 @@ def _factory(name: str) -> Callable[..., nn.Module]:
 
 
 def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
-    """From features to embeddings: linear, with hidden layers and ReLU before it if wanted. Not normalised.
+    """From features to embeddings: linear, with hidden layers and ReLU before it if wanted. Not normalized.
 
     Args:
         in_features: length of a feature vector.

@@ -229,7 +229,7 @@ class RunView(Protocol):
         """The images without augmentation: ``"train"``, ``"test"``, and ``"validation"`` if classes are held out."""
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """The network's output for all images of a split, not normalised.
+        """The network's output for all images of a split, not normalized.
 
         Args:
             split: a key of :attr:`splits`.

@@ -54,21 +54,21 @@ class Registry:
     """Components, recipes, data sets and trunks of all plugins; see :class:`pml_ext.discovery.Discovery`."""
 
     def __init__(self) -> None:
-        self._found = Discovery()
+        self._discovery = Discovery()
 
     def load(self) -> None:
         """Reads the entry points, unless that was done already."""
-        self._found.load()
+        self._discovery.load()
 
     def plugins(self) -> list[PluginRecord]:
         """The entry points found, with what became of them; all their hooks are asked."""
-        self._found.ask_all()
-        return list(self._found.records)
+        self._discovery.ask_all()
+        return list(self._discovery.records)
 
     # Components
 
     def components(self, kind: str | None = None) -> list[Component]:
-        """All components, or those of one kind, sorted by name.
+        """All components, or all of one kind, sorted by name.
 
         Args:
             kind: one of :data:`KINDS`.
@@ -76,7 +76,7 @@ class Registry:
         if kind is not None and kind not in KINDS:
             raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
         self.load()
-        chosen = [c for c in self._found.components if kind is None or c.kind == kind]
+        chosen = [c for c in self._discovery.components if kind is None or c.kind == kind]
         return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
 
     def get(self, name: str, kind: str | None = None) -> Component:
@@ -99,7 +99,7 @@ class Registry:
         if len({c.kind for c in named}) > 1:
             kinds = " and ".join(f"a {c.kind}" for c in named)
             raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={named[0].kind!r}")
-        raise PluginError(_clash(name, {c.qualified_name: self._found.owner(c.plugin) for c in named}))
+        raise PluginError(_clash(name, {c.qualified_name: self._discovery.owner(c.plugin) for c in named}))
 
     def build(
         self, name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any
@@ -125,15 +125,15 @@ class Registry:
 
     def register(self, cls: type, name: str, paper: Paper | None = None) -> None:
         """Registers a class in the running process; the same name again replaces it."""
-        self._found.add_local(Component(cls, name, paper))
+        self._discovery.add_local(Component(cls, name, paper))
 
     def unregister_local(self) -> None:
         """Forgets the classes that :meth:`register` added."""
-        self._found.forget_local()
+        self._discovery.forget_local()
 
     def class_names(self) -> dict[str, list[Component]]:
         """Registered classes, PML's left out, by class name: what ``from pml_ext import X`` offers."""
-        if self._found.loading:  # a plugin that imports another plugin's class while it is itself being loaded
+        if self._discovery.loading:  # a plugin that imports another plugin's class while it is itself being loaded
             return {}
         names: dict[str, list[Component]] = {}
         for component in self.components():
@@ -153,7 +153,7 @@ class Registry:
         if len(classes) == 1:
             return next(iter(classes))
         if classes:
-            owners = {c.qualified_name: self._found.owner(c.plugin) for c in classes.values()}
+            owners = {c.qualified_name: self._discovery.owner(c.plugin) for c in classes.values()}
             raise PluginError(_clash(class_name, owners, "pml_ext.registry.get({!r}).cls"))
         raise UnknownNameError(unknown("class", class_name, names))
 
@@ -162,7 +162,7 @@ class Registry:
     def recipes(self) -> dict[str, Traversable]:
         """Recipe files by name, sorted."""
         self.load()
-        return dict(sorted(self._found.recipes.items()))
+        return dict(sorted(self._discovery.recipes.items()))
 
     def recipe(self, name: str) -> Traversable:
         """The file of a recipe.
@@ -193,12 +193,12 @@ class Registry:
 
     def benchmark_peers(self, component: Component) -> dict[str, Callable[..., Any]]:
         """What ``pml-ext bench`` measures a loss against, by label."""
-        return dict(self._found.tables("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
+        return dict(self._discovery.tables("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
 
     def _claims(self, hook: str) -> dict[str, dict[str, Any]]:
         """``{name: {plugin: factory}}``."""
         claims: dict[str, dict[str, Any]] = {}
-        for plugin, table in self._found.tables(hook).items():
+        for plugin, table in self._discovery.tables(hook).items():
             for name, factory in table.items():
                 claims.setdefault(name, {})[plugin] = factory
         return claims
@@ -220,7 +220,7 @@ class Registry:
         if name not in claims:
             raise UnknownNameError(unknown(what, name, claims))
         if len(claims[name]) > 1:
-            raise PluginError(_clash(name, {f"{p}:{name}": self._found.owner(p) for p in claims[name]}))
+            raise PluginError(_clash(name, {f"{p}:{name}": self._discovery.owner(p) for p in claims[name]}))
         return next(iter(claims[name].values()))  # type: ignore[no-any-return]
 
 

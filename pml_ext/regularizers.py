@@ -18,7 +18,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     inputs. PML's ``embedding_regularizer=`` slot passes no labels; use :class:`RegularizedLoss`.
 
     Args:
-        kwargs: those of PML's regularizers: ``reducer``, ``distance``, ``collect_stats``.
+        kwargs: as in PML's regularizers: ``reducer``, ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels"})

@@ -50,7 +50,7 @@ def check_number(
 
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
-    """Refuses what is not a whole number of at least so many.
+    """Refuses what is not a whole number, or is below a minimum.
 
     Args:
         owner: the object that has the setting, or its name, for the text.

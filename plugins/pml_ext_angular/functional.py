@@ -71,7 +71,7 @@ def angular_terms(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""The angular loss of every pair (a, p), Eq. (8), from two gathered rows a pair.
+    r"""The angular loss of every pair (a, p), Eq. (8), from two gathered rows per pair.
 
     .. math::
         \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
@@ -108,7 +108,7 @@ def angular_terms_by_class(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Eq. (8) for all pairs of a batch whose negatives follow from its labels, from one product a class.
+    r"""Eq. (8) for all pairs of a batch whose negatives follow from its labels, from one product per class.
 
     With :math:`E_{an} = \exp 4 t x_a^T x_n` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
     :math:`(E E^T)_{ap} \exp(-2 (1 + t) x_a^T x_p)`, and only pairs within a class are wanted: a product of

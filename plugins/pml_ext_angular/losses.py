@@ -97,13 +97,13 @@ class AngularLoss(_AngularLoss):
         \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
         f_{a,p,n} = 4 \tan^2\!\alpha \, (x_a + x_p)^T x_n - 2 (1 + \tan^2\!\alpha) \, x_a^T x_p \quad (8)
 
-    The reducer gets one value an ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. Negatives of a
+    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. Negatives of a
     pair are all of other classes, or those that an ``indices_tuple`` gives its anchor. With ``collect_stats`` the
     average angle at the negative, in degrees (``average_angle``), and the share of triplets over alpha
     (``over_alpha``) are recorded.
 
-    *Deviations:* none from the text. PML's ``AngularLoss`` equals this on normalised input; on other input it
-    multiplies normalised anchors with raw negatives, and it ignores mined negatives.
+    *Deviations:* none from the text. PML's ``AngularLoss`` equals this on normalized input; on other input it
+    multiplies normalized anchors with raw negatives, and it ignores mined negatives.
 
     *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; where exponentials cannot be multiplied
     (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles. Memory ``B x R``.
@@ -113,8 +113,8 @@ class AngularLoss(_AngularLoss):
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper: 45 for cars,
             36 for products; 36 to 55 work.
-        normalize_embeddings: False leaves all sides as they are (Sec. 4.4 trains so); else all are normalised.
-        kwargs: those of PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        normalize_embeddings: False leaves all sides as they are (Sec. 4.4 trains so); else all are normalized.
+        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
         TypeError: a setting of a wrong type.
@@ -139,18 +139,18 @@ class NPairLoss(_DotProductLoss):
 
     .. math:: \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big] \quad (10)
 
-    The reducer gets one value an ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. This is not PML's
-    ``NPairsLoss``, Sohn's form with one positive a class. On normalised embeddings, whose products differ by 2 at most,
-    it is weak; train with ``normalize_embeddings=False`` and ``embedding_regularizer=LpRegularizer(power=2)``, of
-    weight 0.02.
+    The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. This is not
+    PML's ``NPairsLoss``, which is Sohn's form with one positive per class. On normalized embeddings, whose products
+    differ by 2 at most, it is weak; train with ``normalize_embeddings=False`` and
+    ``embedding_regularizer=LpRegularizer(power=2)``, of weight 0.02.
 
     *Cost:* one product of ``B x D x R``; memory ``B x R``.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
     Args:
-        normalize_embeddings: False leaves all sides as they are; else all are normalised.
-        kwargs: those of PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        normalize_embeddings: False leaves all sides as they are; else all are normalized.
+        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
         TypeError: a setting of a wrong type.
@@ -180,8 +180,8 @@ class NPairAngularLoss(_AngularLoss):
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90; 45.
         angular_weight: :math:`\lambda`, 0 or more; 2 in the paper.
-        normalize_embeddings: False leaves all sides as they are; else all are normalised.
-        kwargs: those of PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        normalize_embeddings: False leaves all sides as they are; else all are normalized.
+        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
         TypeError: a setting of a wrong type.
@@ -226,8 +226,8 @@ class AngularTripletLoss(_AngularLoss):
 
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90; 45.
-        normalize_embeddings: False leaves all sides as they are; else all are normalised.
-        kwargs: those of PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        normalize_embeddings: False leaves all sides as they are; else all are normalized.
+        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
         TypeError: a setting of a wrong type.

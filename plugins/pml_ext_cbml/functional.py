@@ -43,9 +43,9 @@ def contrastive_bayesian_terms(
         similarity: :math:`s`, ``[B, R]``.
         positives: mask of the pairs summed in the first term, ``[B, R]``.
         negatives: mask of the pairs summed in the second, ``[B, R]``.
-        alpha_pos: centre of the positives' exponential, in units of the similarity.
+        alpha_pos: center of the positives' exponential, in units of the similarity.
         beta_pos: its width, above 0.
-        alpha_neg: centre of the negatives' exponential.
+        alpha_neg: center of the negatives' exponential.
         beta_neg: its width, above 0.
         log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
         averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).

@@ -26,7 +26,7 @@ class CBMLLoss(PairLoss):
     Pairs that pull are few and graded gently; pairs that push weigh in only near similarity :math:`\alpha^N`; the last
     term, the metric variance, keeps the negatives' similarities together, which helps on classes not seen in training.
 
-    The reducer gets one value an anchor (``"element"``). An anchor without positives or without negatives gives 0 and
+    The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
     is counted. An ``indices_tuple`` narrows all pair sets, target and variance included, and mining acts inside it.
     With ``collect_stats``, ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight) are
     recorded, each the mean over anchors. All is computed in float32 or float64, whatever the dtype and autocast.
@@ -37,12 +37,12 @@ class CBMLLoss(PairLoss):
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about ten ``B x R``.
 
-    *Pair with:* a sampler of several samples a class, such as PML's ``MPerClassSampler``; no miner is needed.
+    *Pair with:* a sampler of several samples per class, such as PML's ``MPerClassSampler``; no miner is needed.
 
     Args:
-        alpha_pos: centre of the positives' exponential; 0.5 in the paper, as all defaults here for CUB and Cars.
+        alpha_pos: center of the positives' exponential; 0.5 in the paper, as all defaults here for CUB and Cars.
         beta_pos: width of the positives' exponential, above 0; 0.5 (Online Products and In-Shop: 0.25).
-        alpha_neg: centre of the negatives' exponential; 1.0 (0.5).
+        alpha_neg: center of the negatives' exponential; 1.0 (0.5).
         beta_neg: width of the negatives' exponential, above 0; 0.01 (0.05).
         mvc_weight: :math:`\lambda`, 0 or more; 1.0 (0.001).
         mvc_gamma: :math:`\gamma`, in [0, 1].
@@ -54,7 +54,7 @@ class CBMLLoss(PairLoss):
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         epsilon: the margin of Eq. (25); the paper gives none, the authors' program has 0.1.
         mining: False sums over all pairs, Eq. (22).
-        kwargs: those of PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
+        kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
     Raises:

@@ -34,7 +34,7 @@ class HardPairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     Args:
         epsilon: the margin, in units of the similarity; the paper gives none, the authors' program has 0.1.
-        kwargs: those of PML's miners: ``distance`` (any; one where smaller means nearer is negated), ``collect_stats``.
+        kwargs: as in PML's miners: ``distance`` (any; one where smaller means nearer is negated), ``collect_stats``.
 
     Raises:
         TypeError: epsilon is not a number.

@@ -29,7 +29,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}
 
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
-    reducer gets one value an anchor; one without positives or without negatives gives 0 and is counted.
+    reducer gets one value per anchor; one without positives or without negatives gives 0 and is counted.
 
     *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``.
 
@@ -37,7 +37,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
         reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' program.
         detach_target: whether no gradient flows through the target.
-        kwargs: those of PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
+        kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
 
     Raises:
         TypeError: gamma is not a number.
@@ -57,7 +57,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         self.add_to_recordable_attributes(name="gamma", is_stat=False)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """One value an anchor, Eq. (29)."""
+        """One value per anchor, Eq. (29)."""
         if len(embeddings) == 0:
             return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
         similarity, _ = matrix_of(self.distance, embeddings, embeddings)

@@ -52,7 +52,7 @@ def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
     r"""The density of every class of the batch, Eq. (5); 0 for a class of one embedding and for an empty slot.
 
     Args:
-        embeddings: ``[B, D]``, normalised here.
+        embeddings: ``[B, D]``, normalized here.
         batch: their slots.
 
     Returns:
@@ -120,7 +120,7 @@ def density_adaptivity(
     torch.func and in forward mode it is written out.
 
     Args:
-        embeddings: ``[B, D]``, normalised here.
+        embeddings: ``[B, D]``, normalized here.
         targets: of every slot, ``[S]``.
         base: base densities of every slot, ``[S]``.
         batch: the slots.
@@ -132,8 +132,8 @@ def density_adaptivity(
         fit, spread, correlation = density_terms(densities, targets, base, (batch.counts > 0).to(densities.dtype), eta)
         value = fit - spread + correlation_weight * correlation
         return Adaptivity(value, fit.detach(), spread.detach(), correlation.detach(), densities.detach())
-    found = _DensityAdaptivity.apply(embeddings, targets, base, batch.of, batch.counts, eta, correlation_weight)  # type: ignore[no-untyped-call]
-    return Adaptivity(*found)
+    result = _DensityAdaptivity.apply(embeddings, targets, base, batch.of, batch.counts, eta, correlation_weight)  # type: ignore[no-untyped-call]
+    return Adaptivity(*result)
 
 
 class _DensityAdaptivity(torch.autograd.Function):
@@ -147,18 +147,18 @@ class _DensityAdaptivity(torch.autograd.Function):
         sizes = counts.clamp(min=1)
         x = embeddings * inverse
         centroids = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, of, x).div_(sizes[:, None])
-        centred = x - centroids[of]
-        distances = torch.linalg.vector_norm(centred, dim=1).square()
+        centered = x - centroids[of]
+        distances = torch.linalg.vector_norm(centered, dim=1).square()
         densities = torch.zeros_like(sizes).index_add_(0, of, distances).div_(sizes)
         terms = density_terms(densities, targets, base, (counts > 0).to(x.dtype), eta)
-        ctx.save_for_backward(embeddings, targets, base, of, counts, x, centred, inverse, distances, densities)
+        ctx.save_for_backward(embeddings, targets, base, of, counts, x, centered, inverse, distances, densities)
         ctx.settings = eta, weight
         ctx.mark_non_differentiable(*terms, densities)
         return terms[0] - terms[1] + weight * terms[2], *terms, densities
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        embeddings, targets, base, of, counts, x, centred, inverse, distances, densities = ctx.saved_tensors
+        embeddings, targets, base, of, counts, x, centered, inverse, distances, densities = ctx.saved_tensors
         eta, weight = ctx.settings
         present, sizes = (counts > 0).to(x.dtype), counts.clamp(min=1)
         if torch.is_grad_enabled():  # the gradient is to be differentiated: from the inputs again
@@ -178,7 +178,7 @@ class _DensityAdaptivity(torch.autograd.Function):
         centroids = torch.zeros_like(sizes).index_add_(0, of, squares).div_(sizes).sub_(densities)  # |mu|^2
         along = (squares + distances - centroids[of]) / 2  # x (x - mu)
         scale = (2 * to_densities / sizes)[of][:, None] * inverse
-        to_embeddings = torch.addcmul(centred * scale, x, along[:, None] * scale, value=-1)
+        to_embeddings = torch.addcmul(centered * scale, x, along[:, None] * scale, value=-1)
         return to_embeddings, to_targets, None, None, None, None, None
 
 
@@ -189,10 +189,10 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
         D_{avg}(S_c) = \frac{1}{|S_c|} \sum_{i \in S_c} \|x_i - \mu_c\|^2, \qquad
         \mu_c = \frac{1}{|S_c|} \sum_{i \in S_c} x_i
 
-    with L2-normalised :math:`x_i`; :math:`\mu_c` is not normalised again.
+    with L2-normalized :math:`x_i`; :math:`\mu_c` is not normalized again.
 
     Args:
-        features: ``[N, D]``, normalised here.
+        features: ``[N, D]``, normalized here.
         labels: ``[N]``, integers.
 
     Returns:
@@ -254,7 +254,7 @@ def nearest_distances(x: Tensor) -> Tensor:
 
 
 def global_orthogonal(similarity: Tensor, negatives: Tensor, dimension: int) -> Tensor:
-    r"""How far negative pairs are from those of points spread evenly on the sphere (Zhang et al. 2017).
+    r"""How far negative pairs are from the same of points spread evenly on the sphere (Zhang et al. 2017).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 

@@ -29,14 +29,14 @@ class DensityRegularizer(LabeledRegularizer):
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
     The sums run over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's
-    normalised embeddings to their mean; the targets :math:`\alpha_c` are parameters (``target_density``), and the
+    normalized embeddings to their mean; the targets :math:`\alpha_c` are parameters (``target_density``), and the
     second term pushes them up: classes are kept from shrinking to points. Base densities :math:`D^{(0)}`, from features
     before the embedding layer, keep classes that vary much varying much; a run computes them before training unless
     they are given, and without them this is Eq. (6). A class whose base density is 0 takes no part in the penalty.
     With embeddings held fixed and no penalty each target settles at its class's density + 1/2.
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
-    of several images a class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
+    of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
 
     *The weight* belongs to the reduction of the loss beside it. The paper's is 10, on losses that are sums over the
     batch's pairs or triplets. PML lists each pair twice, so beside its ``ContrastiveLoss`` with a ``SumReducer`` it is
@@ -150,9 +150,9 @@ class DensityRegularizer(LabeledRegularizer):
         batch = slots(entries, embeddings.dtype)
         targets, base = (values.index_select(0, batch.classes).to(embeddings.dtype)
                          for values in (self.target_density, self.base_density))  # fmt: skip
-        found = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
-        self._record(entries, batch, found)
-        return reduced(found.value)
+        result = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
+        self._record(entries, batch, result)
+        return reduced(result.value)
 
     def entries(self, labels: Tensor) -> Tensor:
         """The entry of every label in ``target_density``.
@@ -193,22 +193,22 @@ class DensityRegularizer(LabeledRegularizer):
     def _refuse(self, labels: Tensor) -> None:
         self._pending = None
         unknown = sorted(set(labels.tolist()) - set(self.sorted_labels.tolist()))
-        found = f"{', '.join(map(str, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}" if unknown else "some"
+        result = f"{', '.join(map(str, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}" if unknown else "some"
         seen = sorted(set(labels.tolist()))
         raise ValueError(
-            f"labels {found} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
+            f"labels {result} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
             f"{self.sorted_labels[0]} to {self.sorted_labels[-1]}. Name the label of every class, for example "
             f"DensityRegularizer(num_classes={self.num_classes}, "
             f"class_labels=range({seen[0]}, {seen[0] + self.num_classes}))"
         )
 
     @torch.no_grad()
-    def _record(self, entries: Tensor, batch: Slots, found: Adaptivity) -> None:
+    def _record(self, entries: Tensor, batch: Slots, result: Adaptivity) -> None:
         if not self.collect_stats:
             return
-        self.density_loss, self.target_loss, self.correlation_loss = found.fit, -found.spread, found.correlation
+        self.density_loss, self.target_loss, self.correlation_loss = result.fit, -result.spread, result.correlation
         share = 1 / batch.counts[batch.of]  # of an embedding in its class, so that a class counts once a batch
-        self.density_sums[0].index_add_(0, entries, (found.densities[batch.of] * share).to(self.density_sums.dtype))
+        self.density_sums[0].index_add_(0, entries, (result.densities[batch.of] * share).to(self.density_sums.dtype))
         self.density_sums[1].index_add_(0, entries, share.to(self.density_sums.dtype))
 
     # Taking part in a run

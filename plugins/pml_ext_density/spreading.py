@@ -32,7 +32,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 
-    This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalised embeddings. It
+    This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalized embeddings. It
     is our reading of the "entropy regularizer" that the density paper compares with (Fig. 4); the paper prints no
     formula. It needs no labels, so it also fits PML's ``embedding_regularizer=`` slot. The reducer gets one value an
     embedding; between equal embeddings the distance counts as ``least_distance``, without a gradient.
@@ -71,7 +71,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
             return super().forward(to_full_precision(embeddings))
 
     def compute_loss(self, embeddings: Tensor) -> dict[str, dict[str, Any]]:
-        """One value an embedding."""
+        """One value per embedding."""
         if len(embeddings) < 2:
             return reduced(embeddings.sum() * 0)
         distances = nearest_distances(normalize(embeddings))

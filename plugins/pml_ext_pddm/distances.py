@@ -50,7 +50,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         u' = r(\sigma(W_u u + b_u)), \quad v' = r(\sigma(W_v v + b_v)), \\
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
-    with normalised embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. It is symmetric; larger
+    with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. It is symmetric; larger
     means more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and give
     its parameters to an optimizer; :class:`pml_ext.PDDMLoss` trains it as the paper does. A run whose loss has one also
     tests by it, and ``pml-ext query --metric learned`` searches by it.
@@ -59,9 +59,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     gradients are disabled, so that miners see none. One mask a layer is drawn for each call and shared by all of its
     pairs.
 
-    *Cost:* ``2 H (D + 2 H)`` operations a pair, and ``2 H D`` an embedding, for the position is linear before its ReLU;
-    each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the backward
-    pass computes tiles again.
+    *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding, for the position is linear before its
+    ReLU; each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the
+    backward pass computes tiles again.
 
     *Export:* ``torch.jit.trace``, ``torch.export`` and both ONNX exporters write down what serves any number of rows;
     what they write computes all pairs at once, without tiles.
@@ -170,7 +170,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return self.head(dtype), x.to(dtype), y.to(dtype)
 
     def normalized(self, embeddings: Tensor) -> Tensor:
-        """Embeddings as Eq. (2) takes them: normalised, in float32 or float64, as its weights or wider.
+        """Embeddings as Eq. (2) takes them: normalized, in float32 or float64, as its weights or wider.
 
         Args:
             embeddings: ``[B, D]``.

@@ -1,6 +1,6 @@
 r"""Huang et al. (2016): the metric of Eq. 2, the quadruplets of Sec. 3.1, and the hinges of Eq. 3 and 4.
 
-Embeddings are normalised when they come in. A mask of dropout on a layer's output is the same as one on the rows of
+Embeddings are normalized when they come in. A mask of dropout on a layer's output is the same as one on the rows of
 its weights, so a :class:`Head` with dropout drawn once is a head like any other, and every score by it has that mask.
 """
 
@@ -45,7 +45,7 @@ class Side(NamedTuple):
     """Embeddings, and what of Eq. 2 is computed of each alone.
 
     Args:
-        points: normalised, ``[N, D]``.
+        points: normalized, ``[N, D]``.
         positions: :math:`W_v f(x) / 2`, ``[N, H]``; the sum of two is :math:`W_v v`. None without the position.
     """
 
@@ -63,7 +63,7 @@ def rows_of(x: Tensor, index: Tensor) -> Tensor:
 
 
 def side(head: Head, points: Tensor) -> Side:
-    """Prepares normalised embeddings, ``[N, D]``, for :func:`scores`."""
+    """Prepares normalized embeddings, ``[N, D]``, for :func:`scores`."""
     return Side(points, None if head.w_v is None else linear(points / 2, head.w_v))
 
 
@@ -93,7 +93,7 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """The scores of row with row: normalised ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
+    """The scores of row with row: normalized ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
     ends = side(head, x), side(head, y)
     if _recorded():
         return scores(head, *ends)
@@ -107,13 +107,13 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     """The scores of all pairs of two sets, or of the unordered pairs of one, each once.
 
-    *Cost:* ``2 H (D + 2 H)`` operations a pair; beyond the matrix, memory for ``tile`` pairs, with gradients too: the
+    *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs, with gradients too: the
     backward pass computes tiles again.
 
     Args:
         head: the weights.
-        x: normalised, ``[B, D]``.
-        y: normalised, ``[R, D]``; None for ``x`` itself, whose matrix is symmetric.
+        x: normalized, ``[B, D]``.
+        y: normalized, ``[R, D]``; None for ``x`` itself, whose matrix is symmetric.
         tile: how many pairs at a time.
 
     Returns:
@@ -141,7 +141,7 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
 def _recorded() -> bool:
     """Whether torch.jit.trace, torch.export or an ONNX exporter writes down what is computed.
 
-    Numbers of pairs, which tiles are counted by, would be written down as those of the example.
+    Numbers of pairs, which tiles are counted by, would be written down as the example's numbers.
     """
     exporting = getattr(torch.compiler, "is_exporting", None)
     return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
@@ -162,7 +162,7 @@ def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """``part`` of the numbers from 0 to ``count``, so many at a time."""
+    """What ``part`` gives for the numbers from 0 to ``count``, ``tile`` numbers at a time."""
     pieces = [torch.arange(start, min(start + tile, count), device=like.device) for start in range(0, count, tile)]
     if not pieces:
         return like.new_zeros(0)
@@ -187,7 +187,7 @@ def hard_quadruplets(
         positives: mask, ``[B, B]``; a pair is in it if either order is.
         negatives: mask, ``[B, B]``, of each row.
         count: how many distinct unordered pairs.
-        classes: ``[B]``; so many pairs of each class rather than of the batch.
+        classes: ``[B]``; given, the number of pairs is per class rather than per batch.
 
     Returns:
         Triplets (i, j, k), (j, i, l) of each quadruplet, and how many quadruplets there are. An end without negatives
@@ -240,9 +240,9 @@ def score_hinge(s_ap: Tensor, s_an: Tensor, margin: float = 0.5) -> Tensor:
 
 
 def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0, squared: bool = False) -> Tensor:
-    r"""One side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalised rows; D a norm or its square."""
+    r"""One side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows; D a norm or its square."""
     d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
     if squared:
         d_ap, d_an = d_ap.square(), d_an.square()
-    found: Tensor = (margin + d_ap - d_an).clamp(min=0)
-    return found
+    hinge: Tensor = (margin + d_ap - d_an).clamp(min=0)
+    return hinge

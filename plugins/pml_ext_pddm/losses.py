@@ -34,7 +34,7 @@ from .functional import (
     side,
 )
 
-ENOUGH = 4  # images a class in a batch, Sec. 3.3
+ENOUGH = 4  # images per class in a batch, Sec. 3.3
 
 Triplets = tuple[Tensor, Tensor, Tensor]
 
@@ -48,7 +48,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         E_e = \max(0, \beta + D_{ij} - D_{ik}) + \max(0, \beta + D_{ij} - D_{jl})
 
     S is the learned similarity, scaled into [0, 1] by the least and the greatest of the batch; D the Euclidean distance
-    of normalised embeddings. (i, j) is the most dissimilar positive pair of the batch under S, k and l are the hardest
+    of normalized embeddings. (i, j) is the most dissimilar positive pair of the batch under S, k and l are the hardest
     negatives of its ends; with several quadruplets their values are added and divided by their number. Without a
     positive pair, or without negatives, the loss is 0.
 
@@ -56,14 +56,14 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     :class:`pml_ext.HardQuadrupletMiner` before it gives the same; with one of pairs, it mines among these. There are no
     references, since a positive becomes an anchor.
 
-    As printed, with one quadruplet a batch, it does not train a network from scratch: take every positive pair
+    As printed, with one quadruplet per batch, it does not train a network from scratch: take every positive pair
     (``num_quadruplets`` larger than their number) and smaller margins, after some epochs of another loss.
 
     With ``collect_stats``, ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight) are
     recorded.
 
     *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
-    quadruplets and the two extreme ones with gradients. Under dropout one mask a layer is drawn a step, and shared by
+    quadruplets and the two extreme ones with gradients. Under dropout one mask per layer is drawn a step, and shared by
     mining, scaling and both.
 
     Args:
@@ -72,7 +72,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         embedding_margin: :math:`\beta`, 0 or more; 1.
         embedding_weight: :math:`\lambda`; 0.5.
         num_quadruplets: how many quadruplets; 1.
-        per_class: so many of each class of the batch, rather than of the whole batch.
+        per_class: whether the number is per class of the batch, rather than per batch.
         squared: D is the squared distance; the paper prints a norm and uses its square.
         normalize_scores: scale the scores; False takes them as they are.
         detach_scaling: no gradient through the least and the greatest score.
@@ -80,7 +80,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; PML's
             ``TripletMarginLoss`` makes it "PDDM + Triplet" of Table 1; ``embedding_margin`` and ``squared`` are of no
             meaning then.
-        kwargs: those of PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
+        kwargs: as in PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
             divide by the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
 
     Raises:
@@ -173,7 +173,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None,
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
-        """The hinges of both terms, one value a triplet."""
+        """The hinges of both terms, one value per triplet."""
         x = self.distance.normalized(embeddings)
         head = self.distance.head(x.dtype)
         points = x.detach() if self.detach_embeddings else x
@@ -190,8 +190,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             s_ap, s_an = scaled(s_ap, least, greatest), scaled(s_an, least, greatest)
         metric = score_hinge(s_ap, s_an, self.score_margin)
 
-        found = {"losses": metric, "indices": (a, p, n), "reduction_type": "triplet", "divisor": quadruplets}
-        return {"score": found, "embedding": self._embedding_term(embeddings, labels, x, found)}
+        second = {"losses": metric, "indices": (a, p, n), "reduction_type": "triplet", "divisor": quadruplets}
+        return {"score": second, "embedding": self._embedding_term(embeddings, labels, x, second)}
 
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, score: dict[str, Any]
@@ -201,15 +201,15 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if self.embedding_loss is None:
             ends = rows_of(x, a), rows_of(x, p), rows_of(x, n)
             hinges = embedding_hinge(*ends, self.embedding_margin, self.squared)
-            found = {**score, "losses": self.embedding_weight * hinges}
+            second = {**score, "losses": self.embedding_weight * hinges}
             value = hinges.sum() / (score["divisor"] or 1)
         else:
             value = call_loss(self.embedding_loss, embeddings, labels, (a, p, n))
-            found = {"losses": self.embedding_weight * value, "indices": None, "reduction_type": "already_reduced"}
+            second = {"losses": self.embedding_weight * value, "indices": None, "reduction_type": "already_reduced"}
         if self.collect_stats:
             self.score_loss = score["losses"].detach().sum() / (score["divisor"] or 1)
             self.feature_loss = value.detach()
-        return found
+        return second
 
     def _triplets(
         self, matrix: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None

@@ -29,8 +29,8 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         \hat l = \arg\max_{N} S_{\hat j l}
 
     given as the triplets (i, j, k) and (j, i, l), so that it also serves PML's losses. With ``num_quadruplets`` it is
-    the so many most dissimilar distinct unordered pairs. Mining has no gradient, and no dropout. Of equal values the
-    first pair in row-major order and the first index count.
+    that number of the most dissimilar distinct unordered pairs. Mining has no gradient, and no dropout. Of equal values
+    the first pair in row-major order and the first index count.
 
     *Cost:* that of the distance's matrix, and a sort of the positive pairs.
 
@@ -39,7 +39,7 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             value, else minus that. Euclidean by default, what Fig. 4 compares with.
         num_quadruplets: how many, at least 1; 1 in the paper.
         per_class: the most dissimilar pairs of each class of the batch, rather than of the whole batch.
-        kwargs: those of PML's miners: ``collect_stats``.
+        kwargs: as in PML's miners: ``collect_stats``.
 
     Raises:
         ValueError: a number below 1; in a call, references: a positive becomes an anchor.
@@ -74,7 +74,7 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         return hard_quadruplets(scores, positives, negatives, self.num_quadruplets, classes)[0]
 
     def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalised embeddings."""
+        """Euclidean, of normalized embeddings."""
         return EuclideanDistance()
 
     def extra_repr(self) -> str:

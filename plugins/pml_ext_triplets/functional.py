@@ -168,11 +168,11 @@ class _PairSums(torch.autograd.Function):
         ctx: Any, distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str,
         margin: float, everything: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        found = _one_pass(distances, between, pairs, negatives, kind, margin, everything)
-        ctx.save_for_backward(distances, between, negatives, *pairs[:3], found.by_pair, found.by_negative,
-                              found.by_other)  # fmt: skip
+        result = _one_pass(distances, between, pairs, negatives, kind, margin, everything)
+        ctx.save_for_backward(distances, between, negatives, *pairs[:3], result.by_pair, result.by_negative,
+                              result.by_other)  # fmt: skip
         ctx.settings = pairs.most, kind, margin, everything
-        sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (found.sums, found.counts))
+        sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (result.sums, result.counts))
         ctx.mark_non_differentiable(counts)
         return sums, counts
 

@@ -30,7 +30,7 @@ class BatchAllTripletLoss(PairLoss):
         \mathcal{L} = \frac{1}{|S|} \sum_{(a, p, n) \in S} L(a, p, n), \qquad
         S = \{(a, p, n) : a \neq p,\ d_{an} < d_{ap} + m\}
 
-    with L2 distances d of normalised embeddings and, by ``kind``,
+    with L2 distances d of normalized embeddings and, by ``kind``,
 
     .. math::
         \max(0, d_{ap} - d_{an} + m), \quad \max(0, d_{ap}^2 - d_{an}^2 + m), \quad
@@ -47,7 +47,7 @@ class BatchAllTripletLoss(PairLoss):
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
     an anchor; from 24 positives on, hinges sort every row once instead. Memory of about ten ``B x R``.
 
-    *Pair with:* a sampler of several images a class, such as PML's ``MPerClassSampler``.
+    *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 
     Args:
         margin: m; the paper gives none, its program has 0.2. Of no meaning to ``"ratio"`` but for S.
@@ -55,7 +55,7 @@ class BatchAllTripletLoss(PairLoss):
         triplets: ``"violating"`` for S, or ``"all"``: the mean over all triplets.
         positives: ``"all"``, or ``"local"``: those not above a percentile of their anchor's distances (Sec. 5.3).
         percentile: that percentile, from 0 to 100; 60 in the paper.
-        kwargs: those of PML's losses: ``distance`` (one where smaller means nearer), ``reducer``,
+        kwargs: as in PML's losses: ``distance`` (one where smaller means nearer), ``reducer``,
             ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``.
 
     Raises:

@@ -38,7 +38,7 @@ class LocalPositiveMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     Args:
         percentile: from 0 (the nearest positive alone) to 100 (all); 60 in the paper, interpolated linearly.
-        kwargs: those of PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+        kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
 
     Raises:
         ValueError: the percentile is outside 0 to 100, or the distance is a similarity.
@@ -69,7 +69,7 @@ class LocalPositiveMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         return a1, p, a2, n
 
     def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalised embeddings."""
+        """Euclidean, of normalized embeddings."""
         return EuclideanDistance()
 
     def extra_repr(self) -> str:
@@ -87,7 +87,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     Args:
         miner: finds the triplets; None where the batch is triplets already, an anchor, its positive, its negative, and
             so on, as :class:`pml_ext.HardNegativePoolSampler` draws them.
-        kwargs: those of PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
+        kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
 
     Raises:
         ValueError: the miner gives pairs, or the distance is a similarity.
@@ -121,11 +121,11 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         check_batch(embeddings, labels)
         with torch.no_grad(), autocast_off(embeddings.device):
             x = pair_to_full_precision(embeddings, None)[0]
-            found = self.miner(x, labels.long())
-            if len(found) != 3:
+            mined = self.miner(x, labels.long())
+            if len(mined) != 3:
                 raise ValueError(f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} "
                                  "gives pairs")  # fmt: skip
-            a, p, n = (index.to(x.device) for index in found)  # PML's of packaged triplets lie on the CPU
+            a, p, n = (index.to(x.device) for index in mined)  # PML's of packaged triplets lie on the CPU
             swap = self.distance.pairwise_distance(*self._ends(x, p, n)) < self.distance.pairwise_distance(
                 *self._ends(x, a, n)
             )
@@ -136,5 +136,5 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         return points[one], points[other]
 
     def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalised embeddings."""
+        """Euclidean, of normalized embeddings."""
         return EuclideanDistance()

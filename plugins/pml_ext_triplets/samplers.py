@@ -38,7 +38,7 @@ class HardNegativePoolSampler(Sampler[int]):
         strategy: ``"hard"``, ``"semihard"`` or ``"misclassified"``.
         refresh: epochs from one refresh to the next, at least 1.
         hard_fraction: the share of negatives from the pool, from 0 to 1.
-        pool_size: hard negatives an anchor.
+        pool_size: hard negatives per anchor.
         seed: of the draw; the sampler has a generator of its own.
 
     Raises:
@@ -129,13 +129,13 @@ class HardNegativePoolSampler(Sampler[int]):
         x = normalize(embeddings.detach())
         classes = torch.as_tensor(self._class_of, device=x.device)
         groups = self._clusters(x, len(self._members)) if self.strategy == "misclassified" else None
-        found = []
+        drawn = []
         for start in range(0, len(x), _TILE):
             rows = torch.arange(start, min(start + _TILE, len(x)), device=x.device)
             similarity = x[rows] @ x.T
             negative = classes[rows, None] != classes
-            found.append(self._hard(rows, similarity, negative, groups).cpu().numpy())
-        self._pool = np.concatenate(found)
+            drawn.append(self._hard(rows, similarity, negative, groups).cpu().numpy())
+        self._pool = np.concatenate(drawn)
 
     def _hard(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Tensor:
         """Hard negatives of some anchors, ``[rows, pool_size]``, -1 where there is none."""

@@ -35,11 +35,11 @@ def list_names(
     """List losses, miners, regularizers, distances, samplers, reducers, recipes, data sets or trunks."""
     from .output import print_json, print_table
 
-    found = {each.value: _entries(each) for each in ([what] if what else What)}
+    listed = {each.value: _entries(each) for each in ([what] if what else What)}
     if as_json:
-        print_json(found if what is None else found[what.value])
+        print_json(listed if what is None else listed[what.value])
         return
-    for name, entries in found.items():
+    for name, entries in listed.items():
         rows = [[entry["name"], entry["class"], entry["from"], entry["summary"]] for entry in entries]
         print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
 

@@ -35,7 +35,7 @@ def train(
     data: Annotated[Path | None, typer.Option(help="The folder of the data, where the data set wants one.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write (default runs/NAME-SEED-TIME).")] = None,
     seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
-    seeds: Annotated[int, typer.Option(help="How many seeds: so many runs, and a table of mean and spread.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: one run each, and a table of mean and spread.")] = 1,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")

@@ -37,6 +37,6 @@ def _all_digits(root: Path | None) -> LabelledImages:
         from ..errors import ConfigError
 
         raise ConfigError(f"--data {root}: the digits are shipped inside scikit-learn; leave --data out")
-    found = load_digits()
-    pixels = torch.from_numpy(found.images / found.images.max() * 255).round().to(torch.uint8)
-    return LabelledImages(pixels[:, None], found.target, [str(digit) for digit in range(10)], channels=1)
+    bunch = load_digits()
+    pixels = torch.from_numpy(bunch.images / bunch.images.max() * 255).round().to(torch.uint8)
+    return LabelledImages(pixels[:, None], bunch.target, [str(digit) for digit in range(10)], channels=1)

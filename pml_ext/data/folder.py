@@ -20,7 +20,7 @@ def folder(
     train_fraction: float = 0.5,
     seed: int = 0,
 ) -> DataSplits:
-    """A folder of images, one sub-folder a class, or ``train/CLASS`` and ``test/CLASS``.
+    """A folder of images, one sub-folder per class, or ``train/CLASS`` and ``test/CLASS``.
 
     The shorter side of an image is resized, and a square cut from the middle. Unless the folder has ``train`` and
     ``test``, it is split by class (test classes are never trained on) or by image.
@@ -29,7 +29,7 @@ def folder(
         root: a folder that ``path`` is relative to.
         path: the folder.
         image_size: height and width of what the network gets, in pixels.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
         split: ``"class"`` or ``"image"``.
         train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.
         seed: of the split.
@@ -41,14 +41,14 @@ def folder(
     if image_size < 1:
         raise ConfigError(f"image_size of a folder must be at least 1 pixel, not {image_size}")
     if channels not in (1, 3):
-        raise ConfigError(f"channels of a folder must be 1 (grey) or 3 (colour), not {channels!r}")
+        raise ConfigError(f"channels of a folder must be 1 (gray) or 3 (color), not {channels!r}")
     if split not in ("class", "image"):
         raise ConfigError(f"split of a folder must be 'class' or 'image', not {split!r}")
     if not (0 < train_fraction < 1 and math.isfinite(train_fraction)):
         raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
     place = (root or Path()) / Path(path).expanduser()
     if not place.is_dir():
-        raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images a class")
+        raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     parts = [place / "train", place / "test"]
     if all(part.is_dir() for part in parts):
         names = sorted({name for part in parts for name in _classes(part)})
@@ -61,7 +61,7 @@ def folder(
         train, test = divide(everything, 1 - train_fraction, seed)
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
-            raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more a class")
+            raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")
     if len(set(train.labels.tolist())) < 2:
         raise DataError(f"{place}: one class to train with; wanted two or more")
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
@@ -96,13 +96,13 @@ def _classes(place: Path) -> list[str]:
 
 
 def _images(place: Path, names: list[str], channels: int) -> LabelledImages:
-    found = [
+    entries = [
         (file, label)
         for label, name in enumerate(names)
         if (place / name).is_dir()
         for file in image_files(place / name)
     ]
-    if not found:
-        raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files a class")
-    files, labels = zip(*found, strict=True)
+    if not entries:
+        raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files per class")
+    files, labels = zip(*entries, strict=True)
     return LabelledImages(files, labels, names, channels=channels)

@@ -1,4 +1,4 @@
-"""Labelled images: what every data set gives."""
+"""Labeled images: what every data set gives."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
     Args:
         images: uint8 images ``[N, C, H, W]``, or the paths of image files, read when they are wanted.
         labels: ``[N]``, integers; each is an index of ``class_names``.
-        class_names: the name of every class of the data set, those of other splits included.
+        class_names: the name of every class of the data set, whichever split it is in.
         transform: what is done to a uint8 image ``[C, H, W]``; None leaves it.
-        channels: what files are read as: 1 (grey) or 3 (colour).
+        channels: what files are read as: 1 (gray) or 3 (color).
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DataSplits:
         train: images to train with.
         test: images to test with.
         image_size: height and width, in pixels, of what a network gets.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
         crop: whether an image is cropped to a square after its shorter side was resized (photographs), rather than
             resized to the square.
     """
@@ -105,7 +105,7 @@ def read_image(path: Path, channels: int = 3) -> Tensor:
 
     Args:
         path: the file.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
 
     Raises:
         DataError: the file is missing, no image, or broken; the text has the path.

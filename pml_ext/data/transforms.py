@@ -23,15 +23,15 @@ def build_transforms(
     random_crop: bool = False,
     flip: bool = False,
 ) -> tuple[nn.Module, nn.Module]:
-    """Transforms from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``, values 0 to 1 before any normalisation.
+    """Transforms from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``, values 0 to 1 before any normalization.
 
     Args:
         image_size: S, in pixels.
         channels: C of the images.
         crop: resize the shorter side and cut a square from the middle, rather than resizing to a square.
-        normalize: means and standard deviations a channel, such as ImageNet's.
-        shift: training images move by up to so many pixels each way, at random, the edge filled with black.
-        rotate: and turn by up to so many degrees each way, from 0 to 180.
+        normalize: means and standard deviations per channel, such as ImageNet's.
+        shift: the largest move of a training image each way, in pixels, drawn at random; the edge is filled with black.
+        rotate: the largest turn of a training image each way, in degrees, from 0 to 180, drawn at random.
         scale: and grow by a random factor in this range, above 0.
         random_crop: and are cut at random (``RandomResizedCrop``), as for photographs.
         flip: and are mirrored left to right half of the time.

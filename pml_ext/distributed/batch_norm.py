@@ -22,7 +22,7 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"expected an input of two dimensions or more; got {x.ndim}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised input, ``[B, C, ...]``."""
+        """The normalized input, ``[B, C, ...]``."""
         self._check_input_dim(x)
         if not self.training or num_processes() == 1:
             return super().forward(x)
@@ -31,10 +31,10 @@ class JoinedBatchNorm(nn.modules.batchnorm._BatchNorm):
         count = x.numel() / x.shape[1]
         total = _sum_over_processes(torch.cat([x.sum(over), x.new_tensor([count])]))
         mean, joined = total[:-1] / total[-1], total[-1].detach()
-        centred = x - mean.view(shape)
-        variance = _sum_over_processes(centred.square().sum(over)) / joined
+        centered = x - mean.view(shape)
+        variance = _sum_over_processes(centered.square().sum(over)) / joined
         self._keep(mean.detach(), variance.detach() * joined / (joined - 1).clamp(min=1))
-        result = centred * (variance + self.eps).rsqrt().view(shape)
+        result = centered * (variance + self.eps).rsqrt().view(shape)
         return result * self.weight.view(shape) + self.bias.view(shape) if self.affine else result
 
     @torch.no_grad()

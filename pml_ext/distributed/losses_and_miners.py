@@ -30,9 +30,9 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     is, since every process contributes all of it.
 
     Batches may differ in size from process to process. Random parts (dropout in a learned metric, sampled triplets) are
-    alike: all use the state of torch's generators of rank 0, so they are those of one process too. A loss with a memory
+    alike: all use the state of torch's generators of rank 0, so they equal what one process draws. A loss with a memory
     goes inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the first
-    call the loss's parameters and buffers become those of rank 0. Without a process group, or with one process, it is
+    call the loss's parameters and buffers are copied from rank 0. Without a process group, or with one process, it is
     the loss itself.
 
     *Cost:* the loss on the joined batch in every process, and three collective operations a call: sizes, the
@@ -120,8 +120,8 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     Args:
         miner: a miner of PML or of ours.
         efficient: here for what was written for PML's ``DistributedMinerWrapper``, where True mines partners for a
-            process's own rows. This miner finds those of all rows, which :class:`DistributedLoss` wants, whether it is
-            True or False.
+            process's own rows. This miner finds the pairs of all rows, which :class:`DistributedLoss` wants, whether
+            it is True or False.
 
     Raises:
         TypeError: not a module, or ``efficient`` neither True nor False.
@@ -159,10 +159,10 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
             ValueError: a wrong shape, or embeddings that differ in size or dtype between processes.
         """
         self.reset_stats()
-        found = self._mine(embeddings, labels, ref_emb, ref_labels)
-        if len(found) in (3, 4):
-            self.output_assertion(found)  # which counts them
-        return found
+        mined = self._mine(embeddings, labels, ref_emb, ref_labels)
+        if len(mined) in (3, 4):
+            self.output_assertion(mined)  # which counts them
+        return mined
 
     def _mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> Any:
         if num_processes() == 1:
@@ -171,14 +171,14 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         joined = join({"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels})
-        found: list[Tensor] = []
+        mined: list[Tensor] = []
         if rank() == 0:
             references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
-            found = [index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"],
+            mined = [index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"],
                                                                          *references)]  # fmt: skip
-        lengths, recorded = from_rank_0(([len(index) for index in found], _recorded(self.miner)))
+        lengths, recorded = from_rank_0(([len(index) for index in mined], _recorded(self.miner)))
         _set_recorded(self.miner, recorded)
-        return broadcast(found, lengths, embeddings.device)
+        return broadcast(mined, lengths, embeddings.device)
 
 
 _COUNTS = ("num_pos_pairs", "num_neg_pairs", "num_triplets")  # of PML's miners, statistics or not

@@ -39,8 +39,8 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     if has_faiss():
         on_gpu = points.is_cuda and _faiss_sees_a_gpu()
         return FaissKMeans(niter=20, nredo=10, gpu=on_gpu, min_points_per_centroid=1)(points, clusters)  # type: ignore[no-any-return]
-    found = KMeans(clusters, n_init=3, random_state=0).fit_predict(points.float().cpu().numpy())
-    return torch.as_tensor(found, dtype=torch.int64, device=points.device)
+    assigned = KMeans(clusters, n_init=3, random_state=0).fit_predict(points.float().cpu().numpy())
+    return torch.as_tensor(assigned, dtype=torch.int64, device=points.device)
 
 
 def _faiss_sees_a_gpu() -> bool:

@@ -134,7 +134,7 @@ def similarity_distributions(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: of larger parts, so many rows are drawn at random.
+        max_items: the largest number of rows per part; a larger part is sampled at random.
         seed: of that draw.
         learned: of these parts the values of a learned metric are shown instead, which have a scale of their own.
     """
@@ -179,7 +179,7 @@ def projections(
     max_items: int = 500,
     seed: int = 0,
 ) -> Figure:
-    """Normalised embeddings in two dimensions, coloured by class, a panel for each part.
+    """Normalized embeddings in two dimensions, colored by class, one panel per part.
 
     Embeddings that have collapsed to one point are drawn as one, by either method, and the panel says so.
 
@@ -187,7 +187,7 @@ def projections(
         parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
         class_names: names by label, for a legend where there are at most 20 classes.
         method: principal components, or t-SNE with them as its start.
-        max_items: of larger parts, so many rows are drawn at random.
+        max_items: the largest number of rows per part; a larger part is sampled at random.
         seed: of that draw and of t-SNE.
     """
     figure = _figure(5.2 * len(parts) + 1.0, 4.9)
@@ -262,11 +262,11 @@ def gallery(
     """Queries and their nearest images: right ones framed green with a tick, wrong ones red with a cross.
 
     Args:
-        rows: for each query its index and those of its nearest images.
+        rows: for each query its index, then the indices of its nearest images.
         labels: the label of every image.
         image: gives the image of an index, uint8 ``[C, H, W]``.
         class_names: names by label.
-        distances: those of the nearest images, in the order of ``rows``.
+        distances: from the query to each of its nearest images, in the order of ``rows``.
     """
     width = max(len(nearest) for _, nearest in rows) + 1
     figure, panels = _grid(len(rows), width)
@@ -286,7 +286,7 @@ def gallery(
 def galleries(
     rows: Sequence[tuple[str, Path, Sequence[tuple[Path, str, bool | None]]]], image: Callable[[Path], Tensor]
 ) -> Figure:
-    """Queries and their answers from files, a row each: right ones green, wrong ones red, unknown ones grey.
+    """Queries and their answers from files, one row per query: right ones green, wrong ones red, unknown ones gray.
 
     Args:
         rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer.
@@ -313,7 +313,7 @@ def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figu
     Args:
         title: above them.
         images: uint8 ``[C, H, W]``.
-        width: images a row.
+        width: images per row.
     """
     height = -(-len(images) // width)
     figure, grid = _grid(height, width, above=0.1)
@@ -328,9 +328,9 @@ def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figu
 
 def _draw(axes: Any, image: Tensor) -> None:
     pixels = image.detach().cpu().permute(1, 2, 0).numpy()
-    grey = pixels.shape[2] == 1
-    limits = {"cmap": "gray", "vmin": 0, "vmax": 255} if grey else {}
-    axes.imshow(pixels[..., 0] if grey else pixels, interpolation="nearest", **limits)
+    gray = pixels.shape[2] == 1
+    limits = {"cmap": "gray", "vmin": 0, "vmax": 255} if gray else {}
+    axes.imshow(pixels[..., 0] if gray else pixels, interpolation="nearest", **limits)
 
 
 def _show(axes: Any, image: Tensor, title: str, color: str) -> None:

@@ -157,12 +157,12 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
 
 
 def reranked_under(distance: BaseDistance, shortlist: int, nearest: Search | None = None) -> NearestNeighbours:
-    """By a PML distance, among so many nearest by the Euclidean distance of normalised embeddings.
+    """Re-ranks the nearest by the Euclidean distance of normalized embeddings with a PML distance.
 
     Args:
         distance: any PML distance, learned or not.
         shortlist: how many candidates there are for each query; at least as many as are asked for are taken.
-        nearest: finds the candidates of normalised embeddings; exactly by default. It may give -1 where it has no more.
+        nearest: finds the candidates of normalized embeddings; exactly by default. It may give -1 where it has no more.
     """
     nearest = nearest or default_neighbours().search
 

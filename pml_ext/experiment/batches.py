@@ -80,11 +80,11 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         """A whole batch, as a data loader asks for it: torch's generator is put aside once, not once per image."""
         state = torch.get_rng_state()
         try:
-            found = []
+            read = []
             for index, seed in items:
                 torch.default_generator.manual_seed(seed)
-                found.append(self._images[index])
-            return found
+                read.append(self._images[index])
+            return read
         finally:
             torch.set_rng_state(state)
 

@@ -38,7 +38,7 @@ class Objective:
 
     Args:
         loss: called as ``loss(embeddings, labels, indices_tuple)``; gives one value.
-        optimizers: those of trunk, embedder and loss by name, in the order in which they step.
+        optimizers: of trunk, embedder and loss, by name, in the order in which they step.
         miner: called as ``miner(embeddings, labels)`` for the ``indices_tuple``, or None.
         schedulers: stepped at the end of every epoch.
         recorded: gives what is recorded of a step, numbers and tensors of one element, once the loss is computed.
@@ -268,7 +268,7 @@ def _freeze(module: nn.Module) -> None:
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise TrainingError(f"the loss gave {found}, wanted one value; its reducer should give a mean or a sum")
+        given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
     if not loss.requires_grad:
         raise TrainingError("the loss depends on no parameter that is trained, so there is nothing to learn from it")

@@ -27,7 +27,7 @@ def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """The values that a tensor stores, without gradient: all, or those of a sparse one."""
+    """The values that a tensor stores, without gradient; of a sparse tensor, the entries that it holds."""
     tensor = tensor.detach()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 

@@ -322,8 +322,8 @@ def rows_of(step: Step, terms: Terms) -> Rows:
 
 def versions() -> dict[str, str]:
     """The versions of what a run depends on."""
-    found = {"python": platform.python_version(), "pml-ext": __version__}
+    versions = {"python": platform.python_version(), "pml-ext": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            versions[package] = importlib.metadata.version(package)
+    return versions

@@ -101,16 +101,16 @@ def _check_same(plan: Plan) -> None:
             f"{plan.folder} holds a run with seed {run['seed']}, not {plan.seed}; type --seed {run['seed']}"
         )
     if (difference := _first_difference(tables, wanted)) is not None:
-        key, found, now = difference
-        raise ConfigError(f"{saved}: {key} is {found!r} in the run to resume, but {now!r} now; resume it with the same")
+        key, old, new = difference
+        raise ConfigError(f"{saved}: {key} is {old!r} in the run to resume, but {new!r} now; resume it with the same")
 
 
 def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
     if isinstance(old, dict) and isinstance(new, dict):
         for part in [*old, *(part for part in new if part not in old)]:
             inner = f"{key}.{part}" if key else part
-            if (found := _first_difference(old.get(part), new.get(part), inner)) is not None:
-                return found
+            if (difference := _first_difference(old.get(part), new.get(part), inner)) is not None:
+                return difference
         return None
     return None if old == new else (key or "recipe", old, new)
 

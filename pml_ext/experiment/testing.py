@@ -71,9 +71,9 @@ def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
     Raises:
         TrainingError: embeddings that are not finite.
     """
-    found = _evaluate(view.recipe.evaluation, _directions(view, split), view.labels(split), clustering)
-    view.once(("neighbours", split), lambda: (found.distances, found.indices))
-    return found.metrics
+    result = _evaluate(view.recipe.evaluation, _directions(view, split), view.labels(split), clustering)
+    view.once(("neighbours", split), lambda: (result.distances, result.indices))
+    return result.metrics
 
 
 def metrics_by(view: View, split: str, search: NearestNeighbours) -> Metrics:

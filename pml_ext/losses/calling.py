@@ -12,7 +12,7 @@ from ..components import capabilities
 
 
 class WrapperCapabilities:
-    """The ``capabilities`` of a class that wraps losses: those of an instance follow from what it wraps.
+    """The ``capabilities`` of a class that wraps losses: an instance has the ones that follow from what it wraps.
 
     Args:
         at_most: what an instance can have; the capabilities of the class itself.

@@ -202,10 +202,10 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 return 0 * embeddings.sum()
             if indices_tuple is not None and not in_ring:
                 self.curr_batch_idx = len(ring) + torch.arange(len(embeddings), device=embeddings.device)
-            found = self.create_indices_tuple(embeddings, labels, ring, ring_labels, indices_tuple, in_ring)
+            mined = self.create_indices_tuple(embeddings, labels, ring, ring_labels, indices_tuple, in_ring)
             if indices_tuple is not None and not in_ring:  # its partners, which only the tuple pairs
                 ring, ring_labels = torch.cat([ring, embeddings]), torch.cat([ring_labels, labels])
-            return call_loss(self.loss, embeddings, labels, found, ring, ring_labels)  # type: ignore[no-any-return]
+            return call_loss(self.loss, embeddings, labels, mined, ring, ring_labels)  # type: ignore[no-any-return]
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Any) -> None:
         if embeddings.shape[1] != self.embedding_size:
@@ -290,7 +290,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         input_indices_tuple: tuple[Tensor, ...] | None,
         do_remove_self_comparisons: bool,
     ) -> tuple[Tensor, ...]:
-        """The pairs or triplets to compare: what the miner finds, or all pairs, and those of a tuple in addition.
+        """The pairs or triplets to compare: what the miner finds, or all pairs, and the entries of a tuple in addition.
 
         Args:
             embeddings: the anchors, ``[B, D]``.
@@ -301,16 +301,16 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             do_remove_self_comparisons: whether the anchors are in the ring too, in the rows ``curr_batch_idx``.
         """
         if self.miner is None or len(L_mem) == 0:
-            found = get_all_pairs_indices(labels, L_mem)
+            mined = get_all_pairs_indices(labels, L_mem)
         else:
-            found = self.miner(embeddings, labels, E_mem, L_mem)
+            mined = self.miner(embeddings, labels, E_mem, L_mem)
         if do_remove_self_comparisons:
-            kept = found[1] != self.curr_batch_idx[found[0]]
-            both = [index[kept] for index in found[:2]]
-            found = (*both, found[2][kept]) if len(found) == 3 else (*both, *found[2:])
+            kept = mined[1] != self.curr_batch_idx[mined[0]]
+            both = [index[kept] for index in mined[:2]]
+            mined = (*both, mined[2][kept]) if len(mined) == 3 else (*both, *mined[2:])
         if input_indices_tuple is not None:
-            found = _joined(found, _moved(input_indices_tuple, self.curr_batch_idx))
-        return found  # type: ignore[no-any-return]
+            mined = _joined(mined, _moved(input_indices_tuple, self.curr_batch_idx))
+        return mined  # type: ignore[no-any-return]
 
     # The ring is moved, saved and loaded as buffers are.
 
@@ -384,10 +384,10 @@ def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, .
     return tuple(index if number in anchors else places[index] for number, index in enumerate(indices))
 
 
-def _joined(found: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Both tuples in one, in the form of the first."""
-    if len(found) == 4 and len(added) == 3:
+    if len(mined) == 4 and len(added) == 3:
         added = convert_to_pairs(added, None)
-    elif len(found) == 3 and len(added) == 4:
+    elif len(mined) == 3 and len(added) == 4:
         added = convert_to_triplets(added, None)
-    return tuple(torch.cat(both) for both in zip(found, added, strict=True))
+    return tuple(torch.cat(both) for both in zip(mined, added, strict=True))

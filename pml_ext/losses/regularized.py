@@ -33,7 +33,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
     if it takes them, so PML's wrappers fit too. With ``collect_stats`` the values are recorded as ``loss_value`` and
     ``regularizer_value`` (without the weight).
 
-    The first time that gradients are wanted, those of both parts with respect to the embeddings are compared, and a
+    The first time that gradients are wanted, the gradients of both parts by the embeddings are compared, and a
     :class:`RegularizationWarning` tells if the regularizer's is far longer: its weight does not belong to the loss's
     reduction then.
 
@@ -41,7 +41,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         loss: any PML loss or loss wrapper.
         regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML.
         weight: on the regularizer; may be 0.
-        kwargs: those of PML's losses: ``collect_stats``, ``embedding_regularizer``, ...
+        kwargs: as in PML's losses: ``collect_stats``, ``embedding_regularizer``, ...
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss

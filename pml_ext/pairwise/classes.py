@@ -27,9 +27,9 @@ def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> Class
 
     Args:
         labels: ``[B]``.
-        small: a batch of up to so many is one group.
-        most_fill: so is one whose classes differ so much in size that the rectangle would have more than so many times
-            B entries.
+        small: a batch of at most this many rows is one group.
+        most_fill: so is one whose classes differ so much in size that the rectangle would have more than this many
+            times B entries.
     """
     rows = torch.arange(len(labels), device=labels.device)
     if len(labels) <= small:

@@ -24,7 +24,7 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
     nearer than 0.2.
 
     Args:
-        x: ``[B, D]``, normalised rows.
+        x: ``[B, D]``, normalized rows.
         references: ``[R, D]``, or None for ``x`` itself.
 
     Returns:

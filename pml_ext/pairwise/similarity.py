@@ -1,4 +1,4 @@
-"""Normalisation and similarity matrices."""
+"""Normalization and similarity matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .transforms import transformed
 
 
 def normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
-    """L2-normalised rows, ``x / max(|x|, eps)``.
+    """L2-normalized rows, ``x / max(|x|, eps)``.
 
     Args:
         x: ``[B, D]``.

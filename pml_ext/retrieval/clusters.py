@@ -56,7 +56,7 @@ def write_clusters(place: Path, embedded: Embedded, numbers: list[int], channels
         place: the folder to write; created where it is missing.
         embedded: the images.
         numbers: the cluster of each.
-        channels: what the images are read as: 1 (grey) or 3 (colour).
+        channels: what the images are read as: 1 (gray) or 3 (color).
     """
     place.mkdir(parents=True, exist_ok=True)
     for old in place.glob("cluster-*.png"):
@@ -70,7 +70,7 @@ def write_clusters(place: Path, embedded: Embedded, numbers: list[int], channels
         center = points[members].mean(0)
         distances[members] = (points[members] - center).norm(dim=1)
         order = members[distances[members].argsort()].tolist()
-        some = f", the {SHEET} nearest to its centre" if len(order) > SHEET else ", nearest to its centre first"
+        some = f", the {SHEET} nearest to its center" if len(order) > SHEET else ", nearest to its center first"
         figure = contact_sheet(
             f"cluster {number}: {len(order)} images{some}",
             [reader(embedded.folder / embedded.paths[index]) for index in order[:SHEET]],

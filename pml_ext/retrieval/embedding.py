@@ -32,7 +32,7 @@ class Embedded:
     Args:
         folder: where they lie.
         paths: relative to the folder.
-        embeddings: ``[N, D]``, normalised.
+        embeddings: ``[N, D]``, normalized.
         skipped: ``{path: why}`` of files that are no readable images.
     """
 
@@ -59,7 +59,7 @@ class ImageEmbedder:
         name: of the run, for errors.
         network: from transformed images ``[B, C, S, S]`` to embeddings ``[B, D]``, in evaluation mode.
         transform: from a uint8 image ``[C, H, W]`` to ``[C, S, S]``.
-        channels: what files are read as: 1 (grey) or 3 (colour).
+        channels: what files are read as: 1 (gray) or 3 (color).
         device: where the network is.
     """
 

@@ -39,7 +39,7 @@ def _faiss(factory: str) -> Any:
 
 
 class FaissIndex:
-    """A faiss index of normalised embeddings; see :meth:`build` and :meth:`read`.
+    """A faiss index of normalized embeddings; see :meth:`build` and :meth:`read`.
 
     Args:
         factory: faiss's factory string.
@@ -63,7 +63,7 @@ class FaissIndex:
 
         Args:
             factory: faiss's factory string.
-            points: ``[N, D]``, normalised.
+            points: ``[N, D]``, normalized.
             effort: of a search, at least 1; by default chosen by the rule of this module.
 
         Raises:

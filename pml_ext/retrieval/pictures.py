@@ -20,10 +20,10 @@ _SIZE = 64  # of a placeholder, in pixels
 
 
 class PictureReader:
-    """Reads images for a picture; one that cannot be read is a grey square with a cross, and is remembered.
+    """Reads images for a picture; one that cannot be read is a gray square with a cross, and is remembered.
 
     Args:
-        channels: what files are read as: 1 (grey) or 3 (colour).
+        channels: what files are read as: 1 (gray) or 3 (color).
     """
 
     def __init__(self, channels: int) -> None:
@@ -66,7 +66,7 @@ def answers_picture(
 
     Args:
         sources: title, answers and the folder of their images, for each run that answered the same queries.
-        channels: what files are read as: 1 (grey) or 3 (colour).
+        channels: what files are read as: 1 (gray) or 3 (color).
         most: answers of a query that are drawn.
     """
     reader, rows = PictureReader(channels), []

@@ -30,9 +30,9 @@ class NetworkFacts(BaseModel):
 
     Args:
         image_size: height and width of what it gets, in pixels.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
         crop: whether a square is cut from the middle of an image.
-        normalize: means and standard deviations a channel, if values are normalised.
+        normalize: means and standard deviations per channel, if values are normalized.
         features: length of the trunk's feature vectors.
         classes: the labels of the training images.
     """

@@ -31,8 +31,8 @@ class Answer:
     Args:
         query: the query's path, or its number.
         paths: the nearest images, nearest first.
-        distances: of these images: Euclidean between normalised embeddings, or of the learned metric.
-        classes: the sub-folder of each, where the indexed folder has one a class.
+        distances: of these images: Euclidean between normalized embeddings, or of the learned metric.
+        classes: the sub-folder of each, where the indexed folder has one per class.
         query_class: the query's sub-folder, where it lies in the indexed folder.
     """
 

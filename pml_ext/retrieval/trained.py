@@ -212,7 +212,7 @@ class TrainedRun:
                 beside: Sequence[tuple[str, Sequence[Answer], Path]] = ()) -> Figure:  # fmt: skip
         """Queries and the nearest of their answers, framed green and red where the classes are known.
 
-        An image that cannot be read any more is a grey square with a cross, and a :class:`RetrievalWarning`.
+        An image that cannot be read any more is a gray square with a cross, and a :class:`RetrievalWarning`.
 
         Args:
             answers: what :meth:`query` returned; the 50 nearest of each are drawn.

@@ -65,10 +65,10 @@ def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generato
     return tuple(index[kept] for index in indices)
 
 
-def close(found: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
+def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
     """Fails, with a text, where two tensors differ."""
-    if found.shape != expected.shape or not torch.allclose(found.double(), expected.double(), rtol=rtol, atol=atol):
-        raise AssertionError(f"{text}: {found.detach().flatten()[:4].tolist()} instead of "
+    if actual.shape != expected.shape or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol):
+        raise AssertionError(f"{text}: {actual.detach().flatten()[:4].tolist()} instead of "
                              f"{expected.detach().flatten()[:4].tolist()}")  # fmt: skip
 
 

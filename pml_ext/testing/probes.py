@@ -65,8 +65,8 @@ def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of a value, zeros where it has none; its graph is kept."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(found, leaves, strict=True)]
+    slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, leaves, strict=True)]
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:

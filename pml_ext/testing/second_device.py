@@ -187,8 +187,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._refuse_a_mix(func, args, tensors)
             self._count(func, args, kwargs, there)
         known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given
-        found = func(*_held(args), **_held(kwargs))
-        return tree_map(lambda leaf: _wrapped(leaf, known) if there else leaf, found)
+        output = func(*_held(args), **_held(kwargs))
+        return tree_map(lambda leaf: _wrapped(leaf, known) if there else leaf, output)
 
     def _refuse_a_mix(self, func: Any, args: Any, tensors: list[Tensor]) -> None:
         if func in _COPIES:

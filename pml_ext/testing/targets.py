@@ -22,11 +22,11 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
     components = registry.components()
-    for found in ([c for c in components if c.plugin == what or _package(c.cls) == what],
+    for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what],
                   [c for c in components if what in (c.name, c.qualified_name)]):  # fmt: skip
-        if found:
-            names = [c.name for c in found]
-            return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]
+        if matching:
+            names = [c.name for c in matching]
+            return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in matching]
     imported = _imported(what)
     if isinstance(imported, type):
         return [(imported.__name__, imported)]

@@ -29,7 +29,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
     if prefix != "folder":
         return registry.dataset(name)
     if not path:
-        raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images a class")
+        raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images per class")
 
     return functools.partial(folder, path=path)
 

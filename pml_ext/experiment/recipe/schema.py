@@ -73,13 +73,13 @@ class OptimizerTable(NamedTable):
 
 
 class RegularizerTable(NamedTable):
-    """``[loss.regularizer]``: a regularizer, labelled or not, added to the loss with a weight."""
+    """``[loss.regularizer]``: a regularizer, labeled or not, added to the loss with a weight."""
 
     weight: float = 1.0
 
 
 class MemoryTable(Table):
-    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` of so many embeddings, used from an epoch on."""
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from an epoch on."""
 
     size: int = Field(ge=1)
     start_epoch: int = Field(1, ge=1)
@@ -111,7 +111,7 @@ class StageTable(Table):
 
 
 class ScheduleTable(Table):
-    """``[schedule]``: how many epochs, those of the stages included, and how the learning rate falls."""
+    """``[schedule]``: the number of epochs, all stages together, and how the learning rate falls."""
 
     epochs: int = Field(ge=1)
     name: Literal["constant", "multi-step", "cosine"] = "constant"

@@ -51,7 +51,7 @@ def _heading(name: str) -> str:
     stem, _, number = name.rpartition("_")
     if name.startswith(("recall_at_", "precision_at_")):
         return f"{'Recall' if name.startswith('recall') else 'P'}@{number}"
-    return f"{_HEADINGS[stem]}, {number} a class" if stem in _HEADINGS else _HEADINGS.get(name, name)
+    return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
 
 
 def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:

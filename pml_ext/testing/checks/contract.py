@@ -33,11 +33,11 @@ def check_call_forms(subject: Subject) -> None:
 def check_sub_loss_names(subject: Subject) -> None:
     """PML builds one reducer for each of ``sub_loss_names()``; a name that is missing there is never reduced."""
     loss, batch = subject.make(), batch_of(subject)
-    found = compute(loss, batch)
+    actual = compute(loss, batch)
     expected = set(loss.sub_loss_names()) - {"embedding_reg_loss", "weight_reg_loss"}  # PML adds these by itself
-    if set(found) != expected:
-        raise AssertionError(f"compute_loss returns {sorted(found)}, but sub_loss_names() says {sorted(expected)}")
-    for name, info in found.items():
+    if set(actual) != expected:
+        raise AssertionError(f"compute_loss returns {sorted(actual)}, but sub_loss_names() says {sorted(expected)}")
+    for name, info in actual.items():
         if missing := {"losses", "indices", "reduction_type"} - set(info):
             raise AssertionError(f"the dictionary of sub-loss {name!r} lacks {sorted(missing)}; reducers need them")
 
@@ -46,13 +46,13 @@ def check_reducers(subject: Subject) -> None:
     """A loss hands unreduced values to its reducer; a mean taken inside leaves ``reducer=`` without effect."""
     batch, summed = batch_of(subject), subject.make()
     torch.manual_seed(0)
-    found = compute(subject.make(), batch)
-    values = {name: info["losses"] for name, info in found.items()}
+    actual = compute(subject.make(), batch)
+    values = {name: info["losses"] for name, info in actual.items()}
     if all(not isinstance(value, Tensor) or value.ndim == 0 or len(value) == 1 for value in values.values()):
         raise AssertionError("compute_loss returns a value that is reduced already, so that a reducer (sum, mean of "
                              "what is not zero, threshold) has nothing to do; return one value an element, pair or "
                              "triplet, with its indices")  # fmt: skip
-    for name, info in found.items():
+    for name, info in actual.items():
         value = info["losses"]
         if isinstance(value, Tensor) and value.ndim == 1 and info["reduction_type"] != "already_reduced":
             lengths = {len(index) for index in _indices(info["indices"])}
@@ -93,8 +93,8 @@ def _restricted(subject: Subject, triplets: bool) -> None:
 
     def value(indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)
-        found = loss(batch.embeddings, batch.labels, indices)
-        return found.detach(), gradient(found, batch.embeddings)
+        actual = loss(batch.embeddings, batch.labels, indices)
+        return actual.detach(), gradient(actual, batch.embeddings)
 
     base = value(everything)
 
@@ -107,8 +107,8 @@ def _restricted(subject: Subject, triplets: bool) -> None:
         return (*positives, *some(negatives))
 
     for what in ["triplets"] if triplets else ["positive pairs", "negative pairs"]:
-        found = [value(narrowed(what)) for _ in range(5)]  # a loss may look at the hardest alone, which a draw may keep
-        if all(torch.equal(one, base[0]) and torch.allclose(other, base[1]) for one, other in found):
+        actual = [value(narrowed(what)) for _ in range(5)]  # a loss may look at the hardest, which a draw may keep
+        if all(torch.equal(one, base[0]) and torch.allclose(other, base[1]) for one, other in actual):
             raise AssertionError(f"the {what} that a miner chose are ignored: a third of them gives the same loss and "
                                  "the same gradient as all")  # fmt: skip
 
@@ -134,10 +134,10 @@ def check_references(subject: Subject) -> None:
         torch.manual_seed(0)
         try:
             if "labels" in subject.capabilities:
-                found = subject.make()(batch.embeddings, batch.labels, None, references.embeddings, references.labels)
+                actual = subject.make()(batch.embeddings, batch.labels, None, references.embeddings, references.labels)
             else:
-                found = subject.make()(batch.embeddings, ref_emb=references.embeddings)
-            values.append(found.detach())
+                actual = subject.make()(batch.embeddings, ref_emb=references.embeddings)
+            values.append(actual.detach())
         except Exception as error:
             if "references" in subject.capabilities:
                 raise AssertionError(f"it says that it has references, but refuses them: {error}") from error

@@ -56,8 +56,8 @@ def check_saved_bytes(subject: Subject) -> str:
     growth, matrices = saved[1] / max(1, saved[0]), saved[1] / (4 * sizes[1] ** 2)
     what = f"a batch of {sizes[1]} has {saved[1] >> 10} KiB saved for the backward pass"
     if tiles and not distance and growth > 1.5 * factor and saved[1] > 1 << 20:
-        raise AssertionError(f"{what}, {growth:.1f} times those of a batch of {sizes[0]}, although it says that it has "
-                             "tiles; compute them again in the backward pass, by "
+        raise AssertionError(f"{what}, {growth:.1f} times as many as for a batch of {sizes[0]}, although it says "
+                             "that it has tiles; compute them again in the backward pass, by "
                              "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)")  # fmt: skip
     if matrices > (MATRICES_OF_TILES if tiles and distance else MATRICES):
         raise AssertionError(f"{what}, as much as {matrices:.0f} matrices of B x B; work in tiles that the backward "
@@ -90,8 +90,8 @@ def check_no_host_sync(subject: Subject) -> None:
         try:
             compute(component, there)
             second.clear()
-            found = compute(component, there)
-            for info in found.values():
+            actual = compute(component, there)
+            for info in actual.values():
                 if isinstance(info["losses"], Tensor) and info["losses"].requires_grad:
                     torch.autograd.grad(info["losses"].sum(), there.embeddings, retain_graph=True, allow_unused=True)
         except SkipCheck:

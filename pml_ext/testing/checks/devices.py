@@ -24,12 +24,12 @@ def check_devices(subject: Subject) -> str:
     try:
         with SecondDevice() as second:
             component = second.move(subject.make().float())
-            found = [tensor.cpu() for tensor in _everything(subject, component, second.device)]
+            actual = [tensor.cpu() for tensor in _everything(subject, component, second.device)]
             second.clear()
             _once(subject, component, *_batches(subject, second.device)[:1])
     except Exception as error:
         raise AssertionError(f"on another device than the CPU: {type(error).__name__}: {error}") from error
-    _compare(found, expected, "another device")
+    _compare(actual, expected, "another device")
     if (name := accelerator()) and not is_random(subject):
         there = _everything(subject, subject.make().float().to(name), torch.device(name))
         _compare(there, expected, f"the {name} device")
@@ -38,23 +38,23 @@ def check_devices(subject: Subject) -> str:
 
 
 def _batches(subject: Subject, device: torch.device) -> list[Batch]:
-    found = []
+    actual = []
     for seed in (0, 1):
         batch = batch_of(subject, (4, 4), torch.float32, seed)
-        found.append(Batch(fresh(batch.embeddings.to(device)), batch.labels.to(device)))
-    return found
+        actual.append(Batch(fresh(batch.embeddings.to(device)), batch.labels.to(device)))
+    return actual
 
 
 def _everything(subject: Subject, component: Any, device: torch.device) -> list[Tensor]:
     """Values and gradients of every form of call that the component says it takes."""
     batch, other = _batches(subject, device)
-    found = _once(subject, component, batch)
+    actual = _once(subject, component, batch)
     if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
-        found += _once(subject, component, batch, all_of(batch))
+        actual += _once(subject, component, batch, all_of(batch))
     if subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities:
         references = (other.embeddings.detach(), other.labels)
-        found += _once(subject, component, batch, *[None] * (subject.kind == "loss"), *references)
-    return found
+        actual += _once(subject, component, batch, *[None] * (subject.kind == "loss"), *references)
+    return actual
 
 
 def _once(subject: Subject, component: Any, batch: Batch, *more: Any) -> list[Tensor]:
@@ -65,6 +65,6 @@ def _once(subject: Subject, component: Any, batch: Batch, *more: Any) -> list[Te
     return [value.detach(), gradient(value.sum(), batch.embeddings)]
 
 
-def _compare(found: list[Tensor], expected: list[Tensor], where: str) -> None:
-    for mine, wanted in zip(found, expected, strict=True):
+def _compare(actual: list[Tensor], expected: list[Tensor], where: str) -> None:
+    for mine, wanted in zip(actual, expected, strict=True):
         close(mine.cpu(), wanted, f"{where} gives another value or gradient", rtol=1e-3, atol=1e-4)

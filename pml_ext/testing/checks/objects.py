@@ -118,8 +118,8 @@ def _compiled(subject: Subject) -> _Compiled:
                 breaks = _first_line(error)
                 value = _value_compiled(subject, fullgraph=False)
         subject.cache["compiled"] = _Compiled(value.detach(), expected.detach(), breaks)
-    found: _Compiled = subject.cache["compiled"]
-    return found
+    actual: _Compiled = subject.cache["compiled"]
+    return actual
 
 
 def _value_compiled(subject: Subject, fullgraph: bool) -> Tensor:
@@ -141,8 +141,8 @@ def _first_line(error: Exception) -> str:
 
 def check_compile(subject: Subject) -> None:
     """``torch.compile`` (backend aot_eager) runs it, forward and backward, with the same value."""
-    found = _compiled(subject)
-    close(found.value, found.expected, "compiled it gives another value", rtol=1e-4, atol=1e-5)
+    actual = _compiled(subject)
+    close(actual.value, actual.expected, "compiled it gives another value", rtol=1e-4, atol=1e-5)
 
 
 def check_fullgraph(subject: Subject) -> None:
@@ -183,8 +183,8 @@ def check_torch_func(subject: Subject) -> None:
     except Exception as error:
         _skip_what_says_so(error)
         raise AssertionError(f"torch.func.grad stops: {type(error).__name__}: {_first_line(error)}") from error
-    names, found = ["the embeddings", *parameters], [by_embeddings, *by_parameters.values()]
-    for name, mine, expected in zip(names, found, gradients, strict=True):
+    names, actual = ["the embeddings", *parameters], [by_embeddings, *by_parameters.values()]
+    for name, mine, expected in zip(names, actual, gradients, strict=True):
         wanted = torch.zeros_like(mine) if expected is None else expected
         close(mine, wanted, f"torch.func.grad gives {name} another gradient than backward()")
 
@@ -206,11 +206,11 @@ def check_forward_mode(subject: Subject) -> None:
 
     torch.manual_seed(0)
     try:
-        found = torch.func.jvp(value, (batch.embeddings.detach(),), (direction,))[1]
+        actual = torch.func.jvp(value, (batch.embeddings.detach(),), (direction,))[1]
     except Exception as error:
         _skip_what_says_so(error)
         raise AssertionError(f"torch.func.jvp stops: {type(error).__name__}: {_first_line(error)}") from error
-    close(found, (gradient * direction).sum(), "torch.func.jvp gives another derivative than backward()")
+    close(actual, (gradient * direction).sum(), "torch.func.jvp gives another derivative than backward()")
 
 
 def _skip_what_says_so(error: Exception) -> None:

@@ -21,32 +21,32 @@ from ..subject import CLASSES, Batch, SkipCheck, Subject, batch_of, labels_of
 # Miners
 
 
-def _indices(subject: Subject, found: Any, length: int, references: int) -> tuple[Tensor, ...]:
-    if not isinstance(found, tuple) or len(found) not in (3, 4):
+def _indices(subject: Subject, actual: Any, length: int, references: int) -> tuple[Tensor, ...]:
+    if not isinstance(actual, tuple) or len(actual) not in (3, 4):
         raise AssertionError(f"a miner gives a tuple of three (anchors, positives, negatives) or four index tensors; "
-                             f"got {type(found).__name__}")  # fmt: skip
-    for number, index in enumerate(found):
+                             f"got {type(actual).__name__}")  # fmt: skip
+    for number, index in enumerate(actual):
         if index.dtype != torch.long or index.ndim != 1:
             raise AssertionError(
                 f"index tensor {number} must be int64 of one dimension; got {index.dtype}, {index.ndim}"
             )
-        limit = length if number in ({0} if len(found) == 3 else {0, 2}) else references
+        limit = length if number in ({0} if len(actual) == 3 else {0, 2}) else references
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < limit:
             raise AssertionError(f"index tensor {number} is outside of 0 to {limit - 1}")
-    lengths = [len(index) for index in found]
-    pairs = [lengths] if len(found) == 3 else [lengths[:2], lengths[2:]]
+    lengths = [len(index) for index in actual]
+    pairs = [lengths] if len(actual) == 3 else [lengths[:2], lengths[2:]]
     if any(len(set(together)) != 1 for together in pairs):
         raise AssertionError(f"index tensors that belong together differ in length: {lengths}")
-    return found
+    return actual
 
 
 def check_mined_indices(subject: Subject) -> None:
     """Losses take three or four int64 index tensors; positives share the anchor's class, negatives do not."""
     batch = batch_of(subject)
-    found = _indices(subject, subject.make()(batch.embeddings, batch.labels), len(batch.labels), len(batch.labels))
+    actual = _indices(subject, subject.make()(batch.embeddings, batch.labels), len(batch.labels), len(batch.labels))
     y = batch.labels
-    a2, n = (found[0], found[2]) if len(found) == 3 else (found[2], found[3])
-    if not (y[found[0]] == y[found[1]]).all() or (y[a2] == y[n]).any():
+    a2, n = (actual[0], actual[2]) if len(actual) == 3 else (actual[2], actual[3])
+    if not (y[actual[0]] == y[actual[1]]).all() or (y[a2] == y[n]).any():
         raise AssertionError("a positive has another class than its anchor, or a negative has the same")
 
 
@@ -55,8 +55,8 @@ def check_mined_references(subject: Subject) -> None:
     if "references" not in subject.capabilities:
         raise SkipCheck("it does not say that it has references")
     batch, other = batch_of(subject), batch_of(subject, (CLASSES, 5), seed=1)
-    found = subject.make()(batch.embeddings, batch.labels, other.embeddings, other.labels)
-    _indices(subject, found, len(batch.labels), len(other.labels))
+    actual = subject.make()(batch.embeddings, batch.labels, other.embeddings, other.labels)
+    _indices(subject, actual, len(batch.labels), len(other.labels))
 
 
 def check_mining_has_no_gradient(subject: Subject) -> None:
@@ -109,7 +109,7 @@ def check_regularizer_dtypes(subject: Subject) -> None:
 
 
 def check_regularizer_of_degenerate_batches(subject: Subject) -> None:
-    """Batches of one class, of one image a class and of equal embeddings give finite values and gradients."""
+    """Batches of one class, of one image per class and of equal embeddings give finite values and gradients."""
     for labels in (torch.zeros(4, dtype=torch.long), torch.arange(4)):
         for equal in (False, True):
             batch = batch_of(subject, labels)
@@ -136,13 +136,13 @@ def check_regularizer_order_does_not_matter(subject: Subject) -> None:
 def check_beside_a_loss(subject: Subject) -> None:
     """``RegularizedLoss(ContrastiveLoss(), regularizer, weight)`` is the weighted sum, and trains both."""
     batch, regularizer = batch_of(subject), subject.make().double()
-    found = RegularizedLoss(ContrastiveLoss(), regularizer, weight=0.5)(batch.embeddings, batch.labels)
+    actual = RegularizedLoss(ContrastiveLoss(), regularizer, weight=0.5)(batch.embeddings, batch.labels)
     expected = ContrastiveLoss()(batch.embeddings, batch.labels)
     expected = expected + 0.5 * call(regularizer, batch)
-    if not torch.allclose(found, expected, rtol=1e-7):
-        raise AssertionError(f"beside a loss it adds something else than its value: {found.item():.8g} instead of "
+    if not torch.allclose(actual, expected, rtol=1e-7):
+        raise AssertionError(f"beside a loss it adds something else than its value: {actual.item():.8g} instead of "
                              f"{expected.item():.8g}")  # fmt: skip
-    found.backward()
+    actual.backward()
 
 
 # Distances

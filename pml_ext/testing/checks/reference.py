@@ -79,7 +79,7 @@ def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
 
 
 def check_reference(subject: Subject) -> str:
-    """Value and gradients are those of the slow form that the author wrote from the equation, under every setting.
+    """Value and gradients equal the slow form that the author wrote from the equation, under every setting.
 
     In float64. The first settings are tried on every batch, each further one on two of them.
     """
@@ -142,7 +142,7 @@ def _grid(subject: Subject) -> Grid:
 
 
 def _declared(subject: Subject) -> dict[str, Any]:
-    """The settings of a class that have a default, by name; those of PML's base classes left out."""
+    """The settings of a class that have a default, by name, without the settings of PML's base classes."""
     assert subject.cls is not None
     parameters = registry.settings_of(subject.cls)
     return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in _OF_PML}
@@ -179,7 +179,7 @@ def _first_variants(subject: Subject, grid: Grid) -> Iterator[dict[str, Any]]:
 
 
 def _pairs(subject: Subject, grid: Grid, name: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Pairs of settings that differ in one of them: those of the grid, then variants about each."""
+    """Pairs of settings that differ in one of them: from the grid first, then variants about each."""
     default = _declared(subject)
     for number, one in enumerate(grid.settings):
         for other in grid.settings[:number]:
@@ -201,13 +201,13 @@ def _outcome(subject: Subject, settings: Mapping[str, Any], known: dict[str, lis
     """Values and gradients of one instance over all batches, one after the other."""
     key = repr(sorted(settings.items()))
     if key not in known:
-        component, found = _instance(subject, settings, moved=True), []
+        component, actual = _instance(subject, settings, moved=True), []
         for case in _cases(subject, ()):
             torch.manual_seed(0)
             leaves = [fresh(case.batch.embeddings), *component.parameters()]
             value = call(component, Batch(leaves[0], case.batch.labels))
-            found += [value.detach(), *gradients(_weighted(value), leaves)]
-        known[key] = found
+            actual += [value.detach(), *gradients(_weighted(value), leaves)]
+        known[key] = actual
     return known[key]
 
 
@@ -274,20 +274,20 @@ def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Ca
         leaves |= dict(component.named_parameters())
     expected = loop(component, settings, case)
     torch.manual_seed(0)
-    found = _value(component, case)
+    actual = _value(component, case)
     wanted = torch.as_tensor(expected, dtype=torch.float64)
-    if found.shape != wanted.shape:
-        raise AssertionError(f"{where}: the shape is {tuple(found.shape)}, the reference's {tuple(wanted.shape)}")
-    if not _alike(found, wanted):
-        place = int((found - wanted).abs().argmax())
-        raise AssertionError(f"{where}: the value is {found.flatten()[place].item():.10g}, the reference's "
+    if actual.shape != wanted.shape:
+        raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
+    if not _alike(actual, wanted):
+        place = int((actual - wanted).abs().argmax())
+        raise AssertionError(f"{where}: the value is {actual.flatten()[place].item():.10g}, the reference's "
                              f"{wanted.flatten()[place].item():.10g}")  # fmt: skip
     if not case.smooth:
         return
     if not wanted.requires_grad:
         _compare_differences(loop, component, settings, case, list(leaves.values()), where)
         return
-    slopes = [gradients(_weighted(value), list(leaves.values())) for value in (found, wanted)]
+    slopes = [gradients(_weighted(value), list(leaves.values())) for value in (actual, wanted)]
     for name, mine, theirs in zip(leaves, *slopes, strict=True):
         if not _alike(mine, theirs):
             raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to "
@@ -302,7 +302,7 @@ def _compare_differences(loop: _Loop, component: Any, settings: Mapping[str, Any
     torch.manual_seed(0)
     value = _weighted(_value(component, case))
     slopes = gradients(value, leaves)
-    found = sum(float((slope * way).sum()) for slope, way in zip(slopes, directions, strict=True))
+    actual = sum(float((slope * way).sum()) for slope, way in zip(slopes, directions, strict=True))
     ends = []
     for step in (_STEP, -_STEP):
         with torch.no_grad():
@@ -310,8 +310,8 @@ def _compare_differences(loop: _Loop, component: Any, settings: Mapping[str, Any
             ends.append(float(_weighted(torch.as_tensor(loop(component, settings, case), dtype=torch.float64))))
             _move(leaves, directions, -step)
     expected, tolerance = (ends[0] - ends[1]) / (2 * _STEP), _TOLERANCE_OF_DIFFERENCES
-    if not math.isclose(found, expected, rel_tol=10 * tolerance, abs_tol=tolerance):
-        raise AssertionError(f"{where}: the derivative along a direction is {found:.8g}, the reference's, by finite "
+    if not math.isclose(actual, expected, rel_tol=10 * tolerance, abs_tol=tolerance):
+        raise AssertionError(f"{where}: the derivative along a direction is {actual:.8g}, the reference's, by finite "
                              f"differences, {expected:.8g}")  # fmt: skip
 
 

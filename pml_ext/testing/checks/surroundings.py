@@ -118,11 +118,11 @@ def check_cross_batch_memory(subject: Subject) -> None:
     torch.manual_seed(0)
     expected = subject.make().double()(batch.embeddings, batch.labels)
     torch.manual_seed(0)
-    found = CrossBatchMemory(subject.make().double(), subject.size, len(batch.labels))(twin.embeddings, twin.labels)
+    actual = CrossBatchMemory(subject.make().double(), subject.size, len(batch.labels))(twin.embeddings, twin.labels)
     if is_random(subject):
         return
-    close(found, expected, "in a memory as large as the batch it is another loss", rtol=1e-7)
-    close(gradient(found, twin.embeddings), gradient(expected, batch.embeddings),
+    close(actual, expected, "in a memory as large as the batch it is another loss", rtol=1e-7)
+    close(gradient(actual, twin.embeddings), gradient(expected, batch.embeddings),
            "in a memory as large as the batch it has another gradient")  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def _degenerate(subject: Subject, labels: Tensor, what: str) -> None:
 
 
 def check_batch_without_positives(subject: Subject) -> None:
-    """A sampler may give a batch with one image a class; the loss is then finite and backpropagates."""
+    """A sampler may give a batch with one image per class; the loss is then finite and backpropagates."""
     _degenerate(subject, torch.arange(min(4, subject.classes)), "without positives")
 
 
@@ -122,10 +122,11 @@ def check_order_does_not_matter(subject: Subject) -> None:
         for seed in (0, 1):
             order = torch.randperm(len(batch.labels), generator=torch.Generator().manual_seed(seed))
             other = batch.ordered(order)
-            found = subject.make()(other.embeddings, other.labels)
-            close(found, value, f"the order of the batch changes the loss ({shape[0]} classes x {shape[1]})", rtol=1e-7)
+            actual = subject.make()(other.embeddings, other.labels)
+            what = f"the order of the batch changes the loss ({shape[0]} classes x {shape[1]})"
+            close(actual, value, what, rtol=1e-7)
             expected = gradient(value, batch.embeddings)[order]
-            close(gradient(found, other.embeddings), expected, "the order of the batch changes the gradient", 1e-6)
+            close(gradient(actual, other.embeddings), expected, "the order of the batch changes the gradient", 1e-6)
 
 
 def check_names_of_classes(subject: Subject) -> None:
@@ -135,8 +136,8 @@ def check_names_of_classes(subject: Subject) -> None:
         raise SkipCheck("it has parameters for classes, or random values")
     batch = batch_of(subject)
     expected = subject.make()(batch.embeddings, batch.labels)
-    found = subject.make()(batch.embeddings, 100 - 7 * batch.labels)
-    close(found, expected, "other names of the classes change the loss", rtol=1e-7)
+    actual = subject.make()(batch.embeddings, 100 - 7 * batch.labels)
+    close(actual, expected, "other names of the classes change the loss", rtol=1e-7)
 
 
 def check_determinism(subject: Subject) -> None:

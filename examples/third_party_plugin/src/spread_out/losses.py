@@ -20,12 +20,12 @@ class AlignmentUniformityLoss(FullPrecisionForward, BaseMetricLossFunction):
         \operatorname{mean}_{(i, j) \in P} \|x_i - x_j\|^2
         + \lambda \operatorname{mean}_i \log \operatorname{mean}_{k \in N_i} e^{-t \|x_i - x_k\|^2}
 
-    Two sub-losses, ``alignment`` (one value a positive pair) and ``uniformity`` (one value an anchor with negatives).
+    Two sub-losses, ``alignment`` (one value per positive pair) and ``uniformity`` (one per anchor with negatives).
 
     Args:
         uniformity_weight: lambda, 0 or more.
         temperature: t, above 0; 2 in the paper.
-        kwargs: those of PML's losses.
+        kwargs: as in PML's losses.
 
     Source: Wang and Isola, 2020, https://arxiv.org/abs/2005.10242.
     """
