@@ -15,6 +15,7 @@ from .building import (
 )
 from .checking import validate
 from .loading import load_recipes, names_in, read_tables
+from .names import plugins_in
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -52,6 +53,7 @@ __all__ = [
     "metric_names",
     "names_in",
     "own_optimizer",
+    "plugins_in",
     "read_tables",
     "validate",
 ]
