@@ -16,6 +16,7 @@ from .building import (
 )
 from .checking import validate
 from .loading import load_recipes, names_in, read_tables
+from .names import plugins_in
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -54,6 +55,7 @@ __all__ = [
     "names_in",
     "normalization_of",
     "own_optimizer",
+    "plugins_in",
     "read_tables",
     "validate",
 ]
