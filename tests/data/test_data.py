@@ -238,8 +238,8 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
     about = {"image_size": 4, "channels": 1}
     assert list(DataSplits(images, images, **about).tested()) == ["test"]
     assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
-    for parts, found in (({}, "none of these"), ({"query": images}, "not query"),
-                         (dict.fromkeys(("test", "query", "gallery"), images), "test and query and gallery")):  # fmt: skip
+    wrong = [{}, {"query": images}, dict.fromkeys(("test", "query", "gallery"), images)]
+    for parts, found in zip(wrong, ("none of these", "not query", "test and query and gallery"), strict=True):
         with pytest.raises(DataError, match=f"wanted test, or query and gallery, .*{found}"):
             DataSplits(images, **parts, **about)
 
