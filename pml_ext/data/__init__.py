@@ -9,6 +9,8 @@ from ..errors import needs_extra
 with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
     from .digits import digits, digits_unseen
+    from .download import check_archives
+    from .download import get as get_archives
     from .folder import folder, image_files, visible_files
     from .omniglot import omniglot_small
     from .published import About
@@ -35,7 +37,8 @@ def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
 
 def published_sets() -> dict[str, About]:
     """What is known of each published data set, by name: where it comes from, and what is to be there."""
-    return {module.ABOUT.name: module.ABOUT for module in (cars196, cub, imagenet, inshop, omniglot, sop)}
+    sets = [module.ABOUT for module in (cars196, cub, imagenet, inshop, omniglot)]
+    return {about.name: about for about in (*sets, omniglot.SMALL, sop.ABOUT)}
 
 
 PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
@@ -53,9 +56,11 @@ __all__ = [
     "LabelledImages",
     "build_transforms",
     "builtin_datasets",
+    "check_archives",
     "digits",
     "digits_unseen",
     "folder",
+    "get_archives",
     "hold_out_classes",
     "image_files",
     "omniglot_small",

@@ -51,14 +51,14 @@ class Archive:
     Args:
         name: of the file.
         megabytes: about how large it is.
-        md5: its checksum; "" where none is known.
+        checksum: MD5 or SHA-256 of the file, as its length says; "" where none is known.
         url: a stable address from which everybody may fetch it; "" where there is none.
         unpack: whether it is to be unpacked; zips of drawings are read as they are.
     """
 
     name: str
     megabytes: int
-    md5: str = ""
+    checksum: str = ""
     url: str = ""
     unpack: bool = True
 

@@ -111,37 +111,6 @@ def test_omniglot_that_is_missing_or_broken(omniglot_folder, tmp_path, monkeypat
         omniglot_small(omniglot_folder, image_size=500)
 
 
-def test_omniglot_is_downloaded_once_and_checked(omniglot_folder, tmp_path, monkeypatch):
-    import torchvision.datasets.utils as utils
-
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    asked = []
-
-    def download(url, root, filename):
-        asked.append(url)
-        (Path(root) / filename).write_bytes((omniglot_folder / url.rsplit("/", 1)[-1]).read_bytes())
-
-    monkeypatch.setattr(utils, "download_url", download)
-    with pytest.raises(DataError, match="not the expected file"):
-        omniglot_small()
-    assert not list(cache.rglob("*.zip"))
-    for name in (omniglot_module.TRAIN, omniglot_module.TEST):
-        monkeypatch.setitem(omniglot_module.SHA256, name, omniglot_module._sha256(omniglot_folder / name))
-    assert len(omniglot_small().train) == 15
-    count = len(asked)
-    assert len(omniglot_small().test) == 12
-    assert len(asked) == count
-
-    def fail(url, root, filename):
-        raise OSError("no network")
-
-    monkeypatch.setattr(utils, "download_url", fail)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*type --data FOLDER"):
-        omniglot_small()
-
-
 def test_a_folder_is_split_by_class_or_by_image(tmp_path):
     place = photos(tmp_path / "photos")
     by_class = folder(path=str(place))

@@ -209,6 +209,7 @@ def test_the_published_counts():
         "inshop": {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)},
         "imagenet": {"train": (667289, 500), "gallery": (638878, 500), "query": (25000, 500)},
         "omniglot": {"train": (19280, 964), "test": (13180, 659)},
+        "omniglot-small": {"train": (2720, 136), "test": (2120, 106)},
     }
 
 
