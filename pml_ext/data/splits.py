@@ -84,29 +84,46 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 class DataSplits:
     """What a data set's factory returns.
 
+    Each test image is searched among all others of ``test``; or, in a set that has ``query`` and ``gallery`` in its
+    place, each image of ``query`` among all of ``gallery``.
+
     Args:
         train: images to train with.
-        test: images to test with.
+        test: images to test with; None where there are ``query`` and ``gallery``.
         image_size: height and width, in pixels, of what a network gets.
         channels: 1 (gray) or 3 (color).
         crop: whether an image is cropped to a square after its shorter side was resized (photographs), rather than
             resized to the square.
+        query: images that are searched for.
+        gallery: images that are searched.
 
     Raises:
-        DataError: other channels, or no image size.
+        DataError: other channels, no image size, neither or both of ``test`` and ``query`` with ``gallery``, or one of
+            the latter two alone.
     """
 
     train: LabelledImages
-    test: LabelledImages
+    test: LabelledImages | None = None
+    _: dataclasses.KW_ONLY
     image_size: int
     channels: int
     crop: bool = False
+    query: LabelledImages | None = None
+    gallery: LabelledImages | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
             raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
         if self.image_size < 1:
             raise DataError(f"DataSplits: image_size must be at least 1 pixel, not {self.image_size!r}")
+        if list(self.tested()) not in (["test"], ["query", "gallery"]):
+            have = " and ".join(self.tested()) or "none of these"
+            raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
+
+    def tested(self) -> dict[str, LabelledImages]:
+        """The splits that are tested on, by name: ``test``, or ``query`` and ``gallery``."""
+        parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 def read_image(path: Path, channels: int = 3) -> Tensor:

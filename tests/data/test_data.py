@@ -233,6 +233,17 @@ def test_splits_that_no_network_takes_are_refused(settings, text):
         DataSplits(images, images, **{"image_size": 4, "channels": 1, **settings})
 
 
+def test_splits_are_tested_by_test_or_by_query_and_gallery():
+    images = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    about = {"image_size": 4, "channels": 1}
+    assert list(DataSplits(images, images, **about).tested()) == ["test"]
+    assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
+    for parts, found in (({}, "none of these"), ({"query": images}, "not query"),
+                         (dict.fromkeys(("test", "query", "gallery"), images), "test and query and gallery")):  # fmt: skip
+        with pytest.raises(DataError, match=f"wanted test, or query and gallery, .*{found}"):
+            DataSplits(images, **parts, **about)
+
+
 def test_splits_by_image_are_disjoint_and_complete():
     images = LabelledImages(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), [0] * 10 + [1] * 10, ["a", "b"])
     first, second = split_by_image(images, 0.3, 0)
