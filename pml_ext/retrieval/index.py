@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..errors import DataError
-from ..files import write_atomically
+from ..files import unsealed, write_json
 from .checks import reason_of
 from .embedding import Embedded, save_npz
 from .faiss_index import FaissIndex
@@ -130,8 +130,7 @@ def write_index(place: Path, owner: Owner, embedded: Embedded, faiss: FaissIndex
             for name, _ in writers.values():
                 (place / name).unlink(missing_ok=True)
             raise
-        text = json.dumps(about, indent=2) + "\n"
-        write_atomically(place / _ABOUT, lambda path: path.write_text(text, "utf-8"))
+        write_json(place / _ABOUT, about)
         for path in old:
             path.unlink(missing_ok=True)
     return Gallery(place, embedded, str(about["factory"]), faiss)
@@ -213,8 +212,8 @@ def _read_about(place: Path, owner: Owner) -> bytes:
 
 def _parsed(place: Path, owner: Owner, text: bytes) -> _About:
     try:
-        about = _About.model_validate(json.loads(text))
-    except ValueError as error:  # pydantic's and json's both are
+        about = _About.model_validate(unsealed(json.loads(text)))
+    except (ValueError, RecursionError) as error:  # pydantic's and json's are ValueErrors
         raise DataError(f"{place / _ABOUT}: empty, cut or no index ({reason_of(error)}); "
                         f"type: {_command(place, owner)}") from None  # fmt: skip
     if about.identity != owner.identity:
