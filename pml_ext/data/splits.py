@@ -15,6 +15,9 @@ from torch.utils.data import Dataset
 
 from ..errors import DataError
 
+# What Pillow may take a file for, whatever its name; others start programs (an EPS starts Ghostscript).
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+
 Transform = Callable[[Tensor], Tensor]
 
 
@@ -113,7 +116,7 @@ def read_image(path: Path, channels: int = 3) -> Tensor:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
             image: Any = ImageOps.exif_transpose(file)
             if image.mode.startswith("I;16"):  # 16 bits: PIL would clip, not scale
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

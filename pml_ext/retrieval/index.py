@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, shortened
 from ..files import unsealed, write_json
 from .checks import reason_of
 from .embedding import Embedded, save_npz
@@ -284,9 +284,16 @@ def _read_embeddings(path: Path, part: _Part | None, owner: Owner) -> tuple[Tens
         raise _Unfit(f"{path}: embeddings of {points.dtype} {list(points.shape)}, wanted float32 [N, {owner.size}]")
     if paths.ndim != 1 or paths.dtype.kind != "U" or len(paths) != len(points):
         raise _Unfit(f"{path}: {len(points)} embeddings do not fit its paths, {paths.dtype} {list(paths.shape)}")
+    if (outside := next((name for name in paths.tolist() if not _is_inside(name)), None)) is not None:
+        raise _Unfit(f"{path}: the image {shortened(outside, 100)!r} is not in the folder that was indexed")
     if not np.isfinite(points).all():
         raise _Unfit(f"{path}: NaN or infinity among the embeddings")
     return torch.from_numpy(points).to(owner.device), paths.tolist()
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a path of an index stays in the folder that was indexed."""
+    return bool(name) and not name.startswith("/") and not {"..", ""} & set(name.split("/")) and "\0" not in name
 
 
 def _read_faiss(path: Path, part: _Part | None, factory: str, points: Tensor) -> FaissIndex:
