@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data import LabelledImages, hold_out_classes
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
+from ..errors import DataError
 from ..network import Preprocessing
 from ..plugin import RunView
 from . import checkpoint
@@ -42,6 +43,7 @@ class View:
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
+        self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
         self._load_data(root)
@@ -179,8 +181,20 @@ class View:
         self._kept.clear()
 
     def embeddings_before(self) -> Tensor:
-        """The test embeddings of the untrained network, ``[N, D]``."""
-        return checkpoint.load(self.checkpoint("before"), self.device)["embeddings"]  # type: ignore[no-any-return]
+        """The test embeddings of the untrained network, ``[N, D]``; made again where their file cannot be read."""
+        path = self.checkpoint("before")
+        try:
+            return checkpoint.load(path, self.device)["embeddings"]  # type: ignore[no-any-return]
+        except DataError:
+            if self.processes > 1:  # the others would have to load the data with this one
+                raise
+        random = checkpoint.random_state()
+        try:
+            untrained = View(self.recipe, self.folder, self.seed, str(self.device), self._root).embeddings("test")
+        finally:
+            checkpoint.set_random_state(random)
+        checkpoint.save(path, {"embeddings": untrained.cpu()})
+        return untrained
 
     def checkpoint(self, name: str) -> Path:
         """The file of a checkpoint: ``"before"``, ``"last"``, ``"best"`` or ``"model"``."""

@@ -20,8 +20,8 @@ from ..pairwise import FullPrecisionForward, PairsOfRows, in_tiles, pair_masks, 
 from ..pml import BaseDistance, BaseMetricLossFunction
 from ..reducers import weighs_alike
 from ..settings import check_tile_size, number_settings, own_settings
-from .pairs import Pairs
-from .terms import JoinedTerms, Terms, Triplets, without_empty
+from .pairs import Pairs, Triplets
+from .terms import JoinedTerms, Terms, without_empty
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..pml import BaseDistance
-from .terms import Triplets
+
+Triplets = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclasses.dataclass

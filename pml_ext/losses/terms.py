@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .pairs import Pairs
+from .pairs import Pairs, Triplets
 
 Terms = dict[str, dict[str, Any]]
-Triplets = tuple[Tensor, Tensor, Tensor]
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:

@@ -14,8 +14,8 @@ from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer
 from ..settings import check_flag, check_number
 from .pair_loss import PairLoss
-from .pairs import Pairs
-from .terms import Terms, Triplets, per_anchor, per_pair, per_triplet
+from .pairs import Pairs, Triplets
+from .terms import Terms, per_anchor, per_pair, per_triplet
 
 _ENTRIES = 1 << 23  # of gathered rows held at a time
 
@@ -24,7 +24,7 @@ class _TiledLoss(PairLoss):
     """What the losses here share: they take any distance, and are in tiles of anchors."""
 
     nearer = "either"
-    tiles = "rows"
+    tiles: ClassVar[str | None] = "rows"
 
     def _nearness(self, matrix: Tensor) -> Tensor:
         """The matrix itself, or its negative: larger where two embeddings are nearer."""
@@ -144,7 +144,7 @@ class TiledNTXentLoss(_TiledLoss):
     The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the least number of the
     dtype inside the logarithm, which bounds its values; here they are exact.
 
-    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R and P, the number of positive pairs.
+    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R and P, the positive pairs.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, PluginError, UnknownNameError
+from ...errors import ConfigError, PluginError, UnknownNameError, shortened
 from .checking import validate
 from .names import all_names, home_of, settled
 from .schema import Recipe, merged
+
+_MOST_VARIANTS = 10_000
 
 
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
@@ -33,6 +36,15 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         UnknownNameError: no such recipe.
         PluginError: a run's recipe, and a plugin that it was trained with is not in use.
     """
+    try:
+        return _load(name, overrides)
+    except (ConfigError, UnknownNameError) as error:
+        raise type(error)(shortened(error)) from error.__cause__
+    except RecursionError:
+        raise ConfigError(shortened(f"{name}: tables or values nested too deep; wanted those of a recipe")) from None
+
+
+def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
     base, variant = _without_variant(name)
     source, tables, run = _read(base)
     home = home_of(base, run)
@@ -45,6 +57,8 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
         _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
+    if math.prod(map(len, sweep.values())) > _MOST_VARIANTS:
+        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
     variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
                 for values in itertools.product(*sweep.values())}  # fmt: skip
     if variant:
@@ -111,13 +125,19 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     file: Traversable
     if name.endswith(".toml"):
         file = Path(name)
-        if not file.is_file():
+        try:
+            known = file.is_file()
+        except OSError as error:  # a name that is too long
+            raise ConfigError(f"{name}: no recipe file ({error.strerror})") from None
+        if not known:
             raise ConfigError(f"{name}: no such recipe file")
     else:
         file = registry.recipe(name)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # no UTF-8 and integers of thousands of digits too
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     run = tables.pop("run", {})
     run = run if isinstance(run, dict) else {}
@@ -155,6 +175,8 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:
+        raise ConfigError(f"--set ...={text}: {error}") from None
 
 
 def _label(values: Iterable[Any]) -> str:
