@@ -24,7 +24,7 @@ class _TiledLoss(PairLoss):
     """What the losses here share: they take any distance, and are in tiles of anchors."""
 
     nearer = "either"
-    tiles = "rows"
+    tiles: ClassVar[str | None] = "rows"
 
     def _nearness(self, matrix: Tensor) -> Tensor:
         """The matrix itself, or its negative: larger where two embeddings are nearer."""
@@ -144,7 +144,7 @@ class TiledNTXentLoss(_TiledLoss):
     The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the least number of the
     dtype inside the logarithm, which bounds its values; here they are exact.
 
-    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R and P, the number of positive pairs.
+    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R and P, the positive pairs.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
@@ -258,7 +258,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         0.20000000298023224
     """
 
-    tiles: ClassVar[str | None] = "classes"  # of positives and negatives, with swap
+    tiles = "classes"  # of positives and negatives, with swap
 
     def __init__(
         self,
