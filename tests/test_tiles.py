@@ -30,12 +30,12 @@ SIZE = 5
 LOSSES = {
     "cbml": (CBMLLoss, {}),
     "cbml, other settings": (CBMLLoss, {"averaging": "sqrt", "delta": "ratio", "skip_unmined": True}),
-    "angular": (AngularLoss, {}),
+    "angular": (AngularLoss, {"alpha": 44}),
     "angular, gathered rows": (AngularLoss, {"alpha": 70}),
-    "angular, raw": (AngularLoss, {"normalize_embeddings": False}),
+    "angular, raw": (AngularLoss, {"alpha": 44, "normalize_embeddings": False}),
     "n-pair": (NPairLoss, {}),
-    "n-pair-angular": (NPairAngularLoss, {}),
-    "angular-triplet": (AngularTripletLoss, {}),
+    "n-pair-angular": (NPairAngularLoss, {"alpha": 44}),
+    "angular-triplet": (AngularTripletLoss, {"alpha": 44}),
     **{f"batch-all, {kind}": (BatchAllTripletLoss, {"kind": kind})
        for kind in ("hinge", "squared-hinge", "ratio", "soft")},
     "batch-all, local": (BatchAllTripletLoss, {"positives": "local", "triplets": "all"}),
@@ -76,7 +76,7 @@ def outcome(loss, call, x=X, labels=LABELS):
     """Value, gradients to both sides, and recorded statistics."""
     value = loss(x, labels, **call)
     sides = [x, *([call["ref_emb"]] if "ref_emb" in call else [])]
-    return [value, *torch.autograd.grad(value, sides), *(torch.as_tensor(getattr(loss, n)) for n in loss.recorded)]
+    return [value, *torch.autograd.grad(value, sides), *(torch.as_tensor(getattr(loss, n, 0.0)) for n in loss.recorded)]
 
 
 def agree(one, other, tolerance=1e-11):
@@ -122,6 +122,8 @@ PML = {
 @pytest.mark.parametrize("name", PML)
 def test_values_are_those_of_pml(name, call):
     kind, settings = LOSSES[name]
+    if "swap" in name and "references" in call:
+        pytest.skip("PML takes the row of the batch that has the number of the positive among the references")
     expected = PML[name](X, LABELS, **CALLS[call])
     if call == "triplets" and name not in ("triplet-margin", "triplet-margin, swap"):
         call = "labels of triplets"  # PML counts a pair as often as it is listed, ours once

@@ -238,7 +238,8 @@ class TiledTripletMarginLoss(_TiledLoss):
 
     The mean runs over the triplets that are not 0, as PML's default reducer takes them. The reducer gets the sum over
     the negatives of each positive pair, with the number of such triplets as ``divisor``; of an ``indices_tuple`` of
-    triplets, one value per triplet. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
+    triplets, one value per triplet. With references, ``swap`` compares the positive itself, where PML takes the row of
+    the batch that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
 
     *Cost:* four products of ``B x D x R`` in tiles and a few passes over ``P x R`` for P positive pairs; memory linear
     in B + R and P.
@@ -257,7 +258,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         0.20000000298023224
     """
 
-    tiles: ClassVar[str | None] = "classes"  # of positives and negatives, with swap
+    tiles = "classes"  # of positives and negatives, with swap
 
     def __init__(
         self,

@@ -258,6 +258,8 @@ class _InTiles(torch.autograd.Function):
         plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
         grads = grads[: plan.values]
         if torch.is_grad_enabled():  # the gradient is to be differentiated: all tiles with a graph
+            kept = plan.by_row + plan.whole  # of each a view, since rows and columns may be one tensor
+            tensors = (*(tensor.view_as(tensor) for tensor in tensors[:kept]), *tensors[kept:])
             results = _joined([plan.compute(tile, tensors) for tile in plan.tiles])
             return (None, *_differentiable(results[: plan.values], tensors, grads, needed))
         gradients = _Gradients(plan, tensors, needed)

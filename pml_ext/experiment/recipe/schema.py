@@ -131,6 +131,9 @@ class EngineTable(Table):
     Args:
         precision: of the network, forward and backward; the loss is always computed in full precision. ``"float16"``
             scales the loss and leaves out steps whose gradients overflow.
+        micro_batch: how many images trunk and embedder get at a time. The loss sees the whole batch, and gradients are
+            its own; the network runs twice forward, and holds one micro-batch. None for the whole batch at a time. Not
+            with ``compile``.
         compile: trunk and embedder are compiled by ``torch.compile``, which takes up to minutes before the first step.
         channels_last: images and convolutions lie in memory with the channels last.
         clip_gradient: the greatest norm of the gradients of trunk and embedder together; the loss's own parameters do
@@ -138,9 +141,17 @@ class EngineTable(Table):
     """
 
     precision: Precision = "float32"
+    micro_batch: int | None = Field(None, ge=1)
     compile: bool = False
     channels_last: bool = False
     clip_gradient: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _random_numbers_of_the_batch(self) -> EngineTable:
+        if self.micro_batch is not None and self.compile:
+            raise ValueError("micro_batch draws the random numbers of the whole batch, which compiled networks draw by "
+                             "themselves; leave out compile or micro_batch")  # fmt: skip
+        return self
 
 
 class EvaluationTable(Table):
