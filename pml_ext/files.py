@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,15 @@ def write_toml(path: Path, value: dict[str, Any]) -> None:
     import tomli_w
 
     write_text(path, tomli_w.dumps(value))
+
+
+def toml_value(text: str) -> Any:
+    """A value that somebody typed: as TOML reads it, or else the text itself.
+
+    Args:
+        text: ``0.1``, ``true``, ``[1, 2]``, ``"text"`` or ``text``.
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -12,6 +12,7 @@ from typing import Any
 
 from ... import registry
 from ...errors import ConfigError, PluginError, UnknownNameError
+from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
 from .schema import Recipe, merged
@@ -43,7 +44,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
+        _assign(tables, key.strip(), toml_value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
     variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
                 for values in itertools.product(*sweep.values())}  # fmt: skip
@@ -148,13 +149,6 @@ def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str
         raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
     tables.clear()
     tables.update(updated)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _label(values: Iterable[Any]) -> str:
