@@ -13,6 +13,7 @@ from typing import Any
 
 from ... import registry
 from ...errors import ConfigError, PluginError, UnknownNameError, shortened
+from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
 from .schema import Recipe, merged
@@ -55,7 +56,7 @@ def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
+        _assign(tables, key.strip(), toml_value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
     if math.prod(map(len, sweep.values())) > _MOST_VARIANTS:
         raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
@@ -168,15 +169,6 @@ def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str
         raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
     tables.clear()
     tables.update(updated)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    except ValueError as error:
-        raise ConfigError(f"--set ...={text}: {error}") from None
 
 
 def _label(values: Iterable[Any]) -> str:
