@@ -1,14 +1,20 @@
 """Fixtures that several parts share."""
 
+import os
+import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-torch.set_num_threads(2)
+collect_ignore = ["typed_face.py"]  # for mypy to read, not to run
+threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # of this process and of all that it starts
+torch.set_num_threads(threads)
+os.environ["OMP_NUM_THREADS"] = str(threads)
 
 InstallPlugin = Callable[..., Path]
 
@@ -54,6 +60,30 @@ def fresh_compiler() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def pml_ext_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``pml-ext ARGUMENTS`` in this process, which saves the start of one: its exit code and what it wrote."""
+    from pml_ext.cli import main
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        with monkeypatch.context() as patch, warnings.catch_warnings():
+            warnings.resetwarnings()
+            patch.setattr(sys, "argv", ["pml-ext", *arguments])
+            for name, value in {"COLUMNS": "100", **environment}.items():
+                patch.setenv(name, value)
+            try:
+                main()
+                code = 0
+            except SystemExit as left:
+                code = int(left.code or 0)
+        return subprocess.CompletedProcess(list(arguments), code, *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture

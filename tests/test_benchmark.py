@@ -1,7 +1,6 @@
 """What bench measures, and what its command writes."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -163,21 +162,11 @@ def test_peers_of_a_plugin(install_plugin, monkeypatch):
     assert [row.what for row in rows] == ["floor", "plain", "twice"]
 
 
-def run_command(*arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    return subprocess.run(
-        [sys.executable, "-m", "pml_ext", "bench", *arguments], capture_output=True, text=True, env=environment
-    )
-
-
-def test_command_writes_a_table_or_json():
+def test_command_writes_a_table_or_json(pml_ext_command):
     quick = ["cbml", "--shapes", "16x8x4,12x4x3", "--repeats", "2", "--device", "cpu", "--threads", "1"]
-    done = run_command(*quick)
+    done = pml_ext_command("bench", *quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    CliRunner = pytest.importorskip("typer.testing").CliRunner
-    from pml_ext.cli.app import app
-
     assert lines[0].split() == [
         "shape",
         "loss",
@@ -196,13 +185,13 @@ def test_command_writes_a_table_or_json():
     assert len(lines) == 2 + 2 * 4
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
-    found = json.loads(CliRunner().invoke(app, ["bench", *quick, "--json"]).stdout)
-    assert [entry["shape"] for entry in found] == ["16x8x4"] * 4 + ["12x4x3"] * 4
-    assert found[1]["what"] == "cbml"
+    rows = json.loads(pml_ext_command("bench", *quick, "--json").stdout)
+    assert [entry["shape"] for entry in rows] == ["16x8x4"] * 4 + ["12x4x3"] * 4
+    assert rows[1]["what"] == "cbml"
 
 
-def test_command_refuses_a_wrong_shape():
-    done = run_command("cbml", "--shapes", "16x8")
+def test_command_refuses_a_wrong_shape(pml_ext_command):
+    done = pml_ext_command("bench", "cbml", "--shapes", "16x8")
     assert done.returncode == 2
     assert "a shape is BATCHxSIZExPER_CLASS" in done.stderr
     assert "Traceback" not in done.stderr

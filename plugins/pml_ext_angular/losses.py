@@ -121,6 +121,7 @@ class AngularLoss(_AngularLoss):
         ValueError: alpha outside its range, or a distance.
 
     Example:
+        >>> import torch
         >>> loss = AngularLoss(alpha=36)
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])

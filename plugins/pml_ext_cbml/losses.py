@@ -61,6 +61,7 @@ class CBMLLoss(PairLoss):
         ValueError: a setting outside its range, or a distance that is no similarity.
 
     Example:
+        >>> import torch
         >>> loss = CBMLLoss(mvc_weight=0.001)
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])

@@ -94,6 +94,9 @@ class DataSplits:
         channels: 1 (gray) or 3 (color).
         crop: whether an image is cropped to a square after its shorter side was resized (photographs), rather than
             resized to the square.
+
+    Raises:
+        DataError: other channels, or no image size.
     """
 
     train: LabelledImages
@@ -101,6 +104,12 @@ class DataSplits:
     image_size: int
     channels: int
     crop: bool = False
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
+        if self.image_size < 1:
+            raise DataError(f"DataSplits: image_size must be at least 1 pixel, not {self.image_size!r}")
 
 
 def read_image(path: Path, channels: int = 3) -> Tensor:

@@ -30,7 +30,7 @@ from . import signals
 from .lock import LOCK, locked
 from .plans import Plan, plan, restarted
 from .progress import Listener
-from .recipe import load_recipes
+from .recipe import load_recipes, plugins_in
 from .run import Run
 
 Metrics = dict[str, Any]
@@ -72,8 +72,9 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
             if word:
                 run.listener.step(word)
             _tidy(plan.folder)
-            about = {"run": {"recipe": plan.name, "seed": plan.seed}}
-            write_toml(plan.folder / "recipe.toml", plan.recipe.as_dict() | about, "run")
+            tables = plan.recipe.as_dict()
+            about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
+            write_toml(plan.folder / "recipe.toml", tables | about, "run")
         return run.train(resume)
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .. import models
-from ..data import LabelledImages, build_transforms, hold_out_classes
+from ..data import LabelledImages, hold_out_classes
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import DataError
+from ..network import Preprocessing
 from ..plugin import RunView
 from . import checkpoint
 from .embedding import EmbeddedSplit, embed_batches, embed_split
-from .recipe import Recipe, build_dataset, build_trunk
+from .recipe import Recipe, build_dataset, build_network, normalization_of
 from .stages import classes_of
 
 T = TypeVar("T")
@@ -58,9 +58,11 @@ class View:
             from_rank_0(None)
         train, test = splits.train, splits.test
         self.image_size, self.channels = splits.image_size, splits.channels
-        normalize = models.pretrained_normalization(self.recipe.model.trunk.name, self.recipe.model.trunk.settings)
-        self._preprocessing = (splits.crop, normalize)
-        augmented, plain = build_transforms(self.image_size, self.channels, splits.crop, normalize, **table.augment)
+        self._preprocessing = Preprocessing(
+            image_size=int(splits.image_size), channels=int(splits.channels), crop=splits.crop,  # type: ignore[arg-type]
+            normalize=normalization_of(self.recipe.model.trunk),
+        )  # fmt: skip
+        augmented, plain = self._preprocessing.transforms(**table.augment)
         self.splits: dict[str, LabelledImages] = {"test": test.with_transform(plain)}
         if self.recipe.evaluation.validation:
             train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
@@ -69,23 +71,25 @@ class View:
         self.training_images = train.with_transform(augmented)
 
     def _build_networks(self) -> None:
-        table = self.recipe.model
-        self.trunk = build_trunk(table.trunk, self.channels, self.image_size)
-        self._features = models.output_size(self.trunk, self.channels, self.image_size)
-        self.embedder = models.embedder(self._features, table.embedding_size, table.hidden_sizes)
+        self.network = build_network(self.recipe.model, self._preprocessing)
         if self.processes > 1:
-            self.trunk = synchronize_batch_norm(self.trunk, self.device)
-        self.trunk.to(self.device)
-        self.embedder.to(self.device)
+            self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
+        self.network.to(self.device)
+
+    @property
+    def trunk(self) -> nn.Module:
+        """From images to features."""
+        return self.network.trunk
+
+    @property
+    def embedder(self) -> nn.Module:
+        """From features to embeddings."""
+        return self.network.embedder
 
     def network_json(self) -> dict[str, Any]:
         """What the networks were made for: with the recipe and ``model.pt`` it is enough to use them."""
-        crop, normalize = self._preprocessing
-        return {
-            "image_size": self.image_size, "channels": self.channels, "crop": crop,
-            "normalize": {"mean": normalize[0], "std": normalize[1]} if normalize else None,
-            "features": self._features, "classes": classes_of(self.training_images),
-        }  # fmt: skip
+        facts = {"features": self.network.features, "classes": classes_of(self.training_images)}
+        return self._preprocessing.model_dump() | facts
 
     # What components see
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..data import image_files, read_image, visible_files
 from ..errors import DataError
 from ..files import write_atomically
+from ..network import Network
 from .checks import check_images_folder
 
 Images = Path | str | Tensor | Sequence[Any]
@@ -57,17 +58,14 @@ class ImageEmbedder:
 
     Args:
         name: of the run, for errors.
-        network: from transformed images ``[B, C, S, S]`` to embeddings ``[B, D]``, in evaluation mode.
-        transform: from a uint8 image ``[C, H, W]`` to ``[C, S, S]``.
-        channels: what files are read as: 1 (gray) or 3 (color).
+        network: in evaluation mode.
         device: where the network is.
     """
 
-    def __init__(
-        self, name: str, network: nn.Module, transform: Callable[[Tensor], Tensor], channels: int, device: torch.device
-    ) -> None:
-        self.name, self.network, self.transform = name, network, transform
-        self.channels, self.device = channels, device
+    def __init__(self, name: str, network: Network, device: torch.device) -> None:
+        self.name, self.network, self.device = name, network, device
+        self.channels = network.preprocessing.channels  # what files are read as
+        _, self.transform = network.preprocessing.transforms()
 
     @torch.no_grad()
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
@@ -116,7 +114,7 @@ class ImageEmbedder:
             image = read_image(Path(image), self.channels)
         if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3:
             raise TypeError(f"an image is a path or a uint8 tensor [C, H, W], not {type(image).__name__}")
-        return self.transform(image)
+        return self.transform(image)  # type: ignore[no-any-return]
 
     def _forward(self, images: list[Tensor], normalize: bool) -> Tensor:
         embeddings: Tensor = self.network(torch.stack(images).to(self.device)).float()

@@ -5,45 +5,30 @@ from __future__ import annotations
 import hashlib
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from torch import nn
 
-from .. import models
 from ..errors import ConfigError, DataError, shortened
 from ..experiment import checkpoint
-from ..experiment.recipe import Recipe, build_trunk, load_recipes
+from ..experiment.recipe import Recipe, build_network, load_recipes
 from ..files import DamagedError, read_json, read_toml
+from ..network import Network, Preprocessing
 from .checks import reason_of
 
 _WEIGHTS = "checkpoints/model.pt"
 
 
-class _Normalization(BaseModel):
-    mean: list[float]
-    std: list[float]
-
-
-class NetworkFacts(BaseModel):
+class NetworkFacts(Preprocessing):
     """What stands in ``network.json``: what the network was made for.
 
     Args:
-        image_size: height and width of what it gets, in pixels.
-        channels: 1 (gray) or 3 (color).
-        crop: whether a square is cut from the middle of an image.
-        normalize: means and standard deviations per channel, if values are normalized.
         features: length of the trunk's feature vectors.
         classes: the labels of the training images.
     """
 
-    model_config = ConfigDict(strict=True)
-
-    image_size: int = Field(ge=1)
-    channels: Literal[1, 3]
-    crop: bool
-    normalize: _Normalization | None
     features: int = Field(ge=1)
     classes: list[int]
 
@@ -69,10 +54,10 @@ class RunFiles:
         except DamagedError as error:
             raise self._damaged("recipe.toml", str(error)) from None
         self.recipe: Recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
-        self.network = self._read_network()
+        self.facts = self._read_facts()
         self.identity, self._state = self._read_weights(device)
 
-    def _read_network(self) -> NetworkFacts:
+    def _read_facts(self) -> NetworkFacts:
         try:
             return NetworkFacts.model_validate(read_json(self.folder / "network.json"))
         except (DamagedError, ValidationError) as error:
@@ -84,23 +69,21 @@ class RunFiles:
             identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         return identity, checkpoint.load(self.folder / _WEIGHTS, device)
 
-    def networks(self) -> tuple[nn.Module, nn.Module]:
-        """The trunk and the embedder, trained; can be had once.
+    def network(self) -> Network:
+        """The trained network; can be had once.
 
         Raises:
             DataError: the weights are of another network.
         """
-        network, model = self.network, self.recipe.model
         try:
-            trunk = build_trunk(model.trunk, network.channels, network.image_size, trained=True)
+            network = build_network(self.recipe.model, self.facts, self.facts.features, trained=True)
         except ConfigError as error:
             raise self._damaged("network.json", str(error)) from None
-        embedder = models.embedder(network.features, model.embedding_size, model.hidden_sizes)
-        self.load(trunk, "trunk")
-        self.load(embedder, "embedder")
-        # the others are in the networks now, and need no memory twice
+        self.load(network.trunk, "trunk")
+        self.load(network.embedder, "embedder")
+        # the rest is in the network now, and needs no memory twice
         self._state = {key: self._state.get(key) for key in ("loss", "versions")}
-        return trunk, embedder
+        return network
 
     def load(self, module: nn.Module, part: str) -> None:
         """Gives a module its trained weights.

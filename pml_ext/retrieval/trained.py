@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..data import build_transforms, image_files
+from ..data import image_files
 from ..devices import choose_device
 from ..errors import ConfigError, unknown
 from ..evaluation import learned_metric
@@ -60,13 +60,11 @@ class TrainedRun:
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.folder, self.device = folder, torch.device(device)
         self._files = RunFiles(folder, self.device)
-        self.recipe, self.network = self._files.recipe, self._files.network
-        self.trunk, self.embedder = self._files.networks()
-        size, channels, normalize = self.network.image_size, self.network.channels, self.network.normalize
-        values = (tuple(normalize.mean), tuple(normalize.std)) if normalize is not None else None
-        _, self.transform = build_transforms(size, channels, self.network.crop, values)
-        network = nn.Sequential(self.trunk, self.embedder).to(self.device).eval()
-        self._images = ImageEmbedder(str(folder), network, self.transform, channels, self.device)
+        self.recipe = self._files.recipe
+        self.network = self._files.network().to(self.device).eval()
+        self.trunk, self.embedder = self.network.trunk, self.network.embedder
+        self._images = ImageEmbedder(str(folder), self.network, self.device)
+        self.transform = self._images.transform
 
     @property
     def identity(self) -> str:
@@ -76,7 +74,7 @@ class TrainedRun:
     @functools.cached_property
     def metric(self) -> BaseDistance | None:
         """The learned metric of the run's loss, in evaluation mode, if it has one."""
-        loss, _ = build_loss(self.recipe.loss, loss_context(self.recipe, self.network.classes))
+        loss, _ = build_loss(self.recipe.loss, loss_context(self.recipe, self._files.facts.classes))
         self._files.load(loss, "loss")
         metric = learned_metric(loss.modules())
         return metric.to(self.device).eval() if metric is not None else None
@@ -222,7 +220,7 @@ class TrainedRun:
         """
         held = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
         sources = [(self.folder.name, answers, held.embedded.folder), *beside]
-        return answers_picture(sources, self.network.channels)
+        return answers_picture(sources, self.network.preprocessing.channels)
 
     # Clusters
 
@@ -248,7 +246,7 @@ class TrainedRun:
         check_clusters(clusters, source)
         embedded = self.embed_folder(source)
         numbers = sort_into_clusters(embedded, clusters)
-        write_clusters(place, embedded, numbers, self.network.channels)
+        write_clusters(place, embedded, numbers, self.network.preprocessing.channels)
         return dict(zip(embedded.paths, numbers, strict=True))
 
     # Export
@@ -268,16 +266,16 @@ class TrainedRun:
         """
         place = Path(out)
         check_folder("-o", place)
-        network, model = self.network, self.recipe.model
+        seen, model = self.network.preprocessing, self.recipe.model
         about = {
             "trunk": {"name": model.trunk.name, **model.trunk.settings},
             "embedding_size": model.embedding_size,
             "hidden_sizes": model.hidden_sizes,
-            "features": network.features,
-            "image_size": network.image_size,
-            "channels": network.channels,
-            "resize": round(network.image_size * 256 / 224) if network.crop else None,
-            "normalize": network.normalize.model_dump() if network.normalize is not None else None,
+            "features": self.network.features,
+            "image_size": seen.image_size,
+            "channels": seen.channels,
+            "resize": round(seen.image_size * 256 / 224) if seen.crop else None,
+            "normalize": seen.normalize.model_dump() if seen.normalize is not None else None,
             "l2_normalize_embeddings": True,
         }
         write_export(place, {"trunk": self.trunk, "embedder": self.embedder}, about)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,18 +14,16 @@ from pml_ext.cli import main
 from pml_ext.cli.train import progress
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    import os
-
-    return subprocess.run([sys.executable, "-m", "pml_ext", *arguments], capture_output=True, text=True,
-                          env={**os.environ, "COLUMNS": "100", **environment})  # fmt: skip
+@pytest.fixture
+def run(pml_ext_command):
+    return pml_ext_command
 
 
 QUICK = ["--set", "schedule.epochs=2", "--set", "schedule.milestones=[1]", "--set", "sampler.iterations=2",
          "--set", "model.trunk.width=8"]  # fmt: skip
 
 
-def test_help_imports_no_torch():
+def test_help_imports_no_torch(run):
     code = (
         "import sys; sys.argv = ['pml-ext', '--help']\n"
         "from pml_ext.cli import main\n"
@@ -40,7 +39,9 @@ def test_help_imports_no_torch():
 
 def test_without_the_extra_it_says_what_to_install(tmp_path):
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
-    done = run("list", PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-m", "pml_ext", "list"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": path})  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
         "pml-ext: the command line needs the package 'typer', which is not installed. "
@@ -48,7 +49,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     )
 
 
-def test_list_and_show_and_plugins():
+def test_list_and_show_and_plugins(run):
     listed = json.loads(run("list", "--json").stdout)
     assert {"cbml", "regularized", "pml/contrastive"} <= {entry["name"] for entry in listed["losses"]}
     assert {"cbml/digits", "pml/multi-similarity/omniglot-small"} <= {entry["name"] for entry in listed["recipes"]}
@@ -66,7 +67,7 @@ def test_list_and_show_and_plugins():
     assert any(line.split()[:2] == ["cbml", "pml-ext"] and "ok" in line.split() for line in found.stdout.splitlines())
 
 
-def test_train_writes_a_table_or_json_on_stdout_alone(tmp_path):
+def test_train_writes_a_table_or_json_on_stdout_alone(run, tmp_path):
     done = run("train", "cbml/digits", "--out", str(tmp_path / "a"), "--device", "cpu", *QUICK)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -126,7 +127,7 @@ def test_an_end_of_file_is_told_as_such(monkeypatch, capsys):
         (["bench", "--set", "loss.x=1"], 2, "--data and --set go with --run RECIPE"),
     ],
 )
-def test_wrong_use_is_one_line(tmp_path, arguments, code, message):
+def test_wrong_use_is_one_line(run, tmp_path, arguments, code, message):
     done = run(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
     assert done.returncode == code
     assert done.stdout == ""
@@ -137,6 +138,7 @@ def test_wrong_use_is_one_line(tmp_path, arguments, code, message):
 
 
 def test_debug_shows_where():
-    done = run("show", "cbmll", "--debug")
+    line = [sys.executable, "-m", "pml_ext", "show", "cbmll", "--debug"]
+    done = subprocess.run(line, capture_output=True, text=True)
     assert "Traceback" in done.stderr
     assert done.returncode == 1

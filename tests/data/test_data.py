@@ -224,6 +224,15 @@ def test_held_out_classes():
     assert set(hold_out_classes(train, 0.3, seed=4)[1].labels) != set(held_out.labels)
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"), [({"channels": 4}, "channels must be 1"), ({"image_size": 0}, "1 pixel")]
+)
+def test_splits_that_no_network_takes_are_refused(settings, text):
+    images = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    with pytest.raises(DataError, match=text):
+        DataSplits(images, images, **{"image_size": 4, "channels": 1, **settings})
+
+
 def test_splits_by_image_are_disjoint_and_complete():
     images = LabelledImages(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), [0] * 10 + [1] * 10, ["a", "b"])
     first, second = split_by_image(images, 0.3, 0)

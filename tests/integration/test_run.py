@@ -64,9 +64,7 @@ def test_what_a_run_leaves(finished):
     for wanted in ("positive", "negative", "variance"):
         assert wanted in report
     recipe = tomllib.loads((out / "recipe.toml").read_text())
-    assert {key: recipe["run"][key] for key in ("recipe", "seed", "format")} == {
-        "recipe": "cbml/digits", "seed": 0, "format": 2,
-    }  # fmt: skip
+    assert recipe["run"].items() >= {"recipe": "cbml/digits", "seed": 0, "format": 2}.items()
     assert recipe["schedule"]["epochs"] == 3
     assert (out / "checkpoints" / "last.pt").exists()
     assert list((out / "tensorboard").iterdir())
@@ -387,7 +385,7 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     (out / "checkpoints" / "before.pt").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", fails)
-    monkeypatch.setattr(CBMLLoss, "figures", fails, raising=False)
+    monkeypatch.setattr(CBMLLoss, "figures", lambda *_: sys.exit("no more"), raising=False)
     assert draw_report(out, "cpu", listener=ear) == out / "report.html"
     after = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     assert len(after) == len(before) - 1  # no stale picture is left
@@ -402,7 +400,9 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     assert not any("before.pt" in text for text in ear.warnings)  # it was made again
     states = [torch.load(run / "checkpoints" / "before.pt") for run in (out, finished[0])]
     assert torch.equal(*(state["embeddings"] for state in states))
-    assert ear.warnings[-1].startswith("the figure 'Figures of CBMLLoss' is left out of the report: ValueError")
+    assert ear.warnings[-1].startswith(
+        "the figure 'Figures of CBMLLoss' is left out of the report: SystemExit: no more"
+    )
     with pytest.raises(DataError, match=r"no finished run \(no recipe.toml in it\); type: pml-ext train RECIPE --out"):
         draw_report(tmp_path)
 

@@ -7,14 +7,16 @@ whole before any data are loaded. Every error names the file, the key, what was 
 from .building import (
     build_dataset,
     build_loss,
+    build_network,
     build_optimizer,
-    build_trunk,
     dataset_factory,
     loss_context,
+    normalization_of,
     own_optimizer,
 )
 from .checking import validate
 from .loading import load_recipes, names_in, read_tables
+from .names import plugins_in
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -43,15 +45,17 @@ __all__ = [
     "StageTable",
     "build_dataset",
     "build_loss",
+    "build_network",
     "build_optimizer",
-    "build_trunk",
     "dataset_factory",
     "load_recipes",
     "loss_context",
     "merged",
     "metric_names",
     "names_in",
+    "normalization_of",
     "own_optimizer",
+    "plugins_in",
     "read_tables",
     "validate",
 ]

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from ... import registry
+from ... import models, registry
 from ...building import BuildContext
 from ...data import DataSplits, folder
 from ...errors import ConfigError, PmlExtError, shortened
 from ...losses import CrossBatchMemory, RegularizedLoss
-from .schema import OPTIMIZERS, DataTable, LossTable, NamedTable, OptimizerTable, Recipe, merged
+from ...network import Network, Normalization, Preprocessing
+from .schema import OPTIMIZERS, DataTable, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, merged
 from .values import adapter_of, refusal, strictly
 
 # What a run fills in by itself: no options of a recipe.
@@ -72,6 +73,34 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
     with _refusing("model.trunk", table):
         return factory(channels, image_size, **_converted(factory, FROM_RUN_FOR_TRUNK, given))  # type: ignore[no-any-return]
+
+
+def normalization_of(table: NamedTable) -> Normalization | None:
+    """What the pretrained weights of a trunk want their images to be normalized by; None without such weights.
+
+    Args:
+        table: ``[model] trunk``.
+    """
+    values = models.pretrained_normalization(table.name, table.settings)
+    return Normalization(mean=list(values[0]), std=list(values[1])) if values is not None else None
+
+
+def build_network(
+    table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
+) -> Network:
+    """A network from its table.
+
+    Args:
+        table: ``[model]``.
+        preprocessing: of its images.
+        features: length of the trunk's feature vectors, where it is known.
+        trained: whether its weights will be a run's, so that no pretrained ones are fetched.
+
+    Raises:
+        ConfigError: the trunk refuses an option, or images of that size.
+    """
+    trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
+    return Network(preprocessing, trunk, table.embedding_size, table.hidden_sizes, features)
 
 
 def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""A network as training and retrieval both have it: preprocessing, trunk and embedder in one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from . import models
+from .data import build_transforms
+from .errors import needs_extra
+
+with needs_extra("train", "a network"):
+    from pydantic import BaseModel, ConfigDict, Field
+
+
+class Normalization(BaseModel):
+    """Means and standard deviations per channel."""
+
+    model_config = ConfigDict(strict=True)
+
+    mean: list[float]
+    std: list[float]
+
+
+class Preprocessing(BaseModel):
+    """What is done to an image before a network sees it, without augmentation.
+
+    Args:
+        image_size: height and width of what the network gets, in pixels.
+        channels: 1 (gray) or 3 (color).
+        crop: whether a square is cut from the middle of an image.
+        normalize: means and standard deviations per channel, if values are normalized.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    image_size: int = Field(ge=1)
+    channels: Literal[1, 3]
+    crop: bool
+    normalize: Normalization | None
+
+    def transforms(self, **augment: Any) -> tuple[nn.Module, nn.Module]:
+        """Transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
+
+        Args:
+            augment: settings of :func:`pml_ext.data.build_transforms` that only training images feel.
+
+        Raises:
+            ConfigError: a setting outside its range.
+        """
+        normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
+        return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment)
+
+
+class Network(nn.Module):
+    """Images to embeddings, with the preprocessing that its images want.
+
+    Args:
+        preprocessing: of its images.
+        trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
+        embedding_size: length of an embedding.
+        hidden_sizes: widths of the embedder's hidden layers.
+        features: F, where it is known; by default the trunk is asked with one image of zeros.
+
+    Raises:
+        ConfigError: the trunk refuses images of that size, or gives something else than vectors.
+    """
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        trunk: nn.Module,
+        embedding_size: int,
+        hidden_sizes: list[int],
+        features: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+        self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
+        self.trunk = trunk
+        self.embedder = models.embedder(self.features, embedding_size, hidden_sizes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""
+        return self.embedder(self.trunk(images))  # type: ignore[no-any-return]
