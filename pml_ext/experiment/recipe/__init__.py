@@ -13,9 +13,10 @@ from .building import (
     loss_context,
     normalization_of,
     own_optimizer,
+    preprocessing_of,
 )
 from .checking import validate
-from .loading import load_recipes, names_in, read_tables
+from .loading import load_recipes, names_in, pipelines, read_tables
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -54,6 +55,8 @@ __all__ = [
     "names_in",
     "normalization_of",
     "own_optimizer",
+    "pipelines",
+    "preprocessing_of",
     "read_tables",
     "validate",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.resources
 import itertools
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, UnknownNameError
+from ...errors import ConfigError, UnknownNameError, unknown
 from .checking import validate
 from .schema import Recipe, merged
+
+PIPELINES = "pipelines/"  # how their names begin
 
 
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
@@ -108,31 +111,55 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     """The file's name and its tables, merged into those that it extends."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
-    file: Traversable
-    if name.endswith(".toml"):
-        file = Path(name)
-        if not file.is_file():
-            raise ConfigError(f"{name}: no such recipe file")
-    else:
-        file = registry.recipe(name)
+    file = _file(name)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     tables.pop("run", None)  # what a run writes of itself beside its recipe
-    parent = tables.pop("extends", None)
-    if parent is None:
-        return str(file), tables
-    if not isinstance(parent, str):
-        raise ConfigError(f"{file}: extends: found {parent!r}, wanted the name of a recipe")
-    if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
-        parent = str(file.parent / parent)
-    try:
-        _, base = _read(parent, (*children, name))
-    except UnknownNameError as error:
-        raise ConfigError(f"{file}: extends: {error}") from None
-    base.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
-    return str(file), merged(base, tables)
+    parents = tables.pop("extends", [])
+    base: dict[str, Any] = {}
+    images: dict[str, Any] = {}  # of pipelines, which hold for any data set
+    for parent in parents if isinstance(parents, list) else [parents]:
+        if not isinstance(parent, str):
+            raise ConfigError(f"{file}: extends: found {parents!r}, wanted the name of a recipe, or several")
+        if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
+            parent = str(file.parent / parent)
+        try:
+            _, more = _read(parent, (*children, name))
+        except UnknownNameError as error:
+            raise ConfigError(f"{file}: extends: {error}") from None
+        more.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
+        if parent.startswith(PIPELINES):
+            images = merged(images, more["data"]["images"])
+        else:
+            base = merged(base, more)
+    result = merged(base, tables)
+    if images:
+        data = result.setdefault("data", {})
+        own = tables.get("data", {}).get("images", {}) if isinstance(tables.get("data"), dict) else {}
+        result["data"] = {**data, "images": merged(images, own)}
+    return str(file), result
+
+
+def _file(name: str) -> Traversable:
+    """The file of a recipe, or of a pipeline, which is a part of one."""
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise ConfigError(f"{name}: no such recipe file")
+        return Path(name)
+    if name.startswith(PIPELINES):
+        known = pipelines()
+        if name not in known:
+            raise UnknownNameError(unknown("pipeline", name, known))
+        return known[name]
+    return registry.recipe(name)
+
+
+def pipelines() -> dict[str, Traversable]:
+    """The packaged pipelines by name: files with ``[data.images]`` alone, which recipes extend."""
+    files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
+    return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 
 
 def _assign(tables: dict[str, Any], key: str, value: Any, source: str) -> None:
