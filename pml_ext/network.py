@@ -14,7 +14,6 @@ from .errors import needs_extra
 with needs_extra("train", "a network"):
     from pydantic import BaseModel, ConfigDict, Field
 
-
 NO_CUTS = Pipeline()
 
 

@@ -50,7 +50,7 @@ def _entries(what: What) -> list[dict[str, Any]]:
 
     if what in _KINDS:
         return [
-            {"name": c.name, "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
+            {"name": registry.short_name(c), "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
             for c in registry.components(_KINDS[what])
         ]
     if what is What.recipes:

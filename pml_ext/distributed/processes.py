@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..errors import ConfigError
+
 
 def num_processes() -> int:
     """How many processes there are: 1 where no process group was started."""
@@ -27,12 +29,20 @@ def process_group(device: str) -> Iterator[None]:
     """The group of the processes that ``torchrun`` started, if it did; it ends with the block, unless that fails.
 
     Args:
-        device: ``"cpu"`` (gloo) or ``"cuda"`` (NCCL, and gloo for what lies on the CPU).
+        device: ``"cpu"`` (gloo), or an accelerator: what torch has for it (NCCL for ``"cuda"``), and gloo for what
+            lies on the CPU.
+
+    Raises:
+        ConfigError: torch has no way for several processes to work together on that device.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
         return
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    backends = dist.Backend.default_device_backend_map
+    if device not in backends:
+        raise ConfigError(f"torch {torch.__version__} has no way for several processes to work together on {device}; "
+                          f"wanted --device {' or '.join(backends)}, or one process")  # fmt: skip
+    backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
     # Rank 0 tests alone while the others wait; torchrun ends them should it fail.
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2))
     yield

@@ -25,7 +25,7 @@ from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .engine import Engine, NotFiniteError, Objective, Step
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .progress import Listener, Pace, Silence, heard
-from .recipe import Recipe
+from .recipe import Recipe, plugins_in
 from .records import Records, Rows, Terms
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages
@@ -193,6 +193,7 @@ class Run(View):
             "device": device_name(self.device),
             "processes": self.processes,
             "versions": versions(),
+            "plugins": plugins_in(self.recipe.as_dict()),
             "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
             "warnings": account.warnings,

@@ -18,7 +18,7 @@ from ..errors import ConfigError, DataError, PmlExtError, one_line
 from ..evaluation.figures import sweep_curve
 from ..files import write_atomically, write_json, write_toml
 from .progress import Listener
-from .recipe import Recipe, load_recipes
+from .recipe import Recipe, load_recipes, plugins_in, read_tables
 from .run import Run
 
 Metrics = dict[str, Any]
@@ -93,8 +93,7 @@ def _check_same(plan: Plan) -> None:
     saved = plan.folder / "recipe.toml"
     if not saved.is_file():
         raise ConfigError(f"{plan.folder} holds no run (no recipe.toml in it); choose another --out")
-    tables = tomllib.loads(saved.read_text("utf-8"))
-    run = tables.pop("run")
+    run, tables = tomllib.loads(saved.read_text("utf-8"))["run"], read_tables(str(saved))
     wanted = plan.recipe.as_dict()
     if run["seed"] != plan.seed:
         raise ConfigError(
@@ -140,8 +139,9 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
         return metrics  # type: ignore[no-any-return]
     if rank() == 0:
         plan.folder.mkdir(parents=True, exist_ok=resume)
-        about = {"run": {"recipe": plan.name, "seed": plan.seed}}
-        write_toml(plan.folder / "recipe.toml", plan.recipe.as_dict() | about)
+        tables = plan.recipe.as_dict()
+        about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
+        write_toml(plan.folder / "recipe.toml", tables | about)
     return run.train(resume)
 
 

@@ -65,7 +65,7 @@ def test_what_a_run_leaves(finished):
     for wanted in ("positive", "negative", "variance"):
         assert wanted in report
     recipe = tomllib.loads((out / "recipe.toml").read_text())
-    assert recipe["run"] == {"recipe": "cbml/digits", "seed": 0}
+    assert recipe["run"].items() >= {"recipe": "cbml/digits", "seed": 0}.items()
     assert recipe["schedule"]["epochs"] == 3
     assert (out / "checkpoints" / "last.pt").exists()
     assert list((out / "tensorboard").iterdir())
@@ -403,7 +403,7 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     (out / "checkpoints" / "before.pt").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", fails)
-    monkeypatch.setattr(CBMLLoss, "figures", fails, raising=False)
+    monkeypatch.setattr(CBMLLoss, "figures", lambda *_: sys.exit("no more"), raising=False)
     assert draw_report(out, "cpu", listener=ear) == out / "report.html"
     after = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     assert len(after) == len(before) - 3  # no stale picture is left
@@ -416,7 +416,9 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
         "the figure 'Recall@K before and after training' is left out of the report: ValueError: bins must increase"
     )
     assert "before.pt: the file is empty; only a new run" in ear.warnings[1]
-    assert ear.warnings[-1].startswith("the figure 'Figures of CBMLLoss' is left out of the report: ValueError")
+    assert ear.warnings[-1].startswith(
+        "the figure 'Figures of CBMLLoss' is left out of the report: SystemExit: no more"
+    )
     with pytest.raises(DataError, match=r"no finished run \(no recipe.toml in it\); type: pml-ext train RECIPE --out"):
         draw_report(tmp_path)
 

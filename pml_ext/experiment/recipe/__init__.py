@@ -17,6 +17,7 @@ from .building import (
 )
 from .checking import validate
 from .loading import load_recipes, names_in, pipelines, read_tables
+from .names import plugins_in
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -56,6 +57,7 @@ __all__ = [
     "normalization_of",
     "own_optimizer",
     "pipelines",
+    "plugins_in",
     "preprocessing_of",
     "read_tables",
     "validate",

@@ -6,14 +6,15 @@ import copy
 import importlib.resources
 import itertools
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, UnknownNameError, unknown
+from ...errors import ConfigError, PluginError, UnknownNameError, unknown
 from .checking import validate
+from .names import all_names, home_of, settled
 from .schema import Recipe, merged
 
 PIPELINES = "pipelines/"  # how their names begin
@@ -33,9 +34,11 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     Raises:
         ConfigError: naming the file, the key, what was found and what is wanted.
         UnknownNameError: no such recipe.
+        PluginError: a run's recipe, and a plugin that it was trained with is not in use.
     """
     base, variant = _without_variant(name)
-    source, tables = _read(base)
+    source, tables, run = _read(base)
+    home = home_of(base, run)
     sweep = tables.pop("sweep", {})
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
         raise ConfigError(f'{source}: [sweep] has lists of values by key, for example "loss.alpha" = [36, 45]')
@@ -43,7 +46,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}")
+        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
     variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
                 for values in itertools.product(*sweep.values())}  # fmt: skip
@@ -55,8 +58,13 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     for full_name, settings in variants.items():
         mine = copy.deepcopy(tables)
         for key, value in settings.items():
-            _assign(mine, key, value, f"{source}: [sweep]")
-        recipes[full_name] = validate(mine, source)
+            _assign(mine, key, value, f"{source}: [sweep]", home)
+        try:
+            recipes[full_name] = validate(mine, source)
+        except ConfigError as error:
+            if lacking := registry.lacking(run.get("plugins", {})):
+                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
+            raise
     return recipes
 
 
@@ -84,31 +92,23 @@ def read_tables(name: str) -> dict[str, Any]:
     return _read(name)[1]
 
 
-def names_in(recipe: str) -> set[str]:
-    """The ``name`` of everything that a registered recipe names; nothing, if its file cannot be read.
+def names_in(recipe: str) -> set[tuple[str, str]]:
+    """Everything that a registered recipe names; nothing, if its file cannot be read.
 
     Args:
         recipe: a registered recipe.
+
+    Returns:
+        What each is, and its name: ``("loss", "cbml")``, ``("data set", "digits")``.
     """
     try:
-        return set(_names(read_tables(recipe)))
+        return all_names(read_tables(recipe))
     except (ConfigError, UnknownNameError):
         return set()
 
 
-def _names(tables: Any) -> Iterator[str]:
-    if isinstance(tables, dict):
-        for key, value in tables.items():
-            if isinstance(value, str) and key in ("name", "trunk", "miner", "regularizer"):
-                yield value  # a name alone stands for a table with it
-            yield from _names(value)
-    elif isinstance(tables, list):
-        for value in tables:
-            yield from _names(value)
-
-
-def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """The file's name and its tables, merged into those that it extends."""
+def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The file's name, its tables, merged into those that it extends, and what a run says of itself in it."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
     file = _file(name)
@@ -116,8 +116,10 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
         tables = tomllib.loads(file.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    tables.pop("run", None)  # what a run writes of itself beside its recipe
+    run = tables.pop("run", {})
+    run = run if isinstance(run, dict) else {}
     parents = tables.pop("extends", [])
+    tables = settled(tables, home_of(name, run))
     base: dict[str, Any] = {}
     images: dict[str, Any] = {}  # of pipelines, which hold for any data set
     for parent in parents if isinstance(parents, list) else [parents]:
@@ -126,7 +128,7 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
         if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
             parent = str(file.parent / parent)
         try:
-            _, more = _read(parent, (*children, name))
+            _, more, _ = _read(parent, (*children, name))
         except UnknownNameError as error:
             raise ConfigError(f"{file}: extends: {error}") from None
         more.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
@@ -136,10 +138,9 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
             base = merged(base, more)
     result = merged(base, tables)
     if images:
-        data = result.setdefault("data", {})
-        own = tables.get("data", {}).get("images", {}) if isinstance(tables.get("data"), dict) else {}
-        result["data"] = {**data, "images": merged(images, own)}
-    return str(file), result
+        own = tables["data"].get("images", {}) if isinstance(tables.get("data"), dict) else {}
+        result["data"] = {**result.get("data", {}), "images": merged(images, own)}
+    return str(file), result, run
 
 
 def _file(name: str) -> Traversable:
@@ -162,10 +163,11 @@ def pipelines() -> dict[str, Traversable]:
     return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 
 
-def _assign(tables: dict[str, Any], key: str, value: Any, source: str) -> None:
+def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str) -> None:
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
+    nested = settled(nested, home)
     try:
         updated = merged(tables, nested)
     except (AttributeError, TypeError):

@@ -81,7 +81,7 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
         name = type(part).__name__
         try:
             figures = dict(view.call(part, "figures") or {})
-        except Exception as error:  # a component's figures are its own affair
+        except (Exception, SystemExit) as error:  # a component's figures are its own affair
             yield ReportFigure(f"Figures of {name}", None, problem=one_line(error))
             continue
         for title, figure in figures.items():
