@@ -17,7 +17,7 @@ with needs_extra("train", "a data set"):
     from .reading import Box, read_image
     from .splits import DataSplits, LabelledImages, hold_out_classes
     from .table import table
-    from .transforms import build_transforms, raw_pixels
+    from .transforms import Pipeline, Steps, build_transforms, raw_pixels
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
@@ -54,6 +54,8 @@ __all__ = [
     "Box",
     "DataSplits",
     "LabelledImages",
+    "Pipeline",
+    "Steps",
     "build_transforms",
     "builtin_datasets",
     "check_archives",

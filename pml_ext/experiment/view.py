@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from ..data import LabelledImages, hold_out_classes
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import DataError
-from ..network import Preprocessing
 from ..plugin import RunView
 from . import checkpoint
 from .embedding import EmbeddedSplit, embed_batches, embed_split
-from .recipe import Recipe, build_dataset, build_network, normalization_of
+from .recipe import Recipe, build_dataset, build_network, preprocessing_of
 from .stages import classes_of
 
 T = TypeVar("T")
@@ -57,12 +56,9 @@ class View:
         if self.rank == 0:
             from_rank_0(None)
         train = splits.train
-        self.image_size, self.channels = splits.image_size, splits.channels
-        self._preprocessing = Preprocessing(
-            image_size=int(splits.image_size), channels=int(splits.channels), crop=splits.crop,  # type: ignore[arg-type]
-            normalize=normalization_of(self.recipe.model.trunk),
-        )  # fmt: skip
-        augmented, plain = self._preprocessing.transforms(**table.augment)
+        self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
+        self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
+        augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
         self.splits: dict[str, LabelledImages] = {
             name: images.with_transform(plain) for name, images in splits.tested().items()
         }
