@@ -19,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 _ITERATION = "~iteration~"  # the first column of every table
 _BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
+VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"  # metrics between epochs
 
 
 class Terms:
@@ -224,4 +225,29 @@ def loss_series(folder: Path, terms: Iterable[str]) -> dict[str, tuple[list[int]
                         iterations, values = series.setdefault(label, ([], []))
                         iterations += [int(row[0]) for row in rows]
                         values += [float(row[1]) for row in rows]
+    return series
+
+
+def metric_series(folder: Path, metric: str) -> dict[str, tuple[list[int], list[float]]]:
+    """A metric over the epochs after which it was measured.
+
+    Args:
+        folder: the run's folder.
+        metric: its name, such as ``"recall_at_1"``.
+
+    Returns:
+        ``{table: (epochs, values)}`` of the tables ``accuracies_validation`` and ``accuracies_test_by_epoch``, without
+        those that do not have it.
+    """
+    database = folder / "records" / "logs.db"
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    if not database.exists():
+        return series
+    with closing(sqlite3.connect(database)) as connection:
+        for table in (VALIDATION, CURVE):
+            if metric in {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}:
+                rows = connection.execute(
+                    f'SELECT "{_ITERATION}", "{metric}" FROM "{table}" WHERE "{metric}" IS NOT NULL ORDER BY 1'
+                ).fetchall()
+                series[table] = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
     return series

@@ -26,11 +26,11 @@ from .engine import Engine, NotFiniteError, Objective, Step
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .progress import Listener, Pace, Silence, heard
 from .recipe import Recipe
-from .records import Records, Rows, Terms
+from .records import CURVE, VALIDATION, Records, Rows, Terms
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume
-from .testing import COLLAPSED, mean_similarity, metrics_after, metrics_before, metrics_of
+from .testing import COLLAPSED, counts, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
 from .view import View
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
@@ -117,11 +117,11 @@ class Run(View):
             with checkpoint.taking(self.checkpoint("last")):
                 self._restore(state)
         else:
-            if self.rank == 0:
+            if self.rank == 0 and self.recipe.evaluation.baselines:
                 started = time.perf_counter()
                 self.listener.step("testing raw pixels and the untrained network")
                 self._account.metrics = {**metrics_before(self)}
-                checkpoint.save(self.checkpoint("before"), {"embeddings": self.embeddings("test").cpu()})
+                checkpoint.save(self.checkpoint("before"), {"embeddings": self.embeddings(self.queries).cpu()})
                 self._account.test_seconds += time.perf_counter() - started
             self.call_parts("prepare")
         if self.rank == 0:
@@ -162,15 +162,23 @@ class Run(View):
         self._save()
 
     def _validate(self, records: Records) -> None:
-        """Tests on the held-out classes, and keeps the model if it is the best so far."""
-        table = self.recipe.evaluation
-        if table.select is None or (self.epoch % table.every and self.epoch != self.recipe.schedule.epochs):
-            return
-        self.listener.step(f"validating epoch {self.epoch}")
-        metrics = metrics_of(self, "validation")
-        records.add(self.epoch, {"accuracies_validation": metrics})
-        if metrics[table.select] > self._account.best["value"]:
-            self._account.best = {"epoch": self.epoch, "value": metrics[table.select]}
+        """Tests what the recipe wants tested between epochs, and keeps the model if it is the best so far."""
+        table, last = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs
+        deciding = self.queries if table.select_on == "test" else "validation"
+        chooses = table.select is not None and (last or self.epoch % table.every == 0)
+        if chooses:
+            self.listener.step(f"validating epoch {self.epoch}")
+            self._keep_if_best(metrics_of(self, deciding), records, deciding)
+        if table.test_every and (last or self.epoch % table.test_every == 0):
+            self.listener.step(f"testing epoch {self.epoch}")
+            if not (chooses and deciding == self.queries):
+                records.add(self.epoch, {CURVE: metrics_of(self, self.queries, clustering=False)})
+
+    def _keep_if_best(self, metrics: Mapping[str, float], records: Records, split: str) -> None:
+        records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
+        assert self.recipe.evaluation.select is not None
+        if (value := metrics[self.recipe.evaluation.select]) > self._account.best["value"]:
+            self._account.best = {"epoch": self.epoch, "value": value}
             checkpoint.save(self.checkpoint("best"), self.model_state())
 
     def _finish(self, records: Records) -> dict[str, Any]:
@@ -184,8 +192,9 @@ class Run(View):
         metrics = account.metrics | metrics_after(self, self.stages)
         records.add(self.epoch, {"accuracies_test": metrics["after"]})
         records.save()
-        if (similarity := mean_similarity(self.embeddings("test"))) > COLLAPSED:
+        if (similarity := mean_similarity(self.embeddings(self.queries))) > COLLAPSED:
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
+        write_neighbours(self)
         test_seconds = account.test_seconds + time.perf_counter() - started
         result = {
             "recipe": self.name,
@@ -195,6 +204,7 @@ class Run(View):
             "versions": versions(),
             "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
+            "images": counts(self),
             "warnings": account.warnings,
             **metrics,
         }
