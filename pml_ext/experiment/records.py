@@ -30,6 +30,7 @@ _ITERATION = "~iteration~"  # the first column of every table
 _BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
 _AT_THE_END = "accuracies_test"  # written after the last checkpoint, so that a run which goes on writes it again
 _OFTEN = 30.0  # seconds after which records are written inside of an epoch, for those who watch
+VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"  # metrics between epochs
 
 
 class Terms:
@@ -399,4 +400,29 @@ def _loss_series(database: Path, terms: Iterable[str]) -> dict[str, tuple[list[i
                         iterations, values = series.setdefault(label, ([], []))
                         iterations += [int(row[0]) for row in rows]
                         values += [float(row[1]) for row in rows]
+    return series
+
+
+def metric_series(folder: Path, metric: str) -> dict[str, tuple[list[int], list[float]]]:
+    """A metric over the epochs after which it was measured.
+
+    Args:
+        folder: the run's folder.
+        metric: its name, such as ``"recall_at_1"``.
+
+    Returns:
+        ``{table: (epochs, values)}`` of the tables ``accuracies_validation`` and ``accuracies_test_by_epoch``, without
+        those that do not have it.
+    """
+    database = folder / "records" / "logs.db"
+    series: dict[str, tuple[list[int], list[float]]] = {}
+    if not database.exists():
+        return series
+    with closing(sqlite3.connect(database)) as connection:
+        for table in (VALIDATION, CURVE):
+            if metric in {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}:
+                rows = connection.execute(
+                    f'SELECT "{_ITERATION}", "{metric}" FROM "{table}" WHERE "{metric}" IS NOT NULL ORDER BY 1'
+                ).fetchall()
+                series[table] = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
     return series
