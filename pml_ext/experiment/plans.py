@@ -14,7 +14,7 @@ from ..errors import ConfigError, printable, shortened
 from ..files import DamagedError, is_left_over, read_toml
 from . import checkpoint
 from .lock import LOCK
-from .recipe import Recipe, load_recipes, read_tables
+from .recipe import Recipe, home_of, load_recipes, settled
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,19 @@ def restarted() -> bool:
 def _check_same(plan: Plan) -> None:
     """A folder that is resumed must hold the same recipe and seed."""
     saved = plan.folder / "recipe.toml"
-    found = _saved_recipe(plan.folder)
-    if found is None:
+    before = _saved_recipe(plan.folder)
+    if before is None:
         return
-    tables, run = found
+    tables, run = before
+    tables = settled(tables, home_of(str(saved), run))  # as what is wanted is
     wanted = plan.recipe.as_dict()
     if run.get("seed") != plan.seed:
         raise ConfigError(
             f"{plan.folder} holds a run with seed {run.get('seed')}, not {plan.seed}; type --seed {run.get('seed')}"
         )
     if (difference := _first_difference(tables, wanted)) is not None:
-        key, before, now = difference
-        raise ConfigError(
-            f"{saved}: {key} is {before!r} in the run to resume, but {now!r} now; resume it with the same"
-        )
+        key, old, new = difference
+        raise ConfigError(f"{saved}: {key} is {old!r} in the run to resume, but {new!r} now; resume it with the same")
 
 
 def _saved_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -124,13 +123,13 @@ def _saved_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     saved, reason = folder / "recipe.toml", "no recipe.toml in it"
     if saved.is_file():
         try:
-            run = read_toml(saved, "run")["run"]
-            return read_tables(str(saved)), run
+            tables = read_toml(saved, "run")
+            return tables, tables.pop("run")
         except DamagedError as error:
             reason = f"recipe.toml is damaged: {error}"
-    found = checkpoint.load_to_resume(folder / "checkpoints" / "last.pt")
-    if found is not None and "recipe" in found[0]:  # it has what the recipe's file had
-        return found[0]["recipe"], found[0]["run"]
+    last = checkpoint.load_to_resume(folder / "checkpoints" / "last.pt")
+    if last is not None and "recipe" in last[0]:  # it has what the recipe's file had
+        return last[0]["recipe"], last[0]["run"]
     if saved.is_file():
         raise ConfigError(f"{shortened(f'{folder} cannot be resumed ({reason})')}; delete {saved} and train with "
                           "--resume: training begins again")  # fmt: skip

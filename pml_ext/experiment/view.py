@@ -56,14 +56,16 @@ class View:
         splits = build_dataset(table, root)
         if self.rank == 0:
             from_rank_0(None)
-        train, test = splits.train, splits.test
+        train = splits.train
         self.image_size, self.channels = splits.image_size, splits.channels
         self._preprocessing = Preprocessing(
             image_size=int(splits.image_size), channels=int(splits.channels), crop=splits.crop,  # type: ignore[arg-type]
             normalize=normalization_of(self.recipe.model.trunk),
         )  # fmt: skip
         augmented, plain = self._preprocessing.transforms(**table.augment)
-        self.splits: dict[str, LabelledImages] = {"test": test.with_transform(plain)}
+        self.splits: dict[str, LabelledImages] = {
+            name: images.with_transform(plain) for name, images in splits.tested().items()
+        }
         if self.recipe.evaluation.validation:
             train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
             self.splits["validation"] = held_out.with_transform(plain)

@@ -16,7 +16,7 @@ from .building import (
 )
 from .checking import validate
 from .loading import load_recipes, names_in, read_tables
-from .names import plugins_in
+from .names import home_of, plugins_in, settled
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -48,6 +48,7 @@ __all__ = [
     "build_network",
     "build_optimizer",
     "dataset_factory",
+    "home_of",
     "load_recipes",
     "loss_context",
     "merged",
@@ -57,5 +58,6 @@ __all__ = [
     "own_optimizer",
     "plugins_in",
     "read_tables",
+    "settled",
     "validate",
 ]

@@ -13,7 +13,7 @@ import torch
 
 from ... import models, registry
 from ...building import BuildContext
-from ...data import DataSplits, folder
+from ...data import PATH_FACTORIES, DataSplits
 from ...errors import ConfigError, PmlExtError, shortened
 from ...losses import CrossBatchMemory, RegularizedLoss
 from ...network import Network, Normalization, Preprocessing
@@ -25,14 +25,14 @@ FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:
-    """The factory of a data set; ``folder:PATH`` gives the factory of folders with its path filled in."""
+    """The factory of a data set; ``folder:PATH`` and ``table:FILE.csv`` give a factory with its path filled in."""
     prefix, _, path = name.partition(":")
-    if prefix != "folder":
+    if prefix not in PATH_FACTORIES:
         return registry.dataset(name)
+    factory, wanted = PATH_FACTORIES[prefix]
     if not path:
-        raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images per class")
-
-    return functools.partial(folder, path=path)
+        raise ConfigError(f"found {name!r}, wanted {wanted}")
+    return functools.partial(factory, path=path)
 
 
 def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
