@@ -14,7 +14,7 @@ from ..errors import ConfigError, printable, shortened
 from ..files import DamagedError, is_left_over, read_toml
 from . import checkpoint
 from .lock import LOCK
-from .recipe import Recipe, load_recipes, read_tables
+from .recipe import Recipe, load_recipes
 
 
 @dataclass(frozen=True)
