@@ -54,13 +54,17 @@ class Run(View):
 
     def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
                  root: Path | None = None, listener: Listener | None = None) -> None:  # fmt: skip
-        super().__init__(recipe, folder, seed, device, root)
         self.name = name
         self.listener: Listener = listener or Silence()
+        super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
+        for split, paths in self.skipped.items():
+            self._warn(
+                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
+            )
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -197,6 +201,7 @@ class Run(View):
             "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
             "warnings": account.warnings,
+            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.errors import ConfigError, MissingExtraError, UnknownNameError
+from pml_ext.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from pml_ext.experiment import train
 from pml_ext.experiment.recipe import load_recipes, pipelines, read_tables
 from pml_ext.experiment.recipe.schema import ImagesTable
@@ -151,3 +151,31 @@ def test_trunks_of_timm(tmp_path):
     assert View(recipe, tmp_path).network.features == 512
     with pytest.raises(ConfigError, match="no setting of timm/resnet18 'weight'"):
         load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18", "model.trunk.weight=x"])
+
+
+@pytest.mark.parametrize("setting", ["data.cache=memory", "data.cache=disk", "data.workers=1"])
+def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(
+    trained, photos, tmp_path, monkeypatch, without_report, setting
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=[setting])
+    phases = [json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run")]
+    assert [phases[0][phase] for phase in ("raw", "before", "after", "training")] == [
+        phases[1][phase] for phase in ("raw", "before", "after", "training")
+    ]
+    states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (trained, tmp_path / "run")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    file = recipe_file(tmp_path, tmp_path / "photos")
+    for number in (0, 1, 4):
+        (tmp_path / "photos" / str(number % 3) / f"{number}.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"\d.jpg: not a readable image"):
+        train(file, out=tmp_path / "stopped", device="cpu")
+    train(file, out=tmp_path / "run", device="cpu", overrides=["data.unreadable=skip"])
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert sum(metrics["unreadable"].values()) == 3
+    assert [text for text in metrics["warnings"] if "that cannot be read; the first:" in text]
+    assert "that cannot be read; the first:" in (tmp_path / "run" / "report.html").read_text()
