@@ -51,14 +51,18 @@ class Run(View):
     def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
                  root: Path | None = None, listener: Listener | None = None,
                  on_nonfinite: OnNonfinite = "stop") -> None:  # fmt: skip
-        super().__init__(recipe, folder, seed, device, root)
         self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
+        super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
+        for split, paths in self.skipped.items():
+            self._warn(
+                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
+            )
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -278,6 +282,7 @@ class Run(View):
             "skipped_iterations": account.skipped,
             "images": counts(self),
             "warnings": account.warnings,
+            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished
