@@ -150,7 +150,8 @@ def bench(
 def default_losses() -> list[str | torch.nn.Module]:
     """Names of the registered losses and regularizers, PML's left out, that can be built without settings."""
     candidates = [*registry.components("loss"), *registry.components("regularizer")]
-    return [c.name for c in candidates if not c.name.startswith("pml/") and not required(c.cls, _sizes(SHAPES[0]))[1]]
+    ours = [c for c in candidates if not c.name.startswith("pml/") and not required(c.cls, _sizes(SHAPES[0]))[1]]
+    return [registry.short_name(c) for c in ours]
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:

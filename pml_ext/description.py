@@ -27,7 +27,7 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     Raises:
         UnknownNameError: nothing has the name.
     """
-    described = [_component(c) for c in registry.components(kind) if name in (c.name, c.qualified_name)]
+    described = [_component(c) for c in registry.meant(name, kind)]
     if kind is not None:
         return described or [_component(registry.get(name, kind))]
     recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()
@@ -43,15 +43,16 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
 
 def _component(component: Component) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(component.cls))
+    name = registry.short_name(component)
     return {
-        "name": component.name,
+        "name": name,
         "kind": component.kind,
         "class": f"{component.cls.__module__}.{component.cls.__qualname__}",
         "text": text,
         "settings": _settings(component.settings, meanings),
         "capabilities": sorted(component.capabilities),
         "paper": str(component.paper) if component.paper else "",
-        "recipes": [name for name in registry.recipes() if component.name in names_in(name)],
+        "recipes": [recipe for recipe in registry.recipes() if (component.kind, name) in names_in(recipe)],
     }
 
 
@@ -59,7 +60,7 @@ def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(factory))
     settings = {key: value for key, value in settings_of(factory).items()
                 if key not in ("root", "in_channels", "image_size") or value.default is not value.empty}  # fmt: skip
-    used = [recipe for recipe in registry.recipes() if name in names_in(recipe)]
+    used = [recipe for recipe in registry.recipes() if (kind, name) in names_in(recipe)]
     return {"name": name, "kind": kind, "class": "", "text": text, "settings": _settings(settings, meanings),
             "capabilities": [], "paper": "", "recipes": used}  # fmt: skip
 

@@ -5,15 +5,17 @@ See :mod:`pml_ext.hookspecs` for what a plugin may answer. Importing this module
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
-import inspect
 import os
-import re
+import sys
 import threading
+import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -21,17 +23,18 @@ from typing import Any
 import pluggy
 
 from . import hookspecs
+from .answers import HOOKS, KEBAB, TABLES, check_marks, checked, components_in, recipes_in, table_in
 from .catalogue import pml_classes
-from .components import CAPABILITIES, Component, Paper, capabilities, kind_of
-from .errors import PluginError, PluginWarning
+from .components import Component, Paper
+from .errors import PluginError, PluginWarning, one_line, unknown
 
 GROUP = "pml_ext"
 LOCAL = "local"  # the plugin name of classes registered in the running process
 BUILTIN = "pml"  # the plugin name of what the core itself registers; not open to entry points
+RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
+SHIPPED = "pml-ext"  # the distribution whose plugins come before others
 _PML_NAME = "pytorch-metric-learning"  # the plugin name of PML's own classes
 _BUILTIN_MODULE = "pml_ext.builtin"
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_TABLES = ("pml_ext_datasets", "pml_ext_trunks", "pml_ext_benchmark_peers")  # hooks that return {name: ...}
 _PML = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
 
 
@@ -44,8 +47,14 @@ class PluginRecord:
         distribution: the distribution that declares it.
         version: that distribution's version.
         module: what the entry point names.
-        status: ``"ok"``, ``"broken"``, ``"blocked"`` (by PML_EXT_BLOCK) or ``"not allowed"`` (by PML_EXT_PLUGINS).
+        status: ``"ok"``, ``"broken"``, ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by PML_EXT_PLUGINS) or
+            ``"waiting"`` (somebody is importing it right now).
         error: why it is broken.
+        hooks: the hooks that it implements.
+        components: how many components it has.
+        clashes: names that others claim too, and what they mean; filled in by :meth:`Registry.plugins`.
+        seconds: what importing it and asking its first hooks took.
+        traceback: where it broke.
     """
 
     name: str
@@ -54,15 +63,20 @@ class PluginRecord:
     module: str
     status: str = "ok"
     error: str = ""
+    hooks: list[str] = dataclasses.field(default_factory=list)
+    components: int = 0
+    clashes: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    traceback: str = ""
 
 
 class Discovery:
     """What plugins offer, with PML's own classes and the components registered by the running process.
 
-    Entry points are read once, by :meth:`load`. Each is imported, checked and asked in a guard of its own: one that
-    fails is reported in a :class:`PluginWarning`, recorded as broken, and otherwise ignored. The environment variable
-    ``PML_EXT_PLUGINS`` is an allow-list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a
-    deny-list.
+    Entry points are read once, by :meth:`load`, those of this distribution first. Each is imported, checked and asked
+    in a guard of its own: one that fails is reported in a :class:`PluginWarning`, recorded as broken, and otherwise
+    ignored. The environment variable ``PML_EXT_PLUGINS`` is an allow-list of entry-point names, comma-separated (empty:
+    none), ``PML_EXT_BLOCK`` a deny-list.
 
     Attributes:
         records: the entry points found.
@@ -81,60 +95,83 @@ class Discovery:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self._tables: dict[str, dict[str, dict[str, Any]]] = {}  # {hook: {plugin: {name: ...}}}
+        self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] = []
+        self._untold: list[str] = []
 
     def load(self) -> None:
-        """Reads the entry points, unless that was done already."""
+        """Reads the entry points, unless that was done already.
+
+        Raises:
+            PluginError: PML_EXT_PLUGINS names a plugin that is not installed.
+        """
         with self._lock:
-            if self._loaded or self.loading:
+            if self.loading or (self._loaded and not self._waiting):
                 return
             self.loading = True
             try:
-                self._adopt(BUILTIN, importlib.import_module(_BUILTIN_MODULE))
-                self.components += [Component(cls, name, _PML, plugin=_PML_NAME) for name, cls in pml_classes()]
-                self._load_entry_points()
-                self._loaded = True
+                self._take_waiting() if self._loaded else self._load_all()
             finally:
                 self.loading = False
+        self._tell()
 
-    def _load_entry_points(self) -> None:
+    def _load_all(self) -> None:
+        points = _entry_points()
         allowed, blocked = _names_in("PML_EXT_PLUGINS"), _names_in("PML_EXT_BLOCK") or set()
-        seen: set[tuple[str, str, str]] = set()
-        for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
-            distribution = point.dist.name if point.dist else "unknown"
-            key = (point.name, point.value, distribution)
-            if key in seen:  # an editable install and its folder on the path both show the same one
-                continue
-            seen.add(key)
-            record = PluginRecord(point.name, distribution, point.dist.version if point.dist else "", point.value)
+        names = [point.name for point in points]
+        for name in sorted((allowed or set()) - {*names}):
+            raise PluginError(f"PML_EXT_PLUGINS: {unknown('installed plugin', name, names)}; installed: "
+                              f"{', '.join(names) or 'none'}")  # fmt: skip
+        if not self._manager.has_plugin(BUILTIN):
+            self._adopt(BUILTIN, importlib.import_module(_BUILTIN_MODULE))
+            self.components += [Component(cls, name, _PML, plugin=_PML_NAME) for name, cls in pml_classes()]
+        for point in points:
+            record = PluginRecord(point.name, _distribution(point), point.dist.version if point.dist else "",
+                                  point.value)  # fmt: skip
             self.records.append(record)
             if point.name in blocked:
                 record.status = "blocked"
             elif allowed is not None and point.name not in allowed:
                 record.status = "not allowed"
             else:
-                self._guarded(record, functools.partial(self._load_one, point))
-        for name in sorted((allowed or set()) - {record.name for record in self.records}):
-            installed = ", ".join(sorted({record.name for record in self.records})) or "none"
-            warnings.warn(f"PML_EXT_PLUGINS names {name!r}, which is not installed (installed: {installed})",
-                          PluginWarning, stacklevel=2)  # fmt: skip
+                self._guarded(record, functools.partial(self._load_one, record, point))
+        self._loaded = True
 
-    def _load_one(self, point: metadata.EntryPoint) -> None:
-        if not _NAME.fullmatch(point.name) or point.name in (LOCAL, BUILTIN):
-            raise PluginError(
-                f"an entry point's name is kebab-case and not {LOCAL!r} or {BUILTIN!r}, not {point.name!r}"
-            )
+    def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
+        if not KEBAB.fullmatch(point.name) or point.name in RESERVED:
+            names = " or ".join(map(repr, RESERVED))
+            raise PluginError(f"an entry point's name is kebab-case and not {names}, not {point.name!r}")
         if self._manager.has_plugin(point.name):
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; "
                               "rename one of them")  # fmt: skip
-        self._adopt(point.name, point.load())
+        if _being_imported(point.module):  # its hooks are not there yet
+            record.status = "waiting"
+            self._waiting.append((record, point))
+            return
+        started = time.perf_counter()
+        try:
+            self._adopt(point.name, point.load())
+        finally:
+            record.seconds = time.perf_counter() - started
+        record.hooks = [hook for hook in HOOKS if self._implements(point.name, hook)]
+        record.components = sum(component.plugin == point.name for component in self.components)
+
+    def _take_waiting(self) -> None:
+        """Adopts what was being imported when the entry points were read."""
+        waiting, self._waiting = self._waiting, []
+        for record, point in waiting:
+            record.status = "ok"
+            self._guarded(record, functools.partial(self._load_one, record, point))
+            if record.status == "ok":
+                self._tables.clear()  # asked again, it included
 
     def _adopt(self, name: str, plugin: object) -> None:
         """Registers a plugin's module, checks its hooks, and takes what it offers; all or nothing."""
+        check_marks(plugin)
         self._manager.register(plugin, name=name)
         try:
             self._manager.check_pending()
-            components = [_checked(component, name) for component in _flatten(self._ask(name, "pml_ext_components"))]
-            recipes = dict(_recipes_in(name, _flatten(self._ask(name, "pml_ext_recipes"))))
+            components = components_in(self._ask(name, "pml_ext_components"), name)
+            recipes = recipes_in(self._ask(name, "pml_ext_recipes"), name)
         except BaseException:
             self._drop(name)
             raise
@@ -149,24 +186,47 @@ class Discovery:
         for tables in self._tables.values():
             tables.pop(name, None)
 
-    def _ask(self, plugin: str, hook: str) -> list[Any]:
+    def _caller(self, plugin: str, hook: str) -> pluggy.HookCaller:
         others = [other for name, other in self._manager.list_name_plugin() if name != plugin]
-        return list(self._manager.subset_hook_caller(hook, others)())
+        return self._manager.subset_hook_caller(hook, others)
+
+    def _implements(self, plugin: str, hook: str) -> bool:
+        return any(each.plugin_name == plugin for each in self._caller(plugin, hook).get_hookimpls())
+
+    def _ask(self, plugin: str, hook: str) -> list[Any]:
+        caller = self._caller(plugin, hook)
+        answers = list(caller())
+        if not answers and caller.get_hookimpls():  # pluggy leaves None out
+            raise PluginError(f"{hook} returned None; it must return a {'mapping' if hook in TABLES else 'list'}")
+        return answers
 
     def _guarded(self, record: PluginRecord, action: Callable[[], None]) -> None:
-        """Runs one plugin's code; if it fails, the plugin is recorded as broken and reported."""
+        """Runs one plugin's code; if it fails, the plugin is recorded as broken and reported.
+
+        What it prints goes to stderr, since stdout is for results.
+        """
         try:
-            action()
-        except (Exception, SystemExit) as error:
+            with contextlib.redirect_stdout(sys.stderr):
+                action()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and what test frameworks raise to skip
             record.status, record.error = "broken", f"{type(error).__name__}: {error}"
-            warnings.warn(
+            record.traceback = "".join(traceback.format_exception(error))
+            self._untold.append(
                 f"the plugin {record.name!r} of {record.distribution} {record.version} is broken and was left out: "
-                f"{record.error} (PML_EXT_BLOCK={record.name} leaves it out silently)", PluginWarning, stacklevel=2,
-            )  # fmt: skip
+                f"{one_line(error)} (pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out "
+                "silently)"
+            )
+
+    def _tell(self) -> None:
+        """Warns of what was found, now that nothing is half done."""
+        while self._untold:
+            warnings.warn(self._untold.pop(0), PluginWarning, stacklevel=3)
 
     def ask_all(self) -> None:
         """Asks every hook of every plugin, so that a broken one is known."""
-        for hook in _TABLES:
+        for hook in TABLES:
             self.tables(hook)
 
     def tables(self, hook: str) -> dict[str, dict[str, Any]]:
@@ -182,7 +242,9 @@ class Discovery:
                 for record in self.records:
                     if record.status == "ok":
                         self._guarded(record, functools.partial(self._take_table, record.name, hook))
-            return self._tables[hook]
+            tables = self._tables[hook]
+        self._tell()
+        return tables
 
     def _take_table(self, plugin: str, hook: str) -> None:
         try:
@@ -192,23 +254,30 @@ class Discovery:
             raise
 
     def _table(self, plugin: str, hook: str) -> dict[str, Any]:
-        table: dict[str, Any] = {}
-        for answer in self._ask(plugin, hook):
-            if not isinstance(answer, Mapping) or not all(isinstance(key, str) for key in answer):
-                raise PluginError(f"{hook} must return a mapping with names as keys, not {answer!r}")
-            table |= answer
-        return table
+        components = [component for component in self.components if component.plugin == plugin]
+        return table_in(hook, self._ask(plugin, hook), components)
+
+    # Who a plugin is
+
+    def record(self, plugin: str) -> PluginRecord | None:
+        """What is known of a plugin that is in use; None of the core, of PML and of the running process."""
+        return next((r for r in self.records if r.name == plugin and r.status == "ok"), None)
 
     def owner(self, plugin: str) -> str:
         """The distribution and version of a plugin, for texts."""
-        records = [record for record in self.records if record.name == plugin and record.status == "ok"]
-        return f"{records[0].distribution} {records[0].version}" if records else "this process"
+        record = self.record(plugin)
+        return f"{record.distribution} {record.version}" if record else "this process"
+
+    def ships(self, plugin: str) -> bool:
+        """Whether a plugin is of this distribution, or the core itself."""
+        record = self.record(plugin)
+        return plugin in (BUILTIN, _PML_NAME) or (record is not None and _ships(record.distribution))
 
     # Classes of the running process
 
     def add_local(self, component: Component) -> None:
         """Adds a class of the running process; one of the same name and kind is replaced."""
-        component = _checked(component, LOCAL)
+        component = checked(component, LOCAL)
         with self._lock:
             self.load()
             key = (component.qualified_name, component.kind)
@@ -227,46 +296,25 @@ def _names_in(variable: str) -> set[str] | None:
     return None if value is None else {name.strip() for name in value.split(",") if name.strip()}
 
 
-def _flatten(answers: Sequence[Any]) -> Iterator[Any]:
-    for answer in answers:
-        if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
-            raise PluginError(f"a hook must return a list, not {answer!r}")
-        yield from answer
+def _distribution(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist else "unknown"
 
 
-def _checked(component: Any, plugin: str) -> Component:
-    if not isinstance(component, Component):
-        raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
-    if not isinstance(component.cls, type):
-        raise PluginError(f"a component is a class, not {component.cls!r}")
-    if not _NAME.fullmatch(component.name):
-        raise PluginError(
-            f"a component's name is kebab-case (letters a-z, digits, single hyphens), not {component.name!r}"
-        )
-    if component.paper is not None and not isinstance(component.paper, Paper):
-        raise PluginError(f"{component.name}: paper must be a Paper(...), not {component.paper!r}")
-    kind_of(component.cls)
-    unknown = set(capabilities(component.cls)) - CAPABILITIES if _declares_plainly(component.cls) else set()
-    if unknown:
-        raise PluginError(f"{component.name}: unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
-    return dataclasses.replace(component, plugin=plugin)
+def _entry_points() -> Sequence[metadata.EntryPoint]:
+    """Each once, those of this distribution first, so that nobody takes their names."""
+    points: dict[tuple[str, str, str], metadata.EntryPoint] = {}
+    for point in metadata.entry_points(group=GROUP):
+        # an editable install and its folder on the path both show the same one
+        points.setdefault((point.name, point.value, _distribution(point)), point)
+    return sorted(points.values(), key=lambda point: (not _ships(_distribution(point)), point.name))
 
 
-def _declares_plainly(cls: type) -> bool:
-    """Whether ``capabilities`` is a plain value of the class; a wrapper may have a property that asks what it wraps."""
-    return not isinstance(inspect.getattr_static(cls, "capabilities", None), property)
+def _ships(distribution: str) -> bool:
+    return distribution.replace("_", "-").lower() == SHIPPED
 
 
-def _recipes_in(plugin: str, folders: Iterable[Traversable]) -> Iterator[tuple[str, Traversable]]:
-    for folder in folders:
-        if not folder.is_dir():
-            raise PluginError(f"pml_ext_recipes of {plugin!r} names {folder}, which is not a folder")
-        yield from _recipe_files(plugin, folder)
-
-
-def _recipe_files(prefix: str, folder: Traversable) -> Iterator[tuple[str, Traversable]]:
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir():
-            yield from _recipe_files(f"{prefix}/{entry.name}", entry)
-        elif entry.name.endswith(".toml"):
-            yield f"{prefix}/{entry.name.removesuffix('.toml')}", entry
+def _being_imported(module: str) -> bool:
+    """Whether a module, or a package that it is in, is being imported by somebody else right now."""
+    parts = module.split(".")
+    specs = (getattr(sys.modules.get(".".join(parts[:n])), "__spec__", None) for n in range(1, len(parts) + 1))
+    return any(getattr(spec, "_initializing", False) for spec in specs)

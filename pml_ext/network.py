@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from . import models
 from .data import build_transforms
+from .errors import needs_extra
+
+with needs_extra("train", "a network"):
+    from pydantic import BaseModel, ConfigDict, Field
 
 
 class Normalization(BaseModel):

@@ -7,20 +7,24 @@ any plugin; the first look-up does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from . import claims
 from .building import instance, required
 from .catalogue import kebab
 from .components import CAPABILITIES, KINDS, Component, Paper, capabilities, kind_of, settings_of
-from .discovery import LOCAL, Discovery, PluginRecord
+from .discovery import LOCAL, SHIPPED, Discovery, PluginRecord
 from .errors import PluginError, PluginWarning, UnknownNameError, unknown
 
 __all__ = [
     "CAPABILITIES",
     "KINDS",
     "LOCAL",
+    "SHIPPED",
     "Component",
     "Paper",
     "PluginRecord",
@@ -35,35 +39,86 @@ __all__ = [
     "dataset",
     "datasets",
     "get",
+    "isolated",
     "kind_of",
+    "lacking",
     "load",
+    "loading",
+    "meant",
+    "plugin_of",
     "plugins",
     "recipe",
     "recipes",
     "register",
     "required",
     "settings_of",
+    "short_name",
     "trunk",
     "trunks",
     "unknown",
     "unregister_local",
+    "version_of",
 ]
+
+_HOOKS = {"data set": "pml_ext_datasets", "trunk": "pml_ext_trunks"}
 
 
 class Registry:
-    """Components, recipes, data sets and trunks of all plugins; see :class:`pml_ext.discovery.Discovery`."""
+    """Components, recipes, data sets and trunks of all plugins; see :class:`pml_ext.discovery.Discovery`.
+
+    A name that several plugins claim means that of ``home``, the plugin of the recipe that has the name; else that of a
+    plugin of this distribution, so that nobody's plugin changes what our recipes mean; else it is an error that names
+    both. ``entry-point:name`` reaches each.
+    """
 
     def __init__(self) -> None:
         self._discovery = Discovery()
+        self._warned: set[str] = set()
 
     def load(self) -> None:
-        """Reads the entry points, unless that was done already."""
+        """Reads the entry points, unless that was done already.
+
+        Raises:
+            PluginError: PML_EXT_PLUGINS names a plugin that is not installed.
+        """
         self._discovery.load()
+
+    def loading(self) -> bool:
+        """Whether the caller runs while plugins are being imported, so that those that follow are not there yet."""
+        self.load()  # waits for another thread
+        return self._discovery.loading
 
     def plugins(self) -> list[PluginRecord]:
         """The entry points found, with what became of them; all their hooks are asked."""
         self._discovery.ask_all()
+        clashes = self._clashes()
+        for record in self._discovery.records:
+            record.clashes = clashes.get(record.name, []) if record.status == "ok" else []
         return list(self._discovery.records)
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Reads the entry points anew, and forgets what is found and registered inside when it is left."""
+        before, self._discovery = self._discovery, Discovery()
+        warned, self._warned = self._warned, set()
+        try:
+            yield
+        finally:
+            self._discovery, self._warned = before, warned
+
+    def _chosen(self, plugins: Sequence[str], home: str = "") -> list[str]:
+        return claims.chosen(plugins, home, self._discovery.ships)
+
+    def _clashes(self) -> dict[str, list[str]]:
+        owners: dict[tuple[str, str], list[str]] = {}
+        for component in self._discovery.components:
+            owners.setdefault((component.kind, component.name), []).append(component.plugin)
+        for what, hook in _HOOKS.items():
+            for name, factories in self._claims(hook).items():
+                owners[what, name] = [*factories]
+        for class_name, components in self.class_names().items():
+            owners["class", class_name] = [*dict.fromkeys(c.plugin for c in components)]
+        return claims.lines(owners, self._discovery.ships)
 
     # Components
 
@@ -79,27 +134,77 @@ class Registry:
         chosen = [c for c in self._discovery.components if kind is None or c.kind == kind]
         return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
 
-    def get(self, name: str, kind: str | None = None) -> Component:
+    def get(self, name: str, kind: str | None = None, home: str = "") -> Component:
         """The component of a name.
 
         Args:
             name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
             kind: one of :data:`KINDS`; needed where two kinds share the name.
+            home: the plugin of the recipe that has the name, whose own components come first.
 
         Raises:
             UnknownNameError: nothing, or more than one kind, has the name.
             PluginError: two plugins claim the name.
         """
-        components = self.components(kind)
-        named = [c for c in components if name in (c.name, c.qualified_name)]
+        named = self.meant(name, kind, home)
         if len(named) == 1:
             return named[0]
         if not named:
-            raise UnknownNameError(unknown(kind or "component", name, (c.name for c in components)))
+            raise UnknownNameError(unknown(kind or "component", name, (c.name for c in self.components(kind))))
         if len({c.kind for c in named}) > 1:
             kinds = " and ".join(f"a {c.kind}" for c in named)
             raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={named[0].kind!r}")
-        raise PluginError(_clash(name, {c.qualified_name: self._discovery.owner(c.plugin) for c in named}))
+        raise PluginError(claims.clash(name, {c.qualified_name: self._discovery.owner(c.plugin) for c in named}))
+
+    def meant(self, name: str, kind: str | None = None, home: str = "") -> list[Component]:
+        """All components that a name may mean: of several kinds, or of plugins that nothing decides between.
+
+        Args:
+            name: as in :meth:`get`.
+            kind: as in :meth:`get`.
+            home: as in :meth:`get`.
+        """
+        components = self.components(kind)
+        if exact := [c for c in components if c.qualified_name == name]:
+            return exact
+        named = [c for c in components if c.name == name]
+        plugins = self._chosen([c.plugin for c in named], home)
+        return [c for c in named if c.plugin in plugins]
+
+    def short_name(self, component: Component) -> str:
+        """The shortest name that reaches a component: its own, or with its plugin's before it."""
+        return component.name if self.meant(component.name, component.kind) == [component] else component.qualified_name
+
+    def plugin_of(self, what: str, name: str, home: str = "") -> str:
+        """The plugin that a name of a recipe means.
+
+        Args:
+            what: one of :data:`KINDS`, ``"data set"`` or ``"trunk"``.
+            name: as in :meth:`get`.
+            home: as in :meth:`get`.
+
+        Raises:
+            UnknownNameError: nothing has the name.
+            PluginError: two plugins claim it.
+        """
+        if what not in _HOOKS:
+            return self.get(name, what, home).plugin
+        return self._claimant(what, name, home)[0]
+
+    def version_of(self, plugin: str) -> dict[str, str]:
+        """The distribution and version of a plugin, empty for the core, PML and classes of the running process."""
+        self.load()
+        record = self._discovery.record(plugin)
+        return {"distribution": record.distribution, "version": record.version} if record else {}
+
+    def lacking(self, wanted: Mapping[str, Mapping[str, str]]) -> str:
+        """What to do about plugins that something was made with and that are not in use, on one line; or nothing.
+
+        Args:
+            wanted: what :meth:`version_of` says, by plugin.
+        """
+        self.load()
+        return claims.lacking(wanted, self._discovery.records)
 
     def build(
         self, name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any
@@ -125,7 +230,12 @@ class Registry:
 
     def register(self, cls: type, name: str, paper: Paper | None = None) -> None:
         """Registers a class in the running process; the same name again replaces it."""
-        self._discovery.add_local(Component(cls, name, paper))
+        component = Component(cls, name, paper)
+        self._discovery.add_local(component)
+        meant = self.meant(name, component.kind)
+        if LOCAL not in {other.plugin for other in meant}:
+            warnings.warn(f"{name!r} is a {component.kind} of {meant[0].plugin!r} too, which the bare name means; "
+                          f"{LOCAL}:{name} is yours", PluginWarning, stacklevel=4)  # fmt: skip
 
     def unregister_local(self) -> None:
         """Forgets the classes that :meth:`register` added."""
@@ -133,8 +243,6 @@ class Registry:
 
     def class_names(self) -> dict[str, list[Component]]:
         """Registered classes, PML's left out, by class name: what ``from pml_ext import X`` offers."""
-        if self._discovery.loading:  # a plugin that imports another plugin's class while it is itself being loaded
-            return {}
         names: dict[str, list[Component]] = {}
         for component in self.components():
             if not component.name.startswith("pml/"):
@@ -142,20 +250,28 @@ class Registry:
         return names
 
     def class_by_name(self, class_name: str) -> type:
-        """The registered class of a class name.
+        """The registered class of a class name; of several, that of a plugin of this distribution, with one warning.
 
         Raises:
             UnknownNameError: no such class; the text has the nearest ones.
-            PluginError: two plugins have a class of that name.
+            PluginError: two plugins have a class of that name, and neither is of this distribution.
         """
         names = self.class_names()
-        classes = {c.cls: c for c in names.get(class_name, [])}
-        if len(classes) == 1:
-            return next(iter(classes))
-        if classes:
-            owners = {c.qualified_name: self._discovery.owner(c.plugin) for c in classes.values()}
-            raise PluginError(_clash(class_name, owners, "pml_ext.registry.get({!r}).cls"))
-        raise UnknownNameError(unknown("class", class_name, names))
+        owners = names.get(class_name, [])
+        plugins = self._chosen([c.plugin for c in owners])
+        classes = {c.cls: c for c in owners if c.plugin in plugins}
+        if len(classes) > 1:
+            claimed = {c.qualified_name: self._discovery.owner(c.plugin) for c in classes.values()}
+            raise PluginError(claims.clash(class_name, claimed, "pml_ext.registry.get({!r}).cls"))
+        if not classes:
+            raise UnknownNameError(unknown("class", class_name, names))
+        for other in owners:
+            if other.cls not in classes and other.plugin not in self._warned:
+                self._warned.add(other.plugin)
+                also = [name for name, all_of in names.items() if {c.plugin for c in all_of} > {other.plugin}]
+                text = claims.shadowed(other, self._discovery.owner(other.plugin), also)
+                warnings.warn(text, PluginWarning, stacklevel=3)
+        return next(iter(classes))
 
     # Recipes, data sets, trunks, peers
 
@@ -176,20 +292,20 @@ class Registry:
         return recipes[name]
 
     def datasets(self) -> dict[str, Callable[..., Any]]:
-        """Factories of data sets by name; a name that two plugins claim is there as ``entry-point:name``."""
+        """Factories of data sets by name; one that its bare name does not mean is there as ``entry-point:name``."""
         return self._by_name("pml_ext_datasets")
 
     def dataset(self, name: str) -> Callable[..., Any]:
         """The factory of a data set: see :func:`pml_ext.hookspecs.pml_ext_datasets`."""
-        return self._one("data set", "pml_ext_datasets", name)
+        return self._claimant("data set", name)[1]
 
     def trunks(self) -> dict[str, Callable[..., Any]]:
-        """Factories of trunks by name; a name that two plugins claim is there as ``entry-point:name``."""
+        """Factories of trunks by name; one that its bare name does not mean is there as ``entry-point:name``."""
         return self._by_name("pml_ext_trunks")
 
     def trunk(self, name: str) -> Callable[..., Any]:
         """The factory of a trunk: see :func:`pml_ext.hookspecs.pml_ext_trunks`."""
-        return self._one("trunk", "pml_ext_trunks", name)
+        return self._claimant("trunk", name)[1]
 
     def benchmark_peers(self, component: Component) -> dict[str, Callable[..., Any]]:
         """What ``pml-ext bench`` measures a loss against, by label."""
@@ -197,43 +313,46 @@ class Registry:
 
     def _claims(self, hook: str) -> dict[str, dict[str, Any]]:
         """``{name: {plugin: factory}}``."""
-        claims: dict[str, dict[str, Any]] = {}
+        names: dict[str, dict[str, Any]] = {}
         for plugin, table in self._discovery.tables(hook).items():
             for name, factory in table.items():
-                claims.setdefault(name, {})[plugin] = factory
-        return claims
+                names.setdefault(name, {})[plugin] = factory
+        return names
 
     def _by_name(self, hook: str) -> dict[str, Any]:
         names: dict[str, Any] = {}
         for name, owners in self._claims(hook).items():
-            if len(owners) == 1:
-                names[name] = next(iter(owners.values()))
-            else:
-                names |= {f"{plugin}:{name}": factory for plugin, factory in owners.items()}
+            chosen = self._chosen([*owners])
+            for plugin, factory in owners.items():
+                names[name if chosen == [plugin] else f"{plugin}:{name}"] = factory
         return dict(sorted(names.items()))
 
-    def _one(self, what: str, hook: str, name: str) -> Callable[..., Any]:
-        claims = self._claims(hook)
+    def _claimant(self, what: str, name: str, home: str = "") -> tuple[str, Callable[..., Any]]:
+        """The plugin and the factory that the name of a data set or a trunk means."""
+        names = self._claims(_HOOKS[what])
         plugin, _, short = name.partition(":")
-        if short in claims and plugin in claims[short]:
-            return claims[short][plugin]  # type: ignore[no-any-return]
-        if name not in claims:
-            raise UnknownNameError(unknown(what, name, claims))
-        if len(claims[name]) > 1:
-            raise PluginError(_clash(name, {f"{p}:{name}": self._discovery.owner(p) for p in claims[name]}))
-        return next(iter(claims[name].values()))  # type: ignore[no-any-return]
-
-
-def _clash(name: str, owners: Mapping[str, str], form: str = "{!r}") -> str:
-    claims = " and ".join(f"{form.format(qualified)} ({owner})" for qualified, owner in owners.items())
-    return f"{name!r} is claimed by two plugins; use {claims}, or leave one out with PML_EXT_BLOCK"
+        if short in names and plugin in names[short]:
+            return plugin, names[short][plugin]
+        if name not in names:
+            raise UnknownNameError(unknown(what, name, names))
+        chosen = self._chosen([*names[name]], home)
+        if len(chosen) > 1:
+            raise PluginError(claims.clash(name, {f"{p}:{name}": self._discovery.owner(p) for p in chosen}))
+        return chosen[0], names[name][chosen[0]]
 
 
 # The registry of the process
 
 _registry = Registry()
 load = _registry.load
+loading = _registry.loading
 plugins = _registry.plugins
+isolated = _registry.isolated
+meant = _registry.meant
+short_name = _registry.short_name
+plugin_of = _registry.plugin_of
+version_of = _registry.version_of
+lacking = _registry.lacking
 components = _registry.components
 unregister_local = _registry.unregister_local
 get = _registry.get

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
+import keyword
 import re
+import sys
+from importlib import metadata
 from pathlib import Path
 
 from . import registry
-from .discovery import BUILTIN, LOCAL
+from .discovery import RESERVED
 from .errors import ConfigError, needs_extra
 
 _FILES = {
@@ -31,23 +35,23 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
         The files written.
 
     Raises:
-        ConfigError: the name is not kebab-case, or taken, or the folder exists and is not empty.
+        ConfigError: the name is not kebab-case, or taken, by a plugin, a package or Python itself, or the folder exists
+            and is not empty.
     """
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and single hyphens, "
                           "such as my-loss")  # fmt: skip
-    taken = {component.name for component in registry.components()} | {each.name for each in registry.plugins()}
-    if name in taken | {BUILTIN, LOCAL}:
-        raise ConfigError(f"{name}: that name is taken; pml-ext list and pml-ext plugins show which are")
+    module = name.replace("-", "_")
+    words = name.removesuffix("-loss").split("-")
+    class_name = "".join(map(str.capitalize, words)) + "Loss"
+    if by := _taken_by(name, module, class_name):
+        raise ConfigError(f"{name}: that name is taken by {by}; choose another, such as my-{name}")
     place = Path(name) if folder is None else folder
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(f"{place} exists and is not empty; choose another name, or --out another folder")
-    module = name.replace("-", "_")
-    words = name.removesuffix("-loss").split("-")
-    about = {"name": name, "module": module, "class_name": "".join(map(str.capitalize, words)) + "Loss",
-             "year": datetime.date.today().year}  # fmt: skip
+    about = {"name": name, "module": module, "class_name": class_name, "year": datetime.date.today().year}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pml_ext", "templates/plugin"), keep_trailing_newline=True, autoescape=False
     )
@@ -58,3 +62,25 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
         file.write_text(environment.get_template(template).render(about), "utf-8")
         written.append(file)
     return written
+
+
+def _taken_by(name: str, module: str, class_name: str) -> str:
+    """Who has a name, or nothing."""
+    if any(name in (each.name, each.distribution) for each in registry.plugins()) or name in RESERVED:
+        return "a plugin (pml-ext plugins shows which)"
+    if any(name == component.name for component in registry.components()):
+        return "a component (pml-ext list shows which)"
+    if class_name in registry.class_names():
+        return f"the class {class_name} (pml-ext list shows which plugin has it)"
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module):
+        return "a word of Python's"
+    if module in sys.stdlib_module_names:
+        return "a module of Python's"
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.origin is not None:  # a folder without code has none
+        return f"an installed package ({spec.origin})"
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return ""
+    return "an installed distribution (pip list shows which)"

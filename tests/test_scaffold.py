@@ -23,7 +23,22 @@ def test_writes_a_package(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("MyLoss", "kebab-case"), ("my_loss", "kebab-case"), ("cbml", "taken"), ("pml", "taken"), ("", "kebab-case")],
+    [
+        ("MyLoss", "kebab-case"),
+        ("my_loss", "kebab-case"),
+        ("cbml", "taken by a plugin"),
+        ("pml", "taken by a plugin"),
+        ("", "kebab-case"),
+        ("folder", "taken by a plugin"),
+        ("pml-ext", "taken by a plugin"),
+        ("hard-pair", "taken by a component"),
+        ("n-pair-loss", "taken by the class NPairLoss"),
+        ("torch", "taken by an installed package .*torch"),
+        ("json", "taken by a module of Python's"),
+        ("class", "taken by a word of Python's"),
+        ("match", "taken by a word of Python's"),
+        ("pytorch-metric-learning", "taken by an installed"),
+    ],
 )
 def test_names_that_will_not_do(tmp_path, name, text):
     with pytest.raises(ConfigError, match=text):

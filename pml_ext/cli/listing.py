@@ -49,7 +49,7 @@ def _entries(what: What) -> list[dict[str, Any]]:
 
     if what in _KINDS:
         return [
-            {"name": c.name, "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
+            {"name": registry.short_name(c), "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
             for c in registry.components(_KINDS[what])
         ]
     if what is What.recipes:
@@ -68,9 +68,11 @@ def _entries(what: What) -> list[dict[str, Any]]:
         for name, factory in factories.items()
     ]
     if what is What.datasets:
-        from ..data import folder
+        from ..data import PATH_FACTORIES
 
-        entries.append({"name": "folder:PATH", "class": "", "from": "pml_ext", "summary": _first_line(folder)})
+        for factory, wanted in PATH_FACTORIES.values():
+            name = wanted.partition(",")[0]
+            entries.append({"name": name, "class": "", "from": "pml_ext", "summary": _first_line(factory)})
     return entries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -47,6 +48,16 @@ class EpochBatches(BatchSampler):
         for batch in joined:
             items = list(zip(batch, islice(seeds, len(batch)), strict=True))
             self._batches.append(items[_share(len(items), rank, processes)])
+
+    def after(self, count: int) -> EpochBatches:
+        """The batches that are left after some were trained on.
+
+        Args:
+            count: of those.
+        """
+        left = copy.copy(self)
+        left._batches = self._batches[count:]
+        return left
 
     def __iter__(self) -> Iterator[list[Item]]:  # type: ignore[override]  # an image's index and seed
         return iter(self._batches)
@@ -126,19 +137,23 @@ class BatchReader:
     def read(self, batches: EpochBatches) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch on the device, in order.
 
-        One number is drawn from torch's generator of the CPU, as a data loader made for the epoch draws it: with any
-        number of workers, and in a run that goes on, random numbers are the same.
+        One number is drawn from torch's generator of the CPU at once, as a data loader made for the epoch draws it:
+        with any number of workers, and in a run that goes on, random numbers are the same.
 
         Args:
             batches: the epoch's.
 
-        Yields:
-            Images ``[B, C, H, W]`` and labels ``[B]``.
+        Returns:
+            Images ``[B, C, H, W]`` and labels ``[B]``, batch by batch.
         """
         if self._loader is None:
             raise RuntimeError("the reader is closed")
         self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._batches.now = batches
+        return self._read()
+
+    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self._loader is not None
         for images, labels in self._loader:
             yield self._on_device(images, labels)
 

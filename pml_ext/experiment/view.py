@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data import LabelledImages, hold_out_classes
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
+from ..errors import DataError
 from ..evaluation import some_of_each_class
 from ..network import Preprocessing
 from ..plugin import RunView
@@ -45,6 +46,7 @@ class View:
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
+        self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
         self._load_data(root)
@@ -208,8 +210,24 @@ class View:
         self._kept.clear()
 
     def embeddings_before(self) -> Tensor:
-        """The embeddings of the untrained network, of the test images or the queries, ``[N, D]``."""
-        return checkpoint.load(self.checkpoint("before"), self.device)["embeddings"]  # type: ignore[no-any-return]
+        """The embeddings of the untrained network, of the test images or the queries, ``[N, D]``.
+
+        They are made again where their file cannot be read.
+        """
+        path = self.checkpoint("before")
+        try:
+            return checkpoint.load(path, self.device)["embeddings"]  # type: ignore[no-any-return]
+        except DataError:
+            if self.processes > 1:  # the others would have to load the data with this one
+                raise
+        random = checkpoint.random_state()
+        try:
+            view = View(self.recipe, self.folder, self.seed, str(self.device), self._root)
+            untrained = view.embeddings(view.queries)
+        finally:
+            checkpoint.set_random_state(random)
+        checkpoint.save(path, {"embeddings": untrained.cpu()})
+        return untrained
 
     def checkpoint(self, name: str) -> Path:
         """The file of a checkpoint: ``"before"``, ``"last"``, ``"best"`` or ``"model"``."""

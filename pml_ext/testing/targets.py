@@ -23,7 +23,7 @@ def components_of(what: str) -> list[tuple[str, Any]]:
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
     components = registry.components()
     for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what],
-                  [c for c in components if what in (c.name, c.qualified_name)]):  # fmt: skip
+                  registry.meant(what)):  # fmt: skip
         if matching:
             names = [c.name for c in matching]
             return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in matching]
@@ -44,6 +44,9 @@ def _package(cls: type) -> str:
 def _imported(what: str) -> Any:
     try:
         return importlib.import_module(what)
+    except SystemExit as error:
+        raise ConfigError(f"{what}: importing it ends the program (sys.exit({error.code!r})); leave that to a function "
+                          "under 'if __name__ == \"__main__\":'") from error  # fmt: skip
     except ModuleNotFoundError as error:
         module, _, name = what.rpartition(".")
         if error.name not in (what, module, what.partition(".")[0]) or not module:

@@ -14,7 +14,8 @@ import torch
 from pytorch_metric_learning import losses, miners
 
 from pml_ext import CBMLLoss, CrossBatchMemory, DistributedLoss, DistributedMiner, registry
-from pml_ext.distributed import JoinedBatchNorm, synchronize_batch_norm
+from pml_ext.distributed import JoinedBatchNorm, process_group, synchronize_batch_norm
+from pml_ext.errors import ConfigError
 
 SCRIPT = Path(__file__).with_name("cases.py")
 
@@ -204,3 +205,16 @@ def test_synchronized_batch_norm_is_batch_norm_in_one_process():
     x = torch.randn(4, 1, 5, 5)
     assert torch.equal(plain(x), twin(x))
     assert twin.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+def test_the_group_of_a_device(monkeypatch, device, backend):
+    asked = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: asked.append(backend))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    with process_group(device):
+        assert asked == [backend]
+    wanted = "no way for several processes to work together on abacus; wanted --device"
+    with pytest.raises(ConfigError, match=wanted), process_group("abacus"):
+        pass

@@ -49,6 +49,7 @@ def environment(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("environment") / "venv")
 
 
+@pytest.mark.timeout(600)
 def test_a_third_partys_package(environment, tmp_path):
     package = tmp_path / "package"
     ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
@@ -74,6 +75,7 @@ def test_a_third_partys_package(environment, tmp_path):
     assert "spread-out" not in environment.run("pml-ext plugins", tmp_path)
 
 
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_page_for_authors(environment, tmp_path):
     page = (ROOT / "docs" / "plugins.md").read_text()
     (block,) = re.findall(r"```bash\n(.*?)```", page, re.S)

@@ -88,6 +88,7 @@ def test_odd_names_are_answers_and_captions(command, photos):
 
 def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypatch):
     run, place = photos
+    (run / "query.png").unlink(missing_ok=True)  # of a query before
     assert command("index", run, place).returncode == 0
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: 1 / 0)
     done = command("query", run, place / "0" / "0000.png", "-k", 2)

@@ -16,6 +16,7 @@ from .building import (
 )
 from .checking import validate
 from .loading import load_recipes, names_in, read_tables
+from .names import home_of, plugins_in, settled
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -47,6 +48,7 @@ __all__ = [
     "build_network",
     "build_optimizer",
     "dataset_factory",
+    "home_of",
     "load_recipes",
     "loss_context",
     "merged",
@@ -54,6 +56,8 @@ __all__ = [
     "names_in",
     "normalization_of",
     "own_optimizer",
+    "plugins_in",
     "read_tables",
+    "settled",
     "validate",
 ]

@@ -13,26 +13,26 @@ import torch
 
 from ... import models, registry
 from ...building import BuildContext
-from ...data import DataSplits, folder
-from ...errors import ConfigError, PmlExtError
+from ...data import PATH_FACTORIES, DataSplits
+from ...errors import ConfigError, PmlExtError, shortened
 from ...losses import CrossBatchMemory, RegularizedLoss
 from ...network import Network, Normalization, Preprocessing
 from .schema import OPTIMIZERS, DataTable, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, merged
-from .values import adapter_of, listed, strictly
+from .values import adapter_of, refusal, strictly
 
 # What a run fills in by itself: no options of a recipe.
 FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:
-    """The factory of a data set; ``folder:PATH`` gives the factory of folders with its path filled in."""
+    """The factory of a data set; ``folder:PATH`` and ``table:FILE.csv`` give a factory with its path filled in."""
     prefix, _, path = name.partition(":")
-    if prefix != "folder":
+    if prefix not in PATH_FACTORIES:
         return registry.dataset(name)
+    factory, wanted = PATH_FACTORIES[prefix]
     if not path:
-        raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images per class")
-
-    return functools.partial(folder, path=path)
+        raise ConfigError(f"found {name!r}, wanted {wanted}")
+    return functools.partial(factory, path=path)
 
 
 def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
@@ -118,8 +118,10 @@ def _refusing(key: str, table: NamedTable) -> Iterator[None]:
         yield
     except PmlExtError:
         raise
-    except (ValueError, TypeError, AssertionError) as error:
-        raise ConfigError(f"{key}: {table.name} refuses {listed(table.settings)}: {error}") from error
+    except OSError:  # a file that cannot be read, which the text of the system names
+        raise
+    except Exception as error:
+        raise ConfigError(shortened(f"{key}: {refusal(table.name, table.settings, error)}")) from error
 
 
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, UnknownNameError
+from ...errors import ConfigError, PluginError, UnknownNameError, shortened
 from .checking import validate
+from .names import all_names, home_of, settled
 from .schema import Recipe, merged
+
+_MOST_VARIANTS = 10_000
 
 
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
@@ -30,9 +34,20 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     Raises:
         ConfigError: naming the file, the key, what was found and what is wanted.
         UnknownNameError: no such recipe.
+        PluginError: a run's recipe, and a plugin that it was trained with is not in use.
     """
+    try:
+        return _load(name, overrides)
+    except (ConfigError, UnknownNameError) as error:
+        raise type(error)(shortened(error)) from error.__cause__
+    except RecursionError:
+        raise ConfigError(shortened(f"{name}: tables or values nested too deep; wanted those of a recipe")) from None
+
+
+def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
     base, variant = _without_variant(name)
-    source, tables = _read(base)
+    source, tables, run = _read(base)
+    home = home_of(base, run)
     sweep = tables.pop("sweep", {})
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
         raise ConfigError(f'{source}: [sweep] has lists of values by key, for example "loss.alpha" = [36, 45]')
@@ -40,8 +55,10 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}")
+        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
+    if math.prod(map(len, sweep.values())) > _MOST_VARIANTS:
+        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
     variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
                 for values in itertools.product(*sweep.values())}  # fmt: skip
     if variant:
@@ -52,8 +69,13 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     for full_name, settings in variants.items():
         mine = copy.deepcopy(tables)
         for key, value in settings.items():
-            _assign(mine, key, value, f"{source}: [sweep]")
-        recipes[full_name] = validate(mine, source)
+            _assign(mine, key, value, f"{source}: [sweep]", home)
+        try:
+            recipes[full_name] = validate(mine, source)
+        except ConfigError as error:
+            if lacking := registry.lacking(run.get("plugins", {})):
+                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
+            raise
     return recipes
 
 
@@ -81,64 +103,65 @@ def read_tables(name: str) -> dict[str, Any]:
     return _read(name)[1]
 
 
-def names_in(recipe: str) -> set[str]:
-    """The ``name`` of everything that a registered recipe names; nothing, if its file cannot be read.
+def names_in(recipe: str) -> set[tuple[str, str]]:
+    """Everything that a registered recipe names; nothing, if its file cannot be read.
 
     Args:
         recipe: a registered recipe.
+
+    Returns:
+        What each is, and its name: ``("loss", "cbml")``, ``("data set", "digits")``.
     """
     try:
-        return set(_names(read_tables(recipe)))
+        return all_names(read_tables(recipe))
     except (ConfigError, UnknownNameError):
         return set()
 
 
-def _names(tables: Any) -> Iterator[str]:
-    if isinstance(tables, dict):
-        for key, value in tables.items():
-            if isinstance(value, str) and key in ("name", "trunk", "miner", "regularizer"):
-                yield value  # a name alone stands for a table with it
-            yield from _names(value)
-    elif isinstance(tables, list):
-        for value in tables:
-            yield from _names(value)
-
-
-def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """The file's name and its tables, merged into those that it extends."""
+def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The file's name, its tables, merged into those that it extends, and what a run says of itself in it."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
     file: Traversable
     if name.endswith(".toml"):
         file = Path(name)
-        if not file.is_file():
+        try:
+            known = file.is_file()
+        except OSError as error:  # a name that is too long
+            raise ConfigError(f"{name}: no recipe file ({error.strerror})") from None
+        if not known:
             raise ConfigError(f"{name}: no such recipe file")
     else:
         file = registry.recipe(name)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # no UTF-8 and integers of thousands of digits too
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    tables.pop("run", None)  # what a run writes of itself beside its recipe
+    run = tables.pop("run", {})
+    run = run if isinstance(run, dict) else {}
     parent = tables.pop("extends", None)
+    tables = settled(tables, home_of(name, run))
     if parent is None:
-        return str(file), tables
+        return str(file), tables, run
     if not isinstance(parent, str):
         raise ConfigError(f"{file}: extends: found {parent!r}, wanted the name of a recipe")
     if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
         parent = str(file.parent / parent)
     try:
-        _, base = _read(parent, (*children, name))
+        _, base, _ = _read(parent, (*children, name))
     except UnknownNameError as error:
         raise ConfigError(f"{file}: extends: {error}") from None
     base.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
-    return str(file), merged(base, tables)
+    return str(file), merged(base, tables), run
 
 
-def _assign(tables: dict[str, Any], key: str, value: Any, source: str) -> None:
+def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str) -> None:
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
+    nested = settled(nested, home)
     try:
         updated = merged(tables, nested)
     except (AttributeError, TypeError):
@@ -152,6 +175,8 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:
+        raise ConfigError(f"--set ...={text}: {error}") from None
 
 
 def _label(values: Iterable[Any]) -> str:

@@ -19,7 +19,8 @@ from ...evaluation.figures import (
     recall_curve,
     similarity_distributions,
 )
-from ..records import CURVE, VALIDATION, loss_series, metric_series
+from ..curves import CURVE, VALIDATION, metric_series
+from ..records import loss_series
 from ..stages import Stages
 from ..testing import nearest
 from ..view import View
@@ -120,7 +121,7 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
         name = type(part).__name__
         try:
             figures = dict(view.call(part, "figures") or {})
-        except Exception as error:  # a component's figures are its own affair
+        except (Exception, SystemExit) as error:  # a component's figures are its own affair
             yield ReportFigure(f"Figures of {name}", None, problem=one_line(error))
             continue
         for title, figure in figures.items():

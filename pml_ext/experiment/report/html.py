@@ -75,7 +75,10 @@ class ReportFigure:
         try:
             buffer = io.BytesIO()
             draw().savefig(buffer, format="png")
-        except Exception as error:  # whatever drawing raises, the rest of the report does not depend on it
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever drawing raises, the rest of the report does not depend on it
             return cls(title, None, problem=one_line(error))
         return cls(title, buffer.getvalue(), caption)
 

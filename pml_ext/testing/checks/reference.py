@@ -18,9 +18,9 @@ from ..probes import gradients
 from ..subject import Batch, Grid, SkipCheck, Subject, batch_of, fresh
 
 KINDS = ("loss", "regularizer", "distance")  # that can be compared
-# What PML's base classes take, which are components of their own, or no part of the equation.
+# What PML's base classes and ours take, which are components of their own, or no part of the equation.
 _OF_PML = frozenset({"distance", "reducer", "embedding_regularizer", "embedding_reg_weight", "weight_regularizer",
-                     "weight_reg_weight", "weight_init_func", "collect_stats"})  # fmt: skip
+                     "weight_reg_weight", "weight_init_func", "collect_stats", "tile_size"})  # fmt: skip
 _PASSED = ("indices_tuple", "ref_emb", "ref_labels", "component")  # to a reference that names them
 _TOLERANCE = 1e-9  # relative, and absolute
 _TOLERANCE_OF_DIFFERENCES = 1e-6
