@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pml_ext.plugin import transformed
 
-KINDS = ("hinge", "squared-hinge", "ratio", "soft")
+from .kinds import Hinge, Smooth
+
 _FAR = 1e6  # stands for the distance to what is no negative: finite, so that 0 times it is 0
 _MANY = 24  # positives of an anchor from which on one sort is cheaper than a pass for each
 
@@ -71,42 +72,15 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     return mask & ~(distances > at_low + step)
 
 
-def triplet_values(kind: str, margin: float, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-    r"""The loss of triplets, Sec. 5.1 and 5.2.
-
-    .. math::
-        \max(0, d_{ap} - d_{an} + m), \quad \max(0, d_{ap}^2 - d_{an}^2 + m), \quad
-        \tanh\frac{d_{ap} - d_{an}}{2}, \quad d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})
-
-    The third is the ratio loss :math:`r^2 - (1 - r)^2` with :math:`r = e^{d_{ap}} / (e^{d_{ap}} + e^{d_{an}})`.
-
-    Args:
-        kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
-        margin: m; of no meaning to the ratio loss.
-        d_ap: any shape.
-        d_an: likewise.
-        d_pn: likewise; for the soft loss alone.
-    """
-    if kind == "hinge":
-        return (d_ap - d_an + margin).clamp(min=0)
-    if kind == "squared-hinge":
-        return (d_ap.square() - d_an.square() + margin).clamp(min=0)
-    if kind == "ratio":
-        return torch.tanh((d_ap - d_an) / 2)
-    assert d_pn is not None
-    return d_ap + margin + torch.logaddexp(-d_an, -d_pn)
-
-
 def pair_sums(
     distances: Tensor,
     pairs: Positives,
     negatives: Tensor,
-    kind: str = "hinge",
-    margin: float = 0.2,
+    kind: Hinge | Smooth,
     everything: bool = False,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Each pair's sum of :func:`triplet_values` over its negatives in S, and how many those are.
+    """Each pair's sum of a triplet loss over its negatives in S, and the number of these.
 
     The gradient is written in the same pass, for weights alike; another pass is made for weights that differ. Where it
     is to be differentiated again, under torch.func and in forward mode, the sums are written out over all triplets:
@@ -116,8 +90,7 @@ def pair_sums(
         distances: ``[B, R]``.
         pairs: the positive pairs (a, p).
         negatives: mask of (a, n), ``[B, R]``.
-        kind: of the loss.
-        margin: m.
+        kind: the loss of a triplet.
         everything: all negatives of the anchor, rather than those in S.
         between: for the soft loss's d_pn: distances of positives to all columns, ``[U, R]``, and the row of each pair's
             positive among them, ``[L]``.
@@ -126,7 +99,7 @@ def pair_sums(
         Sums ``[L]`` and counts ``[L]``, floating point.
     """
     matrix, rows = between or (None, None)
-    settings = (pairs, negatives, kind, margin, everything, rows)
+    settings = (pairs, negatives, kind, everything, rows)
     if transformed():
         return _written_out(distances, matrix, *settings)
     sums, counts = _PairSums.apply(distances, matrix, *settings)  # type: ignore[no-untyped-call]
@@ -134,15 +107,15 @@ def pair_sums(
 
 
 def _written_out(
-    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str, margin: float,
+    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: Hinge | Smooth,
     everything: bool, rows: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`pair_sums` from a matrix with a row per pair."""
     d_ap, d_an = distances[pairs.anchors, pairs.positives][:, None], distances[pairs.anchors]
     inside = negatives[pairs.anchors]
     if not everything:
-        inside = inside & (d_an < d_ap + margin)
-    values = triplet_values(kind, margin, d_ap, d_an, None if between is None else between[rows])
+        inside = inside & (d_an < kind.limit(d_ap))
+    values = kind.value(d_ap, d_an, None if between is None else between[rows])
     return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)
 
 
@@ -167,13 +140,13 @@ class _Pass(NamedTuple):
 class _PairSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str,
-        margin: float, everything: bool, rows: Tensor | None,
+        ctx: Any, distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor,
+        kind: Hinge | Smooth, everything: bool, rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        result = _one_pass(distances, between, pairs, negatives, kind, margin, everything, rows)
+        result = _one_pass(distances, between, pairs, negatives, kind, everything, rows)
         ctx.save_for_backward(distances, between, negatives, *pairs[:3], result.by_pair, result.by_negative,
                               result.by_other, rows)  # fmt: skip
-        ctx.settings = pairs.most, kind, margin, everything
+        ctx.settings = pairs.most, kind, everything
         sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (result.sums, result.counts))
         ctx.mark_non_differentiable(counts)
         return sums, counts
@@ -182,150 +155,136 @@ class _PairSums(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         distances, between, negatives, anchors, positives, places, *derivatives, rows = ctx.saved_tensors
         by_pair, by_negative, by_other = derivatives
-        most, kind, margin, everything = ctx.settings
+        most, kind, everything = ctx.settings
         pairs = Positives(anchors, positives, places, most)
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             d = distances.view_as(distances)  # two tensors, where the distances between references are the same one
             b = None if between is None else between.view_as(between)
-            sums, _ = _written_out(d, b, pairs, negatives, kind, margin, everything, rows)
+            sums, _ = _written_out(d, b, pairs, negatives, kind, everything, rows)
             wanted = [x for x in (d, b) if x is not None and x.requires_grad]
             gradients = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
             to_both = (next(gradients) if x is not None and x.requires_grad else None for x in (d, b))
-            return (*to_both, None, None, None, None, None, None)
+            return (*to_both, None, None, None, None, None)
         if len(grad) and grad.stride() == (0,):  # one number for all, as a sum or a mean hands down
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))
-            settings = (kind, margin, everything, rows)
+            settings = (kind, everything, rows)
             _, _, by_pair, by_negative, by_other = _one_pass(distances, between, pairs, negatives, *settings, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * weight
         slopes = by_pair[pairs.anchors, pairs.places] * weight
         to_distances.index_put_((pairs.anchors, pairs.positives), slopes, accumulate=True)
         to_between = None if by_other is None else by_other * weight
-        return to_distances, to_between, None, None, None, None, None, None
+        return to_distances, to_between, None, None, None, None, None
 
 
 def _one_pass(
-    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str, margin: float,
+    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: Hinge | Smooth,
     everything: bool, rows: Tensor | None, weights: Tensor | None = None,
 ) -> _Pass:  # fmt: skip
     """Sums, counts and derivatives, each pair's derivatives times its weight."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = torch.where(negatives, distances, _FAR)
-    if kind in ("hinge", "squared-hinge"):
-        if pairs.most > _MANY:
-            return _hinge_by_sorting(far, negatives, d_ap, kind, margin, everything, weights)
-        return _hinge_by_passes(far, negatives, d_ap, kind, margin, everything, weights)
-    return _smooth_by_passes(distances, between, rows, pairs, far, negatives, d_ap, kind, margin, everything, weights)
+    if isinstance(kind, Smooth):
+        partners = None if rows is None else pairs.laid_out(rows, 0, len(distances))
+        return _smooth_by_passes(distances, between, partners, far, negatives, d_ap, kind, everything, weights)
+    if pairs.most > _MANY:
+        return _hinge_by_sorting(far, negatives, d_ap, kind, everything, weights)
+    return _hinge_by_passes(far, negatives, d_ap, kind, everything, weights)
 
 
-def _hinge_scale(far: Tensor, d_ap: Tensor, kind: str, margin: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """What is compared (d or d^2), thresholds on it, and their derivatives by d_ap (None: 1)."""
-    if kind == "hinge":
-        return far, d_ap + margin, torch.ones_like(d_ap), None
-    none = d_ap < -_FAR / 2  # no pair stands there
-    return far.square(), torch.where(none, -_FAR, d_ap.square() + margin), torch.where(none, 0, 2 * d_ap), far
+def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
+    """Values of pairs laid out, and a number in the places of none."""
+    return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
-def _hinge_by_passes(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: str, margin: float, everything: bool,
+def _hinge_by_passes(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
                      weights: Tensor | None) -> _Pass:  # fmt: skip
     """One pass over the matrix for each positive of an anchor."""
-    compared, thresholds, slopes, d_an = _hinge_scale(far, d_ap, kind, margin)
+    differ = not kind.active_in_s
+    compared = kind.measured(far)
+    thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
     sums, counts, active = (torch.zeros_like(d_ap) for _ in range(3))
     by_negative = torch.zeros_like(far)
     excess, inside = torch.empty_like(far), torch.empty_like(far)
-    number = negatives.sum(1, dtype=far.dtype)
     for k in range(d_ap.shape[1]):
         torch.sub(thresholds[:, k, None], compared, out=excess)
         torch.gt(excess, 0, out=inside)
         active[:, k] = inside.sum(1)
         sums[:, k] = excess.clamp_(min=0).sum(1)
-        if d_an is not None:  # the set by distances may lack what exceeds in squares, and has what does not
-            torch.lt(far, d_ap[:, k, None] + margin, out=excess)
+        if differ:  # S is told by distances, whatever the hinge is between
+            torch.lt(far, kind.limit(d_ap[:, k, None]), out=excess)
             counts[:, k] = excess.sum(1)
             if not everything:
                 inside.mul_(excess)
                 active[:, k] = inside.sum(1)
                 sums[:, k] = (thresholds[:, k, None] - compared).mul_(inside).sum(1)
         by_negative.sub_(inside if weights is None else inside.mul_(weights[:, k, None]))
-    if d_an is None:
+    if differ:
+        by_negative.mul_(kind.slope(far))
+    else:
         counts = active
-    if everything:
-        counts = torch.where(d_ap < -_FAR / 2, 0, number[:, None])
-    if d_an is not None:
-        by_negative.mul_(d_an).mul_(2)
-    by_pair = active * slopes
-    return _Pass(sums, counts, by_pair if weights is None else by_pair * weights, by_negative, None)
+    return _hinge_pass(sums, counts, active, by_negative, negatives, d_ap, kind, everything, weights)
 
 
-def _hinge_by_sorting(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: str, margin: float, everything: bool,
+def _hinge_by_sorting(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
                       weights: Tensor | None) -> _Pass:  # fmt: skip
     """One sort of every row, a binary search for each threshold, and prefix sums."""
-    _, thresholds, slopes, d_an = _hinge_scale(far, d_ap, kind, margin)
-    limit = d_ap + margin
-    if d_an is not None:
-        limit = torch.where(d_ap < -_FAR / 2, -_FAR, _set_limit(d_ap, margin, everything))
+    differ = not kind.active_in_s
+    thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
+    limit = kind.active_limit(d_ap)
+    if not everything:
+        limit = torch.minimum(limit, kind.limit(d_ap))
+    limit = _where_pairs_stand(d_ap, limit, -_FAR)
     ordered = far.sort(1).values
     below = torch.searchsorted(ordered, limit.contiguous())  # of d_an < limit
-    prefix = torch.nn.functional.pad((ordered if d_an is None else ordered.square()).double().cumsum(1), (1, 0))
+    prefix = torch.nn.functional.pad(kind.measured(ordered).double().cumsum(1), (1, 0))
     active = below.to(far.dtype)
     sums = below * thresholds.double() - prefix.gather(1, below)
     sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # NaN is sorted behind every threshold
-    if everything:
-        counts = torch.where(d_ap < -_FAR / 2, 0, negatives.sum(1, dtype=far.dtype)[:, None])
-    elif d_an is None:
-        counts = active
-    else:
-        counts = torch.searchsorted(ordered, (d_ap + margin).contiguous()).to(far.dtype)
+    counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype) if differ else active
     ranked, order = limit.sort(1)
     each = torch.ones_like(ranked) if weights is None else weights.gather(1, order)
     # Of a negative: the weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True)).neg_()
     by_negative.mul_(negatives)
-    if d_an is not None:
-        by_negative.mul_(d_an).mul_(2)
-    by_pair = active * slopes
+    if differ:
+        by_negative.mul_(kind.slope(far))
+    return _hinge_pass(sums, counts, active, by_negative, negatives, d_ap, kind, everything, weights)
+
+
+def _hinge_pass(
+    sums: Tensor, counts: Tensor, active: Tensor, by_negative: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge,
+    everything: bool, weights: Tensor | None,
+) -> _Pass:  # fmt: skip
+    """What both ways end with; ``active`` is the number of hinges above 0 per pair."""
+    if everything:
+        counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
+    by_pair = active * _where_pairs_stand(d_ap, kind.slope(d_ap), 0.0)
     return _Pass(sums, counts, by_pair if weights is None else by_pair * weights, by_negative, None)
 
 
-def _set_limit(d_ap: Tensor, margin: float, everything: bool) -> Tensor:
-    """The distance below which a negative has a squared hinge: in squares, and in S unless everything counts."""
-    squared = (d_ap.square() + margin).clamp(min=0).sqrt()
-    return squared if everything else torch.minimum(squared, d_ap + margin)
-
-
 def _smooth_by_passes(
-    distances: Tensor, between: Tensor | None, rows: Tensor | None, pairs: Positives, far: Tensor, negatives: Tensor,
-    d_ap: Tensor, kind: str, margin: float, everything: bool, weights: Tensor | None,
+    distances: Tensor, between: Tensor | None, partners: Tensor | None, far: Tensor, negatives: Tensor, d_ap: Tensor,
+    kind: Smooth, everything: bool, weights: Tensor | None,
 ) -> _Pass:  # fmt: skip
-    """The ratio and the soft loss: a pass over the matrix for each positive of an anchor."""
+    """A pass over the matrix for each positive of an anchor."""
     sums, counts, by_pair = (torch.zeros_like(d_ap) for _ in range(3))
     by_negative = torch.zeros_like(far)
     by_other = None if between is None else torch.zeros_like(between)
-    partners = None if rows is None else pairs.laid_out(rows, 0, len(distances))
     for k in range(d_ap.shape[1]):
-        none = d_ap[:, k, None] < -_FAR / 2
-        mask = negatives & ~none if everything else far < d_ap[:, k, None] + margin
-        inside = mask.to(far.dtype)
-        pair = torch.where(none, 0, d_ap[:, k, None])
-        weight = torch.ones_like(pair) if weights is None else weights[:, k, None]
+        pair = d_ap[:, k, None]
+        inside = (negatives & (pair > -_FAR / 2) if everything else far < kind.limit(pair)).to(far.dtype)
+        d_pn = None if between is None or partners is None else between[partners[:, k]]
+        value, by_ap, by_an, by_pn = kind.value_and_slopes(_where_pairs_stand(pair, pair, 0.0), distances, d_pn)
         counts[:, k] = inside.sum(1)
-        if kind == "ratio":
-            value = triplet_values(kind, margin, pair, distances)
-            slope = (1 - value.square()) / 2 * inside
-            by_pair[:, k] = (slope * weight).sum(1)
-            by_negative.addcmul_(slope, weight, value=-1)
-        else:
-            assert between is not None
-            assert by_other is not None
-            assert partners is not None
-            d_pn = between[partners[:, k]]
-            value = triplet_values(kind, margin, pair, distances, d_pn)
-            by_pair[:, k] = counts[:, k] * weight[:, 0]
-            share = torch.sigmoid(d_pn - distances).mul_(inside).mul_(weight)  # of the term of d_an
-            by_negative.sub_(share)
-            by_other.index_add_(0, partners[:, k], share.sub_(inside * weight))
         sums[:, k] = (value * inside).sum(1)
+        if weights is not None:
+            inside.mul_(weights[:, k, None])
+        by_pair[:, k] = (by_ap * inside).sum(1)
+        by_negative.addcmul_(by_an, inside)
+        if by_other is not None and partners is not None and by_pn is not None:
+            by_other.index_add_(0, partners[:, k], by_pn * inside)
     return _Pass(sums, counts, by_pair, by_negative, by_other)

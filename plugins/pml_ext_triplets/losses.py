@@ -20,7 +20,8 @@ from pml_ext.plugin import (
     per_triplet,
 )
 
-from .functional import KINDS, lay_out, local_positives, pair_sums, triplet_values
+from .functional import lay_out, local_positives, pair_sums
+from .kinds import KINDS, Soft
 
 
 class BatchAllTripletLoss(PairLoss):
@@ -100,11 +101,9 @@ class BatchAllTripletLoss(PairLoss):
         if self.positives == "local":
             local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
             pairs = dataclasses.replace(pairs, positives=local)
-        everything = self.triplets == "all"
-        between = pairs.between(pairs.listed[1]) if self.kind == "soft" else None
-        sums, counts = pair_sums(
-            pairs.matrix, lay_out(pairs.positives), pairs.negatives, self.kind, self.margin, everything, between
-        )
+        kind, everything = KINDS[self.kind](self.margin), self.triplets == "all"
+        between = pairs.between(pairs.listed[1]) if isinstance(kind, Soft) else None
+        sums, counts = pair_sums(pairs.matrix, lay_out(pairs.positives), pairs.negatives, kind, everything, between)
         size = counts.sum()
         if self.collect_stats:
             possible = (pairs.positives.sum(1, dtype=counts.dtype) * pairs.negatives.sum(1, dtype=counts.dtype)).sum()
@@ -121,12 +120,12 @@ class BatchAllTripletLoss(PairLoss):
             others = a + pairs.first != p
             a, p, n = a[others], p[others], n[others]
         d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, n]
-        d_pn = None
-        if self.kind == "soft":
+        kind, d_pn = KINDS[self.kind](self.margin), None
+        if isinstance(kind, Soft):
             between, rows = pairs.between(p)
             d_pn = between[rows, n]
-        values = triplet_values(self.kind, self.margin, d_ap, d_an, d_pn)
-        inside = torch.ones_like(values) if self.triplets == "all" else (d_an < d_ap + self.margin).to(values.dtype)
+        values = kind.value(d_ap, d_an, d_pn)
+        inside = torch.ones_like(values) if self.triplets == "all" else (d_an < kind.limit(d_ap)).to(values.dtype)
         self.record(violating=(inside.sum(), len(inside)))
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
