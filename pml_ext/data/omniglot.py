@@ -130,7 +130,7 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
                 parts = entry.split("/")
                 if len(parts) != 4 or not entry.endswith(".png") or not wanted(parts[1]):
                     continue
-                with Image.open(io.BytesIO(archive.read(entry))) as drawing:
+                with Image.open(io.BytesIO(archive.read(entry)), formats=["PNG"]) as drawing:
                     small = drawing.convert("L").resize((image_size, image_size), Image.Resampling.BILINEAR)
                 drawings.append(255 - np.asarray(small))
                 labels.append(names.setdefault(f"{parts[1]}/{parts[2]}", len(names)))

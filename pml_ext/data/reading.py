@@ -12,6 +12,9 @@ from torch import Tensor
 
 from ..errors import DataError
 
+# What Pillow may take a file for, whatever its name; others start programs (an EPS starts Ghostscript).
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+
 
 class Box(NamedTuple):
     """A part of an image in pixels: from ``left`` and ``top`` up to, not including, ``right`` and ``bottom``."""
@@ -42,7 +45,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path) as file:
+        with Image.open(path, formats=FORMATS) as file:
             image: Any = file
             size = _upright_size(image)
             if smallest is not None:

@@ -23,14 +23,15 @@ def needs(subject: Subject, *capabilities: str) -> None:
 
 def takes_labels(component: Any) -> bool:
     """Whether labels are passed to it: PML's regularizers take none, and all of its losses but a few do."""
-    if registry.kind_of(type(component)) == "loss":
-        return "labels" in registry.capabilities(component)
+    kind = registry.kind_of(type(component))
+    if kind in ("loss", "miner"):
+        return kind == "miner" or "labels" in registry.capabilities(component)
     return "labels" in getattr(component, "capabilities", ())
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
     """The value of a loss or a regularizer, the matrix of a distance, what a miner finds."""
-    if registry.kind_of(type(component)) == "miner" or more or takes_labels(component):
+    if more or takes_labels(component):
         return component(batch.embeddings, batch.labels, *more, **named)
     return component(batch.embeddings, **named)
 
@@ -79,7 +80,7 @@ def is_random(subject: Subject) -> bool:
         for seed in (0, 1):
             torch.manual_seed(seed)
             values.append(call(subject.make(), batch))
-        subject.cache["random"] = not torch.equal(*values)
+        subject.cache["random"] = not equal(*values)
     return bool(subject.cache["random"])
 
 
@@ -90,7 +91,14 @@ def has_state(subject: Subject) -> bool:
     for _ in range(2):
         torch.manual_seed(0)
         values.append(call(component, batch))
-    return not torch.equal(*values)
+    return not equal(*values)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values, or what two miners gave, are the same."""
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(torch.equal, one, other))
+    return torch.equal(one, other)
 
 
 @contextlib.contextmanager

@@ -161,6 +161,7 @@ def test_archives_are_unpacked_over_what_is_there(tmp_path, pack):
     "body",
     [tarred({"../out.txt": b"x"}), tarred({}, {"set/link": "/etc"}), tarred({}, {"link": "../.."}),
      zipped({"../out.txt": b"x"}), zipped({"/tmp/out.txt": b"x"}), zipped({"a\\..\\..\\out.txt": b"x"})],
+    ids=["tar above", "tar link to root", "tar link above", "zip above", "zip at root", "zip backslashes"],
 )  # fmt: skip
 def test_archives_cannot_write_outside_of_their_folder(tmp_path, body):
     place = tmp_path / "place"

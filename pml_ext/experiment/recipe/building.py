@@ -14,11 +14,11 @@ import torch
 from ... import models, registry
 from ...building import BuildContext
 from ...data import PATH_FACTORIES, DataSplits, Pipeline
-from ...errors import ConfigError, PmlExtError
+from ...errors import ConfigError, PmlExtError, shortened
 from ...losses import CrossBatchMemory, RegularizedLoss
 from ...network import Network, Normalization, Preprocessing
 from .schema import OPTIMIZERS, DataTable, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, merged
-from .values import adapter_of, listed, strictly
+from .values import adapter_of, refusal, strictly
 
 # What a run fills in by itself: no options of a recipe.
 FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
@@ -164,8 +164,10 @@ def _refusing(key: str, table: NamedTable) -> Iterator[None]:
         yield
     except PmlExtError:
         raise
-    except (ValueError, TypeError, AssertionError) as error:
-        raise ConfigError(f"{key}: {table.name} refuses {listed(table.settings)}: {error}") from error
+    except OSError:  # a file that cannot be read, which the text of the system names
+        raise
+    except Exception as error:
+        raise ConfigError(shortened(f"{key}: {refusal(table.name, table.settings, error)}")) from error
 
 
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.resources
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, PluginError, UnknownNameError, unknown
+from ...errors import ConfigError, PluginError, UnknownNameError, shortened, unknown
+from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
 from .schema import Recipe, merged
 
+_MOST_VARIANTS = 10_000
 PIPELINES = "pipelines/"  # how their names begin
 
 
@@ -36,6 +39,15 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         UnknownNameError: no such recipe.
         PluginError: a run's recipe, and a plugin that it was trained with is not in use.
     """
+    try:
+        return _load(name, overrides)
+    except (ConfigError, UnknownNameError) as error:
+        raise type(error)(shortened(error)) from error.__cause__
+    except RecursionError:
+        raise ConfigError(shortened(f"{name}: tables or values nested too deep; wanted those of a recipe")) from None
+
+
+def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
     base, variant = _without_variant(name)
     source, tables, run = _read(base)
     home = home_of(base, run)
@@ -46,8 +58,10 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
+        _assign(tables, key.strip(), toml_value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
+    if math.prod(map(len, sweep.values())) > _MOST_VARIANTS:
+        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
     variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
                 for values in itertools.product(*sweep.values())}  # fmt: skip
     if variant:
@@ -114,7 +128,9 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     file = _file(name)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # no UTF-8 and integers of thousands of digits too
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     run = tables.pop("run", {})
     run = run if isinstance(run, dict) else {}
@@ -146,14 +162,18 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
 def _file(name: str) -> Traversable:
     """The file of a recipe, or of a pipeline, which is a part of one."""
     if name.endswith(".toml"):
-        if not Path(name).is_file():
+        try:
+            known = Path(name).is_file()
+        except OSError as error:  # a name that is too long
+            raise ConfigError(f"{name}: no recipe file ({error.strerror})") from None
+        if not known:
             raise ConfigError(f"{name}: no such recipe file")
         return Path(name)
     if name.startswith(PIPELINES):
-        known = pipelines()
-        if name not in known:
-            raise UnknownNameError(unknown("pipeline", name, known))
-        return known[name]
+        files = pipelines()
+        if name not in files:
+            raise UnknownNameError(unknown("pipeline", name, files))
+        return files[name]
     return registry.recipe(name)
 
 
@@ -174,13 +194,6 @@ def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str
         raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
     tables.clear()
     tables.update(updated)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _label(values: Iterable[Any]) -> str:
