@@ -228,7 +228,8 @@ class View:
                 raise
         random = checkpoint.random_state()
         try:
-            untrained = View(self.recipe, self.folder, self.seed, str(self.device), self._root).embeddings(self.queries)
+            view = View(self.recipe, self.folder, self.seed, str(self.device), self._root)
+            untrained = view.embeddings(view.queries)
         finally:
             checkpoint.set_random_state(random)
         checkpoint.save(path, {"embeddings": untrained.cpu()})

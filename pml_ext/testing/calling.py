@@ -68,7 +68,9 @@ def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generato
 
 def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
     """Fails, with a text, where two tensors differ."""
-    if actual.shape != expected.shape or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol):
+    same = actual.shape == expected.shape
+    # that neither is NaN is what other checks say
+    if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
         raise AssertionError(f"{text}: {actual.detach().flatten()[:4].tolist()} instead of "
                              f"{expected.detach().flatten()[:4].tolist()}")  # fmt: skip
 
@@ -98,7 +100,7 @@ def equal(one: Any, other: Any) -> bool:
     """Whether two values, or what two miners gave, are the same."""
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(torch.equal, one, other))
-    return torch.equal(one, other)
+    return torch.equal(one, other) or bool(one.isnan().all() and other.isnan().all())
 
 
 @contextlib.contextmanager

@@ -147,9 +147,8 @@ def check_indices_belong_to_values(subject: Subject) -> None:
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
         elsewhere = [order[i] for i in _indices(after[name]["indices"])]
         mine, theirs = _by_index(values, index), _by_index(after[name]["losses"], elsewhere)
-        if mine.keys() != theirs.keys() or any(
-            abs(mine[key] - theirs[key]) > 1e-6 * (1 + abs(mine[key])) for key in mine
-        ):
+        pairs = [(mine.get(key, 0.0), theirs.get(key, 0.0)) for key in mine.keys() | theirs.keys()]
+        if any(abs(one - two) > 1e-6 * (1 + abs(one)) for one, two in pairs):
             raise AssertionError(f"the indices of sub-loss {name!r} are not those of its values: in another order of "
                                  "the batch an image, pair or triplet has another value")  # fmt: skip
 
@@ -159,7 +158,7 @@ def _by_index(values: Tensor, indices: Sequence[Tensor]) -> dict[tuple[int, ...]
     by_index: dict[tuple[int, ...], float] = {}
     for value, *index in zip(values.tolist(), *(each.tolist() for each in indices), strict=True):
         by_index[tuple(index)] = by_index.get(tuple(index), 0.0) + value
-    return {index: value for index, value in by_index.items() if value}
+    return by_index
 
 
 def check_parameters_get_gradients(subject: Subject) -> None:

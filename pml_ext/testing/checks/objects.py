@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calling import call, close, is_random, quiet, takes_labels
+from ..calling import call, close, equal, is_random, quiet, takes_labels
 from ..probes import place_of
 from ..subject import SkipCheck, Subject, batch_of
 
@@ -40,7 +40,7 @@ def check_state_dict(subject: Subject) -> None:
     for each in (loss, fresh_one):
         torch.manual_seed(0)
         values.append(call(each, batch))
-    if not torch.equal(*values):
+    if not equal(*values):
         raise AssertionError(f"after load_state_dict the next loss is {values[1].item():.8g} instead of "
                              f"{values[0].item():.8g}: something that changes is not in the state dict")  # fmt: skip
 
@@ -112,7 +112,7 @@ def check_eval_keeps_state(subject: Subject) -> None:
     for each in (trained, tested):
         torch.manual_seed(0)
         values.append(call(each, batch))
-    if not torch.equal(*values):
+    if not equal(*values):
         raise AssertionError(f"after a call in eval() mode the next loss in training is {values[1].item():.8g} instead "
                              f"of {values[0].item():.8g}: something beside its state moves; {remedy}")  # fmt: skip
 
