@@ -60,10 +60,8 @@ class Run(View):
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
-        for split, paths in self.skipped.items():
-            self._warn(
-                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
-            )
+        for split, paths in self.unreadable.items():
+            self._warn(f"left out {len(paths)} images of {split} that cannot be read; the first: {min(paths.values())}")
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -275,7 +273,6 @@ class Run(View):
             "skipped_iterations": account.skipped,
             "images": counts(self),
             "warnings": account.warnings,
-            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished

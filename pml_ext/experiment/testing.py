@@ -146,8 +146,13 @@ def write_neighbours(view: View) -> None:
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
-    """How many images and classes the splits have: ``{split: {"images": N, "classes": C}}``."""
-    return {name: {"images": len(images), "classes": len(np.unique(images.labels))}
+    """How many images and classes the splits have.
+
+    Returns:
+        ``{split: {"images": N, "classes": C}}``; and ``"unreadable"``, what was left out since it cannot be read.
+    """
+    left_out = {name: {"unreadable": len(paths)} for name, paths in view.unreadable.items()}
+    return {name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
             for name, images in view.splits.items()}  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class View:
         self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
-        self.skipped: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
+        self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
         self._load_data(root, tell)
         self._build_networks()
 
@@ -66,7 +66,7 @@ class View:
         def ready(name: str, images: LabelledImages, steps: Steps) -> LabelledImages:
             prepared = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
             if prepared.skipped:
-                self.skipped[name] = prepared.skipped
+                self.unreadable[name] = prepared.skipped
             return prepared.images
 
         train = ready("train", splits.train, augmented)
