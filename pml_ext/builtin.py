@@ -14,11 +14,19 @@ from .hookspecs import hookimpl
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The wrappers and samplers of the core."""
-    from .losses import RegularizedLoss
+    """The wrappers and samplers of the core, and PML's losses in tiles."""
+    from . import losses
     from .samplers import WholeClassSampler
 
-    return [Component(RegularizedLoss, name="regularized"), Component(WholeClassSampler, name="whole-class")]
+    return [
+        Component(losses.RegularizedLoss, name="regularized"),
+        Component(losses.TiledContrastiveLoss, name="tiled-contrastive"),
+        Component(losses.TiledMultiSimilarityLoss, name="tiled-multi-similarity"),
+        Component(losses.TiledNTXentLoss, name="tiled-nt-xent"),
+        Component(losses.TiledSupConLoss, name="tiled-sup-con"),
+        Component(losses.TiledTripletMarginLoss, name="tiled-triplet-margin"),
+        Component(WholeClassSampler, name="whole-class"),
+    ]
 
 
 @hookimpl

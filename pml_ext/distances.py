@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .pairwise import euclidean_distances, gram, normalize
@@ -145,3 +147,55 @@ def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tu
     """
     references = ref_emb is not embeddings
     return distance(embeddings, ref_emb if references else None), references
+
+
+def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
+    """The matrix of a distance for what is normalized already.
+
+    Args:
+        distance: a PML distance.
+        points: ``[T, D]``, as ``distance.maybe_normalize`` gives them.
+        columns: ``[R, D]``, likewise.
+    """
+    matrix: Tensor = distance.compute_mat(points, columns)
+    return matrix if distance.power == 1 else matrix**distance.power
+
+
+class OneDraw:
+    """Blocks in which a distance draws the same random numbers each time, as it does for a whole matrix: its dropout.
+
+    Args:
+        distance: a PML distance; one without parameters, or in ``eval()``, is taken to draw nothing.
+        points: ``[B, D]``.
+        columns: ``[R, D]``.
+    """
+
+    def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
+        draws = distance.training and any(True for _ in distance.parameters())
+        self._distance, self._ends = distance, (points[:1].detach(), columns[:1].detach())
+        self._devices = [points.device] if points.device.type == "cuda" else []
+        self._state = self._states() if draws else None
+        self._fork: Any = None
+
+    def _states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+
+    def __enter__(self) -> None:
+        if self._state is None:
+            return
+        self._fork = torch.random.fork_rng(devices=self._devices)
+        self._fork.__enter__()
+        torch.set_rng_state(self._state[0])
+        for device, state in zip(self._devices, self._state[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state is not None:
+            self._fork.__exit__(kind, error, trace)
+
+    def finish(self) -> None:
+        """Leaves the generators as the whole matrix does."""
+        if self._state is not None:
+            compare(self._distance, *self._ends)

@@ -67,6 +67,7 @@ from .pairwise import (
     exp_bounded,
     gram,
     hard_pair_masks,
+    in_tiles,
     log_one_plus_sum_exp,
     masked_max,
     masked_mean,
@@ -75,6 +76,8 @@ from .pairwise import (
     normalize,
     pair_masks,
     pair_to_full_precision,
+    rows_per_tile,
+    tiles_of_rows,
     to_full_precision,
     transformed,
 )
@@ -96,7 +99,15 @@ from .reducers import SumOfReducedReducer, SumOverDivisorReducer
 from .registry import build
 from .regularizers import LabeledRegularizer
 from .samplers import sampler_state, set_sampler_state
-from .settings import check_choice, check_count, check_flag, check_number, number_settings, own_settings
+from .settings import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    check_tile_size,
+    number_settings,
+    own_settings,
+)
 
 if TYPE_CHECKING:
     from .data import DataSplits, LabelledImages, read_image
@@ -158,6 +169,7 @@ __all__ = [
     "check_indices_tuple",
     "check_number",
     "check_references",
+    "check_tile_size",
     "class_members",
     "cosine_similarity",
     "euclidean_distances",
@@ -166,6 +178,7 @@ __all__ = [
     "gram",
     "hard_pair_masks",
     "hookimpl",
+    "in_tiles",
     "kmeans",
     "log_one_plus_sum_exp",
     "masked_max",
@@ -186,8 +199,10 @@ __all__ = [
     "reduced",
     "require_distance",
     "require_similarity",
+    "rows_per_tile",
     "sampler_state",
     "set_sampler_state",
+    "tiles_of_rows",
     "to_full_precision",
     "transformed",
 ]
@@ -226,7 +241,11 @@ class RunView(Protocol):
 
     @property
     def splits(self) -> Mapping[str, LabelledImages]:
-        """The images without augmentation: ``"train"``, ``"test"``, and ``"validation"`` if classes are held out."""
+        """The images without augmentation, by name.
+
+        There are ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"`` where the data have these; ``"validation"``
+        if classes are held out; and ``"train_sample"``, the training images that are tested, if these are not all.
+        """
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
         """The network's output for all images of a split, not normalized.

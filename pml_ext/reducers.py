@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pml import BaseReducer, MultipleReducers
+from .pml import BaseReducer, MultipleReducers, reducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
@@ -39,6 +39,19 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
+
+
+def weighs_alike(reducer: BaseReducer, device: torch.device) -> bool:
+    """Whether a reducer is known to give every value the same weight, in a form that can be seen without waiting.
+
+    Args:
+        reducer: one of PML's, or of ours.
+        device: where the values are.
+    """
+    kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
+    if device.type == "cpu":  # of a mean, weights are a tensor, to be looked at
+        kinds.append(reducers.MeanReducer)
+    return type(reducer) in kinds
 
 
 class SumOfReducedReducer(MultipleReducers):  # type: ignore[misc]

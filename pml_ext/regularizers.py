@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .pairwise import autocast_off, check_batch, to_full_precision
+from .distances import OneDraw, compare
+from .pairwise import (
+    PairsOfRows,
+    autocast_off,
+    check_batch,
+    in_tiles,
+    pair_masks,
+    rows_per_tile,
+    tiles_of_rows,
+    to_full_precision,
+)
 from .pml import BaseRegularizer
+from .reducers import weighs_alike
 
 
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
@@ -31,6 +43,48 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             labels: ``[B]``, on the device of the embeddings.
         """
         raise NotImplementedError
+
+    def over_pairs(
+        self,
+        equation: Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]],
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        values: int = 1,
+        tile_size: int | None = None,
+    ) -> Sequence[Tensor]:
+        """What an equation gives for each anchor of a batch, in tiles where that is wanted or the batch is large.
+
+        Args:
+            equation: of the matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs; it gives
+                tensors ``[T]``.
+            embeddings: ``[B, D]``.
+            labels: ``[B]``.
+            values: how many of its tensors have a gradient; they come first.
+            tile_size: how many anchors at a time; None chooses.
+
+        Returns:
+            Its tensors, ``[B]``.
+        """
+        size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
+        if size is None:
+            matrix = self.distance(embeddings)
+            return equation(matrix, *pair_masks(matrix, labels))
+        points = self.distance.maybe_normalize(embeddings)
+        rule = PairsOfRows(len(points), points.device, labels, None, None, references=False)
+        draw = OneDraw(self.distance, points, points)
+
+        def part(rows: slice, anchors: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Sequence[Tensor]:
+            with draw:
+                matrix = compare(self.distance, anchors[0], columns[0])
+            return equation(matrix, *rule.masks(matrix, rows))
+
+        results = in_tiles(
+            part, (points,), (points,), tiles_of_rows(len(points), size), list(self.distance.parameters()),
+            values=values, at_once=weighs_alike(self.reducer, points.device),
+        )  # fmt: skip
+        draw.finish()
+        return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
         """The reduced value.

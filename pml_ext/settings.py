@@ -66,6 +66,20 @@ def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
 
 
+def check_tile_size(owner: object, value: Any) -> None:
+    """Refuses what is neither None nor a number of anchors.
+
+    Args:
+        owner: the object that has the setting, for the text.
+        value: what was given.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if value is not None:
+        check_count(owner, "tile_size", value)
+
+
 def check_flag(owner: object, name: str, value: Any) -> None:
     """Refuses what is not True or False.
 

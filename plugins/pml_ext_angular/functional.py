@@ -19,6 +19,7 @@ from pml_ext.plugin import ClassMembers, transformed
 # Slopes 4 t up to which exponentials of cosines can be multiplied: products lie between exp(-2 * slope) and its
 # inverse, and float32 ends at exp(-87) and exp(88).
 PRODUCT_SLOPE = 16.0
+Between = Callable[[Tensor], tuple[Tensor, Tensor]]
 MAX_ENTRIES = 1 << 23  # of gathered rows held at a time
 
 
@@ -63,7 +64,7 @@ def log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
 
 def angular_terms(
     similarity: Tensor,
-    partner_similarity: Tensor,
+    between: Between,
     negatives: Tensor,
     anchors: Tensor,
     partners: Tensor,
@@ -79,10 +80,10 @@ def angular_terms(
 
     Args:
         similarity: :math:`x_a^T x_n`, ``[B, R]``.
-        partner_similarity: :math:`x_p^T x_n`, ``[Q, R]``; the same matrix where positives come from the batch.
+        between: gives :math:`x_p^T x_n` of some partners, ``[U, R]``, and the row of each, ``[P]``.
         negatives: mask of :math:`N_a`, ``[B, R]``.
         anchors: a, rows of ``similarity``, ``[P]``.
-        partners: p, rows of ``partner_similarity``, ``[P]``.
+        partners: p, columns of ``similarity``, ``[P]``.
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90.
 
@@ -92,7 +93,8 @@ def angular_terms(
     t = squared_tangent(alpha)
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
-        return log_sum_exp(4 * t * (similarity[anchors] + partner_similarity[partners]), negatives[anchors])
+        matrix, rows = between(partners)
+        return log_sum_exp(4 * t * (similarity[anchors] + matrix[rows]), negatives[anchors])
 
     totals = _in_tiles(log_sums, anchors, partners, similarity.shape[1])
     return log_one_plus_exp(totals - 2 * (1 + t) * positive_similarity)
@@ -115,11 +117,11 @@ def angular_terms_by_class(
     ``[C, M, B]`` with its transpose. For cosines, and :math:`4 t` up to :data:`PRODUCT_SLOPE`.
 
     Args:
-        similarity: cosines, ``[B, B]``.
-        negatives: mask of other classes, ``[B, B]``.
+        similarity: cosines, ``[T, B]``: the whole batch, or all rows of some classes of it.
+        negatives: mask of other classes, ``[T, B]``.
         classes: the rows of each class, ``[C, M]``.
-        anchors: a, ``[P]``.
-        partners: p, of the class of a, ``[P]``.
+        anchors: a, rows, ``[P]``.
+        partners: p, of the class of a, rows too, ``[P]``.
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
         alpha: the upper bound of the angle at the negative, in degrees.
 
@@ -172,7 +174,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
             rows = (ctx.slope * similarity).exp() * mask
             sums = (rows @ rows.T)[anchors, partners]
         shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
-        weights = torch.zeros_like(rows).index_put((anchors, partners), shares)
+        weights = rows.new_zeros(len(rows), len(rows)).index_put((anchors, partners), shares)
         return (weights + weights.T) @ rows * rows, None, None, None, None
 
 
@@ -256,7 +258,8 @@ def tiles_of(pairs: int, width: int) -> Iterator[slice]:
 
 def hinge_sums(
     pairs: tuple[Tensor, Tensor],
-    products: tuple[Tensor, Tensor],
+    similarity: Tensor,
+    between: Between,
     squared: tuple[Tensor, Tensor],
     negatives: Tensor,
     *,
@@ -266,7 +269,8 @@ def hinge_sums(
 
     Args:
         pairs: a and p, ``[P]`` each.
-        products: :math:`x_a^T x_n`, ``[B, R]``, and :math:`x_p^T x_n`, ``[R, R]``.
+        similarity: :math:`x_a^T x_n`, ``[B, R]``.
+        between: gives :math:`x_p^T x_n` of some partners; see :func:`angular_terms`.
         squared: squared lengths of the batch, ``[B]``, and of the references, ``[R]``.
         negatives: mask of :math:`N_a`, ``[B, R]``.
         alpha: the upper bound of the angle, in degrees.
@@ -276,22 +280,23 @@ def hinge_sums(
     """
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
-        sides = sides_of_pairs((anchors, partners), products, squared)
+        sides = sides_of_pairs((anchors, partners), similarity, between, squared)
         return (hinge(*sides, alpha=alpha) * negatives[anchors].to(sides[1].dtype)).sum(1)
 
     return _in_tiles(sums, *pairs, negatives.shape[1])
 
 
 def sides_of_pairs(
-    pairs: tuple[Tensor, Tensor], products: tuple[Tensor, Tensor], squared: tuple[Tensor, Tensor]
+    pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The squared sides of all triplets (a, p, n) of some pairs; see :func:`squared_sides` and :func:`hinge_sums`.
 
     Returns:
         ``[P, 1]`` and ``[P, R]``.
     """
-    (anchors, partners), (batch, references), (squared_batch, squared_references) = pairs, products, squared
+    (anchors, partners), (squared_batch, squared_references) = pairs, squared
+    matrix, rows = between(partners)
     return squared_sides(
         squared_batch[anchors, None], squared_references[partners, None], squared_references,
-        batch[anchors, partners][:, None], batch[anchors], references[partners],
+        similarity[anchors, partners][:, None], similarity[anchors], matrix[rows],
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
@@ -26,6 +27,8 @@ from . import functional as F
 
 class _DotProductLoss(PairLoss):
     """What the four share: dot products of normalized or raw embeddings, and angles for the records."""
+
+    tiles = "classes"
 
     def __init__(self, normalize_embeddings: bool = True, **kwargs: Any) -> None:
         check_flag(self, "normalize_embeddings", normalize_embeddings)
@@ -57,37 +60,35 @@ class _AngularLoss(_DotProductLoss):
 
     def _angular_terms(self, pairs: Pairs) -> Tensor:
         """Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
-        similarity, listed = pairs.matrix, pairs.listed
-        ends = *listed, similarity[listed]
+        similarity, (anchors, partners) = pairs.matrix, pairs.listed
+        positive = similarity[anchors, partners]
         multiplied = self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
         if pairs.labels is not None and multiplied:
             classes = class_members(pairs.labels)
+            ends = anchors, partners - pairs.first, positive
             return F.angular_terms_by_class(similarity, pairs.negatives, classes, *ends, alpha=self.alpha)
-        return F.angular_terms(similarity, pairs.between_columns, pairs.negatives, *ends, alpha=self.alpha)
+        return F.angular_terms(
+            similarity, pairs.between, pairs.negatives, anchors, partners, positive, alpha=self.alpha
+        )
 
     def _squared_lengths(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        batch = self.distance.maybe_normalize(pairs.embeddings).square().sum(1)
-        if not pairs.references:
-            return batch, batch
-        return batch, self.distance.maybe_normalize(pairs.ref_emb).square().sum(1)
+        return pairs.points.square().sum(1), pairs.columns.square().sum(1)
 
     def _record_angles(self, pairs: Pairs) -> None:
         """Mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
         if not self.collect_stats:
             return
-        rows, columns = self._squared_lengths(pairs)
-        squared = rows.detach(), columns.detach()
-        similarities = pairs.matrix.detach(), pairs.between_columns.detach()
-        anchors, partners = pairs.listed
-        total = over = count = pairs.matrix.new_zeros(())
-        for tile in F.tiles_of(len(anchors), pairs.matrix.shape[1]):
-            ends = anchors[tile], partners[tile]
-            angles = F.angle_at_negative(*F.sides_of_pairs(ends, similarities, squared))
-            mask = pairs.negatives[ends[0]]
-            total = total + (angles * mask).sum()
-            over = over + ((angles > self.alpha) & mask).sum()
-            count = count + mask.sum()
-        self.record(average_angle=total / count.clamp(min=1), over_alpha=over / count.clamp(min=1))
+        with torch.no_grad():
+            squared, (anchors, partners) = self._squared_lengths(pairs), pairs.listed
+            total = over = count = pairs.matrix.new_zeros(())
+            for tile in F.tiles_of(len(anchors), pairs.matrix.shape[1]):
+                ends = anchors[tile], partners[tile]
+                angles = F.angle_at_negative(*F.sides_of_pairs(ends, pairs.matrix, pairs.between, squared))
+                mask = pairs.negatives[ends[0]]
+                total = total + (angles * mask).sum()
+                over = over + ((angles > self.alpha) & mask).sum()
+                count = count + mask.sum()
+        self.record(average_angle=(total, count), over_alpha=(over, count))
 
 
 class AngularLoss(_AngularLoss):
@@ -240,13 +241,14 @@ class AngularTripletLoss(_AngularLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """One value per listed triplet, or a sum per pair, Eq. (6)."""
         self._record_angles(pairs)
-        squared, similarities = self._squared_lengths(pairs), (pairs.matrix, pairs.between_columns)
+        squared = self._squared_lengths(pairs)
         if pairs.triplets is not None:
             a, p, n = pairs.triplets
-            products = pairs.matrix[a, p], pairs.matrix[a, n], pairs.between_columns[p, n]
+            between, rows = pairs.between(p)
+            products = pairs.matrix[a, p], pairs.matrix[a, n], between[rows, n]
             sides = F.squared_sides(squared[0][a], squared[1][p], squared[1][n], *products)
             return per_triplet(F.hinge(*sides, alpha=self.alpha), pairs.triplets)
-        sums = F.hinge_sums(pairs.listed, similarities, squared, pairs.negatives, alpha=self.alpha)
+        sums = F.hinge_sums(pairs.listed, pairs.matrix, pairs.between, squared, pairs.negatives, alpha=self.alpha)
         return per_pair(sums, pairs, divisor=pairs.negatives.sum(1)[pairs.listed[0]].sum())
 
     def get_default_reducer(self) -> BaseReducer:

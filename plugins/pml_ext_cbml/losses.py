@@ -71,6 +71,7 @@ class CBMLLoss(PairLoss):
     """
 
     recorded = ("positive_loss", "negative_loss", "variance_loss")
+    tiles = "rows"
 
     def __init__(
         self,

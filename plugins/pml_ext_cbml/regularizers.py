@@ -13,8 +13,7 @@ from pml_ext.plugin import (
     LabeledRegularizer,
     check_choice,
     check_number,
-    matrix_of,
-    pair_masks,
+    check_tile_size,
     require_similarity,
 )
 
@@ -31,12 +30,14 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
     reducer gets one value per anchor; one without positives or without negatives gives 0 and is counted.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``.
+    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``; in tiles, which a large
+    batch is computed in, three or four products and memory linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
         reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' program.
         detach_target: whether no gradient flows through the target.
+        tile_size: how many anchors are computed at a time; None chooses.
         kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
 
     Raises:
@@ -46,25 +47,34 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
     """
 
-    def __init__(self, gamma: float = 0.2, reduction: str = "mean", detach_target: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        gamma: float = 0.2,
+        reduction: str = "mean",
+        detach_target: bool = False,
+        tile_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         check_number(self, "gamma", gamma, least=0, most=1)
         check_choice(self, "reduction", reduction, REDUCTIONS)
+        check_tile_size(self, tile_size)
         super().__init__(**kwargs)
         require_similarity(self, self.distance)
         self.gamma = gamma
         self.reduction = reduction
-        self.detach_target = detach_target
+        self.detach_target, self.tile_size = detach_target, tile_size
         self.add_to_recordable_attributes(name="gamma", is_stat=False)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """One value per anchor, Eq. (29)."""
         if len(embeddings) == 0:
             return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
-        similarity, _ = matrix_of(self.distance, embeddings, embeddings)
-        losses = metric_variance(
-            similarity, *pair_masks(similarity, labels), gamma=self.gamma, reduction=self.reduction,
-            detach_target=self.detach_target,
-        )  # fmt: skip
+
+        def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor]:
+            return (metric_variance(similarity, positives, negatives, gamma=self.gamma, reduction=self.reduction,
+                                    detach_target=self.detach_target),)  # fmt: skip
+
+        (losses,) = self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size)
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import normalize, transformed
+from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows, transformed
 
 
 class Slots(NamedTuple):
@@ -236,37 +236,59 @@ def streamed_class_densities(
     return distances / counts.clamp(min=1)
 
 
-def nearest_distances(x: Tensor) -> Tensor:
+def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
     """The distance of every embedding to its nearest other one, the first of several.
 
     Args:
         x: ``[B, D]``, at least two rows.
+        tile_size: how many embeddings are compared with all at a time; None chooses.
 
     Returns:
         ``[B]``, with gradient 0 where it is 0.
     """
     with torch.no_grad():
-        similarity = x @ x.T - x.square().sum(1) / 2  # orders as the negative distance does
-        similarity.diagonal().fill_(-torch.inf)
-        nearest = similarity.argmax(1)
+        half = x.square().sum(1) / 2
+
+        def nearest_of(rows: slice, points: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> tuple[Tensor]:
+            similarity = points[0] @ columns[0].T - half  # orders as the negative distance does
+            similarity.diagonal(rows.start).fill_(-torch.inf)
+            return (similarity.argmax(1),)
+
+        size = rows_per_tile(tile_size, len(x), len(x), x.device) or len(x)
+        (nearest,) = in_tiles(nearest_of, (x,), (x,), tiles_of_rows(len(x), size), values=0)
     squared = (x - x[nearest]).square().sum(1)
     return torch.where(squared == 0, 0, squared.clamp(min=torch.finfo(x.dtype).tiny).sqrt())
 
 
-def global_orthogonal(similarity: Tensor, negatives: Tensor, dimension: int) -> Tensor:
-    r"""How far negative pairs are from the same of points spread evenly on the sphere (Zhang et al. 2017).
+def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each anchor the sum of its negatives' similarities, that of their squares, and their number.
+
+    Args:
+        similarity: cosines, ``[T, B]``.
+        positives: not used.
+        negatives: mask of the pairs, ``[T, B]``.
+
+    Returns:
+        Three tensors ``[T]``.
+    """
+    mask = negatives.to(similarity.dtype)
+    return (similarity * mask).sum(1), (similarity.square() * mask).sum(1), mask.sum(1)
+
+
+def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: int) -> Tensor:
+    r"""How far negative pairs are from those of points spread evenly on the sphere (Zhang et al. 2017).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 
     Args:
-        similarity: cosines, ``[B, B]``.
-        negatives: mask of the pairs averaged over, ``[B, B]``.
+        sums: of the similarities of each anchor's negatives; see :func:`negative_sums`.
+        squares: of their squares.
+        counts: their numbers.
         dimension: d, the embedding size.
 
     Returns:
         A scalar; 0 where there is no negative pair.
     """
-    mask = negatives.to(similarity.dtype)
-    count = mask.sum().clamp(min=1)
-    mean, second = (similarity * mask).sum() / count, (similarity.square() * mask).sum() / count
+    count = counts.sum().clamp(min=1)
+    mean, second = sums.sum() / count, squares.sum() / count
     return mean.square() + (second - 1 / dimension).clamp(min=0)

@@ -104,7 +104,7 @@ def pair_sums(
     kind: str = "hinge",
     margin: float = 0.2,
     everything: bool = False,
-    between_references: Tensor | None = None,
+    between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each pair's sum of :func:`triplet_values` over its negatives in S, and how many those are.
 
@@ -119,28 +119,30 @@ def pair_sums(
         kind: of the loss.
         margin: m.
         everything: all negatives of the anchor, rather than those in S.
-        between_references: distances ``[R, R]``, for the soft loss's d_pn.
+        between: for the soft loss's d_pn: distances of positives to all columns, ``[U, R]``, and the row of each pair's
+            positive among them, ``[L]``.
 
     Returns:
         Sums ``[L]`` and counts ``[L]``, floating point.
     """
-    settings = (pairs, negatives, kind, margin, everything)
+    matrix, rows = between or (None, None)
+    settings = (pairs, negatives, kind, margin, everything, rows)
     if transformed():
-        return _written_out(distances, between_references, *settings)
-    sums, counts = _PairSums.apply(distances, between_references, *settings)  # type: ignore[no-untyped-call]
+        return _written_out(distances, matrix, *settings)
+    sums, counts = _PairSums.apply(distances, matrix, *settings)  # type: ignore[no-untyped-call]
     return sums, counts
 
 
 def _written_out(
     distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str, margin: float,
-    everything: bool,
+    everything: bool, rows: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`pair_sums` from a matrix with a row per pair."""
     d_ap, d_an = distances[pairs.anchors, pairs.positives][:, None], distances[pairs.anchors]
     inside = negatives[pairs.anchors]
     if not everything:
         inside = inside & (d_an < d_ap + margin)
-    values = triplet_values(kind, margin, d_ap, d_an, None if between is None else between[pairs.positives])
+    values = triplet_values(kind, margin, d_ap, d_an, None if between is None else between[rows])
     return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)
 
 
@@ -152,7 +154,7 @@ class _Pass(NamedTuple):
         counts: of the triplets in S (or of all), ``[B, P]``.
         by_pair: derivatives by d_ap, ``[B, P]``.
         by_negative: derivatives by d_an, ``[B, R]``.
-        by_other: derivatives by d_pn, ``[R, R]``, or None.
+        by_other: derivatives by d_pn, ``[U, R]``, or None.
     """
 
     sums: Tensor
@@ -166,11 +168,11 @@ class _PairSums(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str,
-        margin: float, everything: bool,
+        margin: float, everything: bool, rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        result = _one_pass(distances, between, pairs, negatives, kind, margin, everything)
+        result = _one_pass(distances, between, pairs, negatives, kind, margin, everything, rows)
         ctx.save_for_backward(distances, between, negatives, *pairs[:3], result.by_pair, result.by_negative,
-                              result.by_other)  # fmt: skip
+                              result.by_other, rows)  # fmt: skip
         ctx.settings = pairs.most, kind, margin, everything
         sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (result.sums, result.counts))
         ctx.mark_non_differentiable(counts)
@@ -178,34 +180,35 @@ class _PairSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        distances, between, negatives, anchors, positives, places, by_pair, by_negative, by_other = ctx.saved_tensors
+        distances, between, negatives, anchors, positives, places, *derivatives, rows = ctx.saved_tensors
+        by_pair, by_negative, by_other = derivatives
         most, kind, margin, everything = ctx.settings
         pairs = Positives(anchors, positives, places, most)
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             d = distances.view_as(distances)  # two tensors, where the distances between references are the same one
             b = None if between is None else between.view_as(between)
-            sums, _ = _written_out(d, b, pairs, negatives, kind, margin, everything)
+            sums, _ = _written_out(d, b, pairs, negatives, kind, margin, everything, rows)
             wanted = [x for x in (d, b) if x is not None and x.requires_grad]
             gradients = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
             to_both = (next(gradients) if x is not None and x.requires_grad else None for x in (d, b))
-            return (*to_both, None, None, None, None, None)
+            return (*to_both, None, None, None, None, None, None)
         if len(grad) and grad.stride() == (0,):  # one number for all, as a sum or a mean hands down
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))
-            settings = (kind, margin, everything)
+            settings = (kind, margin, everything, rows)
             _, _, by_pair, by_negative, by_other = _one_pass(distances, between, pairs, negatives, *settings, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * weight
         slopes = by_pair[pairs.anchors, pairs.places] * weight
         to_distances.index_put_((pairs.anchors, pairs.positives), slopes, accumulate=True)
         to_between = None if by_other is None else by_other * weight
-        return to_distances, to_between, None, None, None, None, None
+        return to_distances, to_between, None, None, None, None, None, None
 
 
 def _one_pass(
     distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: str, margin: float,
-    everything: bool, weights: Tensor | None = None,
+    everything: bool, rows: Tensor | None, weights: Tensor | None = None,
 ) -> _Pass:  # fmt: skip
     """Sums, counts and derivatives, each pair's derivatives times its weight."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
@@ -214,7 +217,7 @@ def _one_pass(
         if pairs.most > _MANY:
             return _hinge_by_sorting(far, negatives, d_ap, kind, margin, everything, weights)
         return _hinge_by_passes(far, negatives, d_ap, kind, margin, everything, weights)
-    return _smooth_by_passes(distances, between, pairs, far, negatives, d_ap, kind, margin, everything, weights)
+    return _smooth_by_passes(distances, between, rows, pairs, far, negatives, d_ap, kind, margin, everything, weights)
 
 
 def _hinge_scale(far: Tensor, d_ap: Tensor, kind: str, margin: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -294,14 +297,14 @@ def _set_limit(d_ap: Tensor, margin: float, everything: bool) -> Tensor:
 
 
 def _smooth_by_passes(
-    distances: Tensor, between: Tensor | None, pairs: Positives, far: Tensor, negatives: Tensor, d_ap: Tensor,
-    kind: str, margin: float, everything: bool, weights: Tensor | None,
+    distances: Tensor, between: Tensor | None, rows: Tensor | None, pairs: Positives, far: Tensor, negatives: Tensor,
+    d_ap: Tensor, kind: str, margin: float, everything: bool, weights: Tensor | None,
 ) -> _Pass:  # fmt: skip
     """The ratio and the soft loss: a pass over the matrix for each positive of an anchor."""
     sums, counts, by_pair = (torch.zeros_like(d_ap) for _ in range(3))
     by_negative = torch.zeros_like(far)
     by_other = None if between is None else torch.zeros_like(between)
-    columns = pairs.laid_out(pairs.positives, 0, len(distances))
+    partners = None if rows is None else pairs.laid_out(rows, 0, len(distances))
     for k in range(d_ap.shape[1]):
         none = d_ap[:, k, None] < -_FAR / 2
         mask = negatives & ~none if everything else far < d_ap[:, k, None] + margin
@@ -317,11 +320,12 @@ def _smooth_by_passes(
         else:
             assert between is not None
             assert by_other is not None
-            rows = between[columns[:, k]]
-            value = triplet_values(kind, margin, pair, distances, rows)
+            assert partners is not None
+            d_pn = between[partners[:, k]]
+            value = triplet_values(kind, margin, pair, distances, d_pn)
             by_pair[:, k] = counts[:, k] * weight[:, 0]
-            share = torch.sigmoid(rows - distances).mul_(inside).mul_(weight)  # of the term of d_an
+            share = torch.sigmoid(d_pn - distances).mul_(inside).mul_(weight)  # of the term of d_an
             by_negative.sub_(share)
-            by_other.index_add_(0, columns[:, k], share.sub_(inside * weight))
+            by_other.index_add_(0, partners[:, k], share.sub_(inside * weight))
         sums[:, k] = (value * inside).sum(1)
     return _Pass(sums, counts, by_pair, by_negative, by_other)

@@ -73,6 +73,7 @@ class BatchAllTripletLoss(PairLoss):
 
     nearer = "smaller"
     recorded = ("violating",)
+    tiles = "classes"
 
     def __init__(
         self,
@@ -100,14 +101,14 @@ class BatchAllTripletLoss(PairLoss):
             local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
             pairs = dataclasses.replace(pairs, positives=local)
         everything = self.triplets == "all"
-        between = pairs.between_columns if self.kind == "soft" else None
+        between = pairs.between(pairs.listed[1]) if self.kind == "soft" else None
         sums, counts = pair_sums(
             pairs.matrix, lay_out(pairs.positives), pairs.negatives, self.kind, self.margin, everything, between
         )
         size = counts.sum()
         if self.collect_stats:
             possible = (pairs.positives.sum(1, dtype=counts.dtype) * pairs.negatives.sum(1, dtype=counts.dtype)).sum()
-            self.record(violating=size / possible.clamp(min=1))
+            self.record(violating=(size, possible))
         return per_pair(sums, pairs, divisor=size)
 
     def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
@@ -117,13 +118,16 @@ class BatchAllTripletLoss(PairLoss):
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
             a, p, n = a[kept], p[kept], n[kept]
         if not pairs.references:
-            others = a != p
+            others = a + pairs.first != p
             a, p, n = a[others], p[others], n[others]
         d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, n]
-        d_pn = pairs.between_columns[p, n] if self.kind == "soft" else None
+        d_pn = None
+        if self.kind == "soft":
+            between, rows = pairs.between(p)
+            d_pn = between[rows, n]
         values = triplet_values(self.kind, self.margin, d_ap, d_an, d_pn)
         inside = torch.ones_like(values) if self.triplets == "all" else (d_an < d_ap + self.margin).to(values.dtype)
-        self.record(violating=inside.sum() / max(1, len(inside)))
+        self.record(violating=(inside.sum(), len(inside)))
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
     def get_default_reducer(self) -> BaseReducer:

@@ -62,6 +62,32 @@ def from_rank_0(value: Any) -> Any:
     return everyone[0]
 
 
+def from_ranks(value: Any) -> list[Any]:
+    """What every process passes, in the order of their numbers, in rank 0; nothing in the others.
+
+    Args:
+        value: anything that can be pickled.
+    """
+    if num_processes() == 1:
+        return [value]
+    gathered = [None] * num_processes() if rank() == 0 else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered or []
+
+
+def most_of_ranks(number: int) -> int:
+    """The greatest of the numbers that the processes pass, in all of them.
+
+    Args:
+        number: of this process.
+    """
+    if num_processes() == 1:
+        return number
+    greatest = torch.tensor(number)
+    dist.all_reduce(greatest, dist.ReduceOp.MAX)
+    return int(greatest)
+
+
 def collective_device(device: torch.device) -> torch.device:
     """Where the tensors of a collective operation lie: gloo alone wants them on the CPU."""
     return torch.device("cpu") if dist.get_backend() == "gloo" else device

@@ -13,7 +13,7 @@ from .. import registry
 from ..building import BuildContext
 from ..data import LabelledImages
 from ..distributed import DistributedLoss, DistributedMiner, num_processes
-from ..errors import ConfigError
+from ..errors import ConfigError, PmlExtError, shortened
 from .engine import over_processes
 from .recipe import (
     SHUFFLE,
@@ -139,11 +139,13 @@ def _build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tu
     }  # fmt: skip
     try:
         sampler = registry.build(table.name, "sampler", context, **table.settings)
-    except (AssertionError, ValueError) as error:
-        raise ConfigError(
+    except PmlExtError:
+        raise
+    except Exception as error:  # what constructors raise is not limited
+        raise ConfigError(shortened(
             f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
             f"{len(classes_of(images))} classes: {error}"
-        ) from None
+        )) from None  # fmt: skip
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
     if passes == 0:
         raise ConfigError(

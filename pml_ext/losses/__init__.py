@@ -1,14 +1,26 @@
 """The base of pair losses, what wraps losses, and how a wrapper calls one."""
 
+from .cached import CachedGradients, MicroBatched
 from .calling import WrapperCapabilities, call_loss, inside
 from .memory import CrossBatchMemory
 from .multiple import MultipleLosses
-from .pair_loss import PairLoss, Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
+from .pair_loss import PairLoss
+from .pairs import Pairs
 from .regularized import RegularizationWarning, RegularizedLoss
 from .self_supervised import SelfSupervisedLoss
+from .terms import Terms, per_anchor, per_pair, per_triplet, reduced
+from .tiled import (
+    TiledContrastiveLoss,
+    TiledMultiSimilarityLoss,
+    TiledNTXentLoss,
+    TiledSupConLoss,
+    TiledTripletMarginLoss,
+)
 
 __all__ = [
+    "CachedGradients",
     "CrossBatchMemory",
+    "MicroBatched",
     "MultipleLosses",
     "PairLoss",
     "Pairs",
@@ -16,6 +28,11 @@ __all__ = [
     "RegularizedLoss",
     "SelfSupervisedLoss",
     "Terms",
+    "TiledContrastiveLoss",
+    "TiledMultiSimilarityLoss",
+    "TiledNTXentLoss",
+    "TiledSupConLoss",
+    "TiledTripletMarginLoss",
     "WrapperCapabilities",
     "call_loss",
     "inside",

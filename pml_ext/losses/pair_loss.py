@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..distances import EuclideanDistance, GramCosineSimilarity, matrix_of, require_distance, require_similarity
-from ..pairwise import FullPrecisionForward, pair_masks
+from ..distances import (
+    EuclideanDistance,
+    GramCosineSimilarity,
+    OneDraw,
+    compare,
+    matrix_of,
+    require_distance,
+    require_similarity,
+)
+from ..pairwise import FullPrecisionForward, PairsOfRows, in_tiles, pair_masks, rows_per_tile, tiles_of_rows
 from ..pml import BaseDistance, BaseMetricLossFunction
-from ..settings import number_settings, own_settings
+from ..reducers import weighs_alike
+from ..settings import check_tile_size, number_settings, own_settings
+from .pairs import Pairs, Triplets
+from .terms import JoinedTerms, Terms, without_empty
 
-Terms = dict[str, dict[str, Any]]
-Triplets = tuple[Tensor, Tensor, Tensor]
-
-
-@dataclasses.dataclass
-class Pairs:
-    """What a pair loss sees of a batch.
-
-    Args:
-        matrix: similarities or distances ``[B, R]``, by the loss's distance.
-        positives: mask of the positive pairs, ``[B, R]``.
-        negatives: mask of the negative pairs, ``[B, R]``.
-        embeddings: the batch, ``[B, D]``, float32 or float64, not normalized.
-        ref_emb: what the columns are, ``[R, D]``: the same object as ``embeddings`` without references.
-        distance: the loss's distance.
-        labels: ``[B]`` where the pairs follow from the labels of the batch alone; else None.
-        triplets: the listed triplets of an ``indices_tuple`` of three, or None.
-    """
-
-    matrix: Tensor
-    positives: Tensor
-    negatives: Tensor
-    embeddings: Tensor
-    ref_emb: Tensor
-    distance: BaseDistance
-    labels: Tensor | None = None
-    triplets: Triplets | None = None
-
-    @property
-    def references(self) -> bool:
-        """Whether the columns are references and not the batch itself."""
-        return self.ref_emb is not self.embeddings
-
-    @functools.cached_property
-    def listed(self) -> tuple[Tensor, Tensor]:
-        """Anchors and partners of the positive pairs, each ``[P]``, in row-major order; a GPU waits for P."""
-        anchors, partners = torch.where(self.positives)
-        return anchors, partners
-
-    @functools.cached_property
-    def between_columns(self) -> Tensor:
-        """The matrix of the columns among themselves, ``[R, R]``: the matrix itself without references."""
-        return self.distance(self.ref_emb) if self.references else self.matrix  # type: ignore[no-any-return]
+_REQUIRED = {"larger": require_similarity, "smaller": require_distance}
 
 
 class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -66,42 +33,60 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
         class HingeLoss(PairLoss):
             recorded = ("violating",)
+            tiles = "rows"
 
             def __init__(self, margin: float = 0.5, **kwargs):
                 super().__init__(**kwargs)
                 self.margin = margin
 
             def equation(self, pairs):
-                hinges = (pairs.matrix - self.margin).clamp(min=0)
-                self.record(violating=(hinges > 0)[pairs.negatives].float().mean())
-                return per_anchor((hinges * pairs.negatives).sum(1))
+                hinges = (pairs.matrix - self.margin).clamp(min=0) * pairs.negatives
+                self.record(violating=((hinges > 0).sum(), pairs.negatives.sum()))
+                return per_anchor(hinges.sum(1))
 
     What the base does: it checks the batch, leaves autocast and half precision, computes the matrix of the distance and
     the masks of positive and negative pairs (from labels, or an ``indices_tuple``, with references or without), answers
     an empty batch with 0, and shows the settings in ``repr``.
 
+    Where the class says that its equation is one of single anchors (``tiles``), the base also computes it in tiles of
+    anchors, with the same value and gradient and in memory linear in the batch. An equation then sees some of the
+    anchors with all of their columns.
+
     Class attributes:
         nearer: ``"larger"`` where the equation is written for similarities (the default distance is then the cosine
             similarity), ``"smaller"`` where it is written for distances (then the Euclidean distance of normalized
-            embeddings).
+            embeddings), ``"either"`` where it takes both.
         recorded: names of the statistics that :meth:`record` sets with ``collect_stats``.
+        tiles: ``"rows"`` where what an anchor gives depends on its own row alone; ``"classes"`` where it depends on the
+            rows of its class too; None where the equation needs the whole matrix.
 
     Args:
+        tile_size: how many anchors are computed at a time. None chooses: all of them where that fits well into memory
+            and is as fast, else tiles.
         kwargs: PML's keyword arguments of losses: ``distance``, ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
     Raises:
         TypeError: a distance that is none of PML's.
-        ValueError: a distance where the equation needs a similarity, or the other way round.
+        ValueError: a distance where the equation needs a similarity, or the other way round; a ``tile_size`` below 1,
+            or one for an equation without tiles.
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "references"})
     nearer: ClassVar[str] = "larger"
     recorded: ClassVar[tuple[str, ...]] = ()
+    tiles: ClassVar[str | None] = None
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, tile_size: int | None = None, **kwargs: Any) -> None:
+        check_tile_size(self, tile_size)
+        if tile_size is not None and self.tiles is None:
+            raise ValueError(f"{type(self).__name__} has no tiles: its equation needs all anchors at a time; leave "
+                             "out tile_size")  # fmt: skip
         super().__init__(**kwargs)
-        (require_similarity if self.nearer == "larger" else require_distance)(self, self.distance)
+        if self.nearer in _REQUIRED:
+            _REQUIRED[self.nearer](self, self.distance)
+        self.tile_size = tile_size
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # of statistics, of the tile at hand
         self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
         self.add_to_recordable_attributes(list_of_names=list(self.recorded), is_stat=True)
 
@@ -120,68 +105,113 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """PML's loss dictionary: the equation on the pairs of the batch."""
         if len(embeddings) == 0 or len(ref_emb) == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
+        if indices_tuple is None:
+            _check_labels(labels, ref_labels)
+        size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
+        if size is not None:
+            return self._in_tiles(size, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         matrix, references = matrix_of(self.distance, embeddings, ref_emb)
         positives, negatives = pair_masks(matrix, labels, indices_tuple, ref_labels, references=references)
         alone = not references and indices_tuple is None
-        triplets = _triplets(indices_tuple, matrix.device)
-        batch = embeddings, ref_emb, self.distance, labels if alone else None, triplets
-        return self.equation(Pairs(matrix, positives, negatives, *batch))
+        pairs = Pairs(
+            matrix, positives, negatives, embeddings, ref_emb, self.distance, references,
+            labels=labels if alone else None, triplets=_triplets(indices_tuple, matrix.device),
+            whole_classes=not references,
+        )  # fmt: skip
+        self._sums = {}
+        terms = self.equation(pairs)
+        self._set_statistics(self._sums)
+        return without_empty(terms)
 
-    def record(self, **statistics: Tensor) -> None:
+    def _in_tiles(
+        self,
+        size: int,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> Terms:
+        """The same terms, computed so many anchors at a time."""
+        references, order, ends = ref_emb is not embeddings, None, None
+        alone = not references and indices_tuple is None
+        by_class = self.tiles == "classes" and alone
+        if by_class and labels is not None:
+            order = labels.argsort(stable=True)
+            embeddings, labels = embeddings[order], labels[order]
+            ends = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
+            ref_emb = embeddings
+        points = self.distance.maybe_normalize(embeddings)
+        columns = self.distance.maybe_normalize(ref_emb) if references else points
+        rule = PairsOfRows(len(points), points.device, labels, indices_tuple, ref_labels, references=references)
+        draw, joined = OneDraw(self.distance, points, columns), JoinedTerms(order)
+
+        def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
+            self._sums = {}
+            with draw:
+                matrix = compare(self.distance, anchors[0], whole[0])
+            pairs = Pairs(
+                matrix, *rule.masks(matrix, rows), anchors[1], whole[1], self.distance, references,
+                labels=labels[rows] if alone and labels is not None else None, triplets=rule.triplets(rows),
+                first=rows.start, whole_classes=by_class, normalized=(anchors[0], whole[0]),
+                compare=lambda x, y: compare(self.distance, x, y),
+            )  # fmt: skip
+            values, rest = joined.flat(self.equation(pairs), rows.start, type(self).__name__)
+            return [*values, *rest, *self._statistics(matrix)]
+
+        values = len(self._sub_loss_names())
+        results = list(in_tiles(
+            part, (points, embeddings), (columns, ref_emb), tiles_of_rows(len(points), size, ends),
+            list(self.parameters()), values=values, at_once=weighs_alike(self.reducer, points.device),
+        ))  # fmt: skip
+        draw.finish()
+        kept = len(results) - (2 * len(self.recorded) if self.collect_stats else 0)
+        if self.collect_stats:
+            sums = [result.sum() for result in results[kept:]]
+            self._set_statistics(dict(zip(self.recorded, zip(sums[::2], sums[1::2], strict=True), strict=True)))
+        return without_empty(joined.terms(results[:values], results[values:kept]))
+
+    def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
         """Sets recorded statistics, where they are wanted.
 
         Args:
-            statistics: values by name; of a tensor of several values, the mean.
+            statistics: values by name: a tensor, whose mean over all anchors is recorded, or a total and a number that
+                it is divided by, which are added up over tiles.
         """
-        if self.collect_stats:
-            for name, value in statistics.items():
-                setattr(self, name, value.detach().mean())
+        if not self.collect_stats:
+            return
+        for name, value in statistics.items():
+            total, count = value if isinstance(value, tuple) else (value.sum(), value.numel())
+            self._sums[name] = total.detach(), torch.as_tensor(count, dtype=total.dtype, device=total.device)
+
+    def _statistics(self, like: Tensor) -> list[Tensor]:
+        """Totals and counts of the tile at hand, each of one entry."""
+        if not self.collect_stats:
+            return []
+        none = like.new_zeros(()), like.new_zeros(())
+        return [x.detach().reshape(1).to(like.dtype) for name in self.recorded for x in self._sums.get(name, none)]
+
+    def _set_statistics(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
+        self._sums = {}
+        for name, (total, count) in sums.items():
+            setattr(self, name, total / count.clamp(min=1))
 
     def get_default_distance(self) -> BaseDistance:
         """Cosine similarity, or the Euclidean distance of normalized embeddings."""
-        return GramCosineSimilarity() if self.nearer == "larger" else EuclideanDistance()
+        return EuclideanDistance() if self.nearer == "smaller" else GramCosineSimilarity()
 
     def extra_repr(self) -> str:
         """The settings."""
-        return ", ".join(f"{name}={value!r}" for name, value in own_settings(self).items())
+        settings = own_settings(self)
+        if self.tile_size is not None:
+            settings["tile_size"] = self.tile_size
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def per_anchor(losses: Tensor) -> Terms:
-    """Terms of one value per anchor, ``[B]``."""
-    return _term(losses, torch.arange(len(losses), device=losses.device), "element", len(losses))
-
-
-def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | int | None = None) -> Terms:
-    """Terms of one value per positive pair.
-
-    Args:
-        losses: ``[P]``, in the order of ``pairs.listed``.
-        pairs: the batch.
-        divisor: how many elements the values stand for, where that is not P: a sum over triplets per pair, say.
-    """
-    return _term(losses, pairs.listed, "pos_pair", len(losses) if divisor is None else divisor)
-
-
-def per_triplet(losses: Tensor, triplets: Triplets, divisor: Tensor | float | None = None) -> Terms:
-    """Terms of one value per triplet.
-
-    Args:
-        losses: ``[T]``.
-        triplets: anchors, positives and negatives, each ``[T]``.
-        divisor: how many elements the values stand for, where that is not T.
-    """
-    return _term(losses, triplets, "triplet", len(losses) if divisor is None else divisor)
-
-
-def reduced(value: Tensor) -> Terms:
-    """Terms of one value for the whole batch."""
-    return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
-
-
-def _term(losses: Tensor, indices: Any, kind: str, divisor: Tensor | float) -> Terms:
-    if len(losses) == 0:
-        return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
-    return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind, "divisor": divisor}}
+def _check_labels(labels: Tensor | None, ref_labels: Tensor | None) -> None:
+    missing = [name for name, given in (("labels", labels), ("ref_labels", ref_labels)) if given is None]
+    if missing:
+        raise ValueError(f"{missing[0]} must be given where no indices_tuple is")
 
 
 def _triplets(indices_tuple: tuple[Tensor, ...] | None, device: torch.device) -> Triplets | None:

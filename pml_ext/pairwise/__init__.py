@@ -17,15 +17,18 @@ from .batch import (
 )
 from .classes import ClassMembers, class_members
 from .euclidean import euclidean_distances
-from .masks import hard_pair_masks, pair_masks
+from .masks import PairsOfRows, hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from .similarity import cosine_similarity, gram, normalize
+from .tiles import Sharing, in_tiles, rows_per_tile, shared, sharing, tiles_of_rows
 from .transforms import transformed
 
 __all__ = [
     "ClassMembers",
     "FullPrecisionForward",
     "FullPrecisionMining",
+    "PairsOfRows",
+    "Sharing",
     "autocast_off",
     "check_batch",
     "check_indices_tuple",
@@ -36,6 +39,7 @@ __all__ = [
     "exp_bounded",
     "gram",
     "hard_pair_masks",
+    "in_tiles",
     "log_one_plus_sum_exp",
     "masked_max",
     "masked_mean",
@@ -44,6 +48,10 @@ __all__ = [
     "normalize",
     "pair_masks",
     "pair_to_full_precision",
+    "rows_per_tile",
+    "shared",
+    "sharing",
+    "tiles_of_rows",
     "to_full_precision",
     "transformed",
 ]

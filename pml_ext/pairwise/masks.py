@@ -15,6 +15,7 @@ def pair_masks(
     ref_labels: Tensor | None = None,
     *,
     references: bool = False,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Positive and negative pairs, each once.
 
@@ -24,11 +25,12 @@ def pair_masks(
 
     Args:
         matrix: any tensor of shape ``[B, R]`` on the device wanted, such as the similarities; its values are not read.
-        labels: ``[B]``; not needed with an ``indices_tuple``.
+        labels: of the rows, ``[B]``; not needed with an ``indices_tuple``.
         indices_tuple: three index tensors (anchors, positives, negatives) or four (anchors, positives, anchors,
             negatives), or None.
-        ref_labels: ``[R]``; needed with references and without an ``indices_tuple``.
+        ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, but for rows that are the columns.
         references: whether the columns are references and not the batch itself.
+        first: without references, the column that the first row is: the rows are a part of the batch.
 
     Returns:
         Two boolean matrices ``[B, R]``.
@@ -39,28 +41,104 @@ def pair_masks(
     if indices_tuple is not None:
         positives, negatives = _masks_from_indices(matrix, indices_tuple)
         if not references:
-            negatives.diagonal().fill_(False)
+            negatives.diagonal(first).fill_(False)
     else:
-        columns = ref_labels if references else labels
+        columns = labels if ref_labels is None and not references else ref_labels
         if labels is None or columns is None:
             missing = "labels" if labels is None else "ref_labels"
             raise ValueError(f"{missing} must be given where no indices_tuple is")
         positives = labels[:, None] == columns
         negatives = ~positives
     if not references:
-        positives.diagonal().fill_(False)
+        positives.diagonal(first).fill_(False)
     return positives, negatives
 
 
+class PairsOfRows:
+    """The pairs of any rows of a batch, as :func:`pair_masks` gives those of all; arguments as there.
+
+    Args:
+        rows: how many the batch has.
+        device: where the masks are wanted.
+        labels: ``[B]``, or None.
+        indices_tuple: three or four index tensors, or None.
+        ref_labels: ``[R]``, or None.
+        references: whether the columns are references.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        device: torch.device,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_labels: Tensor | None,
+        *,
+        references: bool,
+    ) -> None:
+        self._labels, self._ref_labels = labels, ref_labels if references else labels
+        self._references, self._lists = references, None
+        if indices_tuple is not None:
+            a1, p, a2, n = _as_pairs(indices_tuple, device)
+            self._lists = _ByRow((a1, p), rows), _ByRow((a2, n), rows)
+            self._triplets = _ByRow((a1, p, n), rows) if len(indices_tuple) == 3 else None
+
+    def masks(self, matrix: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Positive and negative pairs of some rows.
+
+        Args:
+            matrix: any tensor of their shape, ``[T, R]``.
+            rows: the rows.
+        """
+        if self._lists is None:
+            labels = None if self._labels is None else self._labels[rows]
+            return pair_masks(matrix, labels, None, self._ref_labels, references=self._references, first=rows.start)
+        positives, negatives = (pairs.of(rows) for pairs in self._lists)
+        both = (*positives, *negatives)
+        return pair_masks(matrix, None, both, references=self._references, first=rows.start)
+
+    def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The listed triplets of some rows, their anchors counted from the first of them; None where pairs are.
+
+        Args:
+            rows: the rows.
+        """
+        if self._lists is None or self._triplets is None:
+            return None
+        a, p, n = self._triplets.of(rows)
+        return a, p, n
+
+
+class _ByRow:
+    """Index tensors in the order of the first of them."""
+
+    def __init__(self, indices: tuple[Tensor, ...], rows: int) -> None:
+        order = indices[0].argsort(stable=True)
+        self._indices = [index[order] for index in indices]
+        numbers = torch.arange(rows + 1, device=order.device)
+        self._starts = torch.searchsorted(self._indices[0], numbers).tolist()
+
+    def of(self, rows: slice) -> list[Tensor]:
+        """The entries of some rows, counted from the first of them."""
+        start, stop = self._starts[rows.start], self._starts[rows.stop]
+        first, *others = (index[start:stop] for index in self._indices)
+        return [first - rows.start, *others]
+
+
 def _masks_from_indices(matrix: Tensor, indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
+    return _mask(matrix, a1, p), _mask(matrix, a2, n)
+
+
+def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not isinstance(indices_tuple, (tuple, list)) or len(indices_tuple) not in (3, 4):
         length = f" of length {len(indices_tuple)}" if isinstance(indices_tuple, (tuple, list)) else ""
         raise ValueError("indices_tuple must hold three index tensors (anchors, positives, negatives) or four "
                          "(anchors, positives, anchors, negatives); "
                          f"got a {type(indices_tuple).__name__}{length}")  # fmt: skip
-    indices = [index.to(matrix.device, torch.long) for index in indices_tuple]
+    indices = [index.to(device, torch.long) for index in indices_tuple]
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
-    return _mask(matrix, a1, p), _mask(matrix, a2, n)
+    return a1, p, a2, n
 
 
 def _mask(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 
 # What PML's base classes take, which are components of their own, or no part of the equation.
 OF_PML = frozenset({"distance", "reducer", "embedding_regularizer", "embedding_reg_weight", "weight_regularizer",
-                     "weight_reg_weight", "weight_init_func", "collect_stats", "is_inverted"})  # fmt: skip
+                     "weight_reg_weight", "weight_init_func", "collect_stats", "is_inverted", "tile_size"})  # fmt: skip
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
 
 

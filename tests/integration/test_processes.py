@@ -87,7 +87,7 @@ def test_a_killed_run_of_two_processes_resumes(tmp_path, with_memory):
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert 1 <= torch.load(checkpoint, weights_only=False)["epoch"] < 6
+    assert 1 <= torch.load(checkpoint, weights_only=True)["epoch"] < 6
     with pytest.raises(ConfigError, match=r"run of 2 processes, not 1; resume it with torchrun --nproc-per-node 2"):
         train("cbml/digits", out=killed, overrides=overrides, device="cpu", resume=True)
     assert run("cbml/digits", killed, *overrides, extra=["--resume"]).returncode == 0
@@ -120,5 +120,5 @@ def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
     assert done.returncode != 0
     assert "pml-ext (rank 1): RuntimeError: rank 1 ran out of luck" in done.stderr
     assert time.monotonic() - started < 120
-    assert torch.load(out / "checkpoints" / "last.pt", weights_only=False)["epoch"] == 1
+    assert torch.load(out / "checkpoints" / "last.pt", weights_only=True)["epoch"] == 1
     assert not (out / "metrics.json").exists()

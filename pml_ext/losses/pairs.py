@@ -1,0 +1,89 @@
+"""What an equation sees of a batch: its pairs, all of them or those of a tile of anchors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..pml import BaseDistance
+
+Triplets = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclasses.dataclass
+class Pairs:
+    """What a pair loss sees of a batch: all anchors, or a tile of them.
+
+    Args:
+        matrix: similarities or distances ``[T, R]``, by the loss's distance; T is B where there are no tiles.
+        positives: mask of the positive pairs, ``[T, R]``.
+        negatives: mask of the negative pairs, ``[T, R]``.
+        embeddings: the anchors, ``[T, D]``, float32 or float64, not normalized.
+        ref_emb: what the columns are, ``[R, D]``.
+        distance: the loss's distance.
+        references: whether the columns are references and not the batch itself.
+        labels: of the anchors, ``[T]``, where the pairs follow from the labels of the batch alone; else None.
+        triplets: the listed triplets of an ``indices_tuple`` of three, anchors as rows of the tile, or None.
+        first: the row of the batch that the first anchor is.
+        whole_classes: whether the tile has all members of the classes in it, and columns are the batch in its order.
+        normalized: anchors and columns as the distance takes them, where they are there already.
+        compare: the matrix of two sets of such.
+    """
+
+    matrix: Tensor
+    positives: Tensor
+    negatives: Tensor
+    embeddings: Tensor
+    ref_emb: Tensor
+    distance: BaseDistance
+    references: bool
+    labels: Tensor | None = None
+    triplets: Triplets | None = None
+    first: int = 0
+    whole_classes: bool = False
+    normalized: tuple[Tensor, Tensor] | None = None
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    @functools.cached_property
+    def listed(self) -> tuple[Tensor, Tensor]:
+        """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
+
+        A GPU waits for P.
+        """
+        anchors, partners = torch.where(self.positives)
+        return anchors, partners
+
+    @functools.cached_property
+    def points(self) -> Tensor:
+        """The anchors as the distance takes them, ``[T, D]``: normalized, if it normalizes."""
+        normalized: Tensor = self.normalized[0] if self.normalized else self.distance.maybe_normalize(self.embeddings)
+        return normalized
+
+    @functools.cached_property
+    def columns(self) -> Tensor:
+        """The columns as the distance takes them, ``[R, D]``."""
+        if self.normalized is None and not self.references:
+            return self.points
+        normalized: Tensor = self.normalized[1] if self.normalized else self.distance.maybe_normalize(self.ref_emb)
+        return normalized
+
+    def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrix of columns with all columns, for some of them, each once.
+
+        Args:
+            partners: columns, ``[P]``; those of positive pairs, say.
+
+        Returns:
+            Rows ``[U, R]``, and the row that each partner has among them, ``[P]``. A GPU waits for U where the columns
+            are references or the tile does not hold them.
+        """
+        if self.whole_classes:
+            return self.matrix, partners - self.first
+        used, rows = torch.unique(partners, return_inverse=True)
+        if self.compare is not None:
+            return self.compare(self.columns[used], self.columns), rows
+        return self.distance(self.ref_emb[used], self.ref_emb), rows

@@ -1,0 +1,340 @@
+"""PML's losses over pairs and triplets in memory linear in the batch, with PML's values."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..distances import EuclideanDistance, GramCosineSimilarity
+from ..pairwise import log_one_plus_sum_exp, masked_mean, transformed
+from ..pml import BaseDistance, BaseReducer
+from ..reducers import SumOverDivisorReducer
+from ..settings import check_flag, check_number
+from .pair_loss import PairLoss
+from .pairs import Pairs, Triplets
+from .terms import Terms, per_anchor, per_pair, per_triplet
+
+_ENTRIES = 1 << 23  # of gathered rows held at a time
+
+
+class _TiledLoss(PairLoss):
+    """What the losses here share: they take any distance, and are in tiles of anchors."""
+
+    nearer = "either"
+    tiles: ClassVar[str | None] = "rows"
+
+    def _nearness(self, matrix: Tensor) -> Tensor:
+        """The matrix itself, or its negative: larger where two embeddings are nearer."""
+        return matrix if self.distance.is_inverted else -matrix
+
+    def get_default_distance(self) -> BaseDistance:
+        """Cosine similarity."""
+        return GramCosineSimilarity()
+
+
+class TiledContrastiveLoss(_TiledLoss):
+    r"""PML's ``ContrastiveLoss`` in memory linear in the batch.
+
+    .. math::
+        \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
+
+    Both means run over the pairs that are not 0, as PML's default reducer takes them. The reducer gets two terms,
+    ``pos_loss`` and ``neg_loss``, of one sum per anchor, with the number of such pairs as ``divisor``. A pair that an
+    ``indices_tuple`` lists twice counts once; one pair alone, which PML takes for none, counts.
+
+    *Cost:* four products of ``B x D x R`` in tiles; memory linear in B + R.
+
+    Args:
+        pos_margin: distances of positive pairs up to this cost nothing; 0.
+        neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
+            similarities, and signs change round.
+        tile_size: how many anchors are computed at a time; None chooses.
+        kwargs: those of PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default), ``reducer``, ...
+
+    Example:
+        >>> TiledContrastiveLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
+        1.4142135381698608
+    """
+
+    def __init__(
+        self, pos_margin: float = 0.0, neg_margin: float = 1.0, tile_size: int | None = None, **kwargs: Any
+    ) -> None:
+        check_number(self, "pos_margin", pos_margin)
+        check_number(self, "neg_margin", neg_margin)
+        super().__init__(tile_size, **kwargs)
+        self.pos_margin, self.neg_margin = pos_margin, neg_margin
+
+    def equation(self, pairs: Pairs) -> Terms:
+        """Two terms, of one sum per anchor."""
+        sign = -1 if self.distance.is_inverted else 1
+        positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0) * pairs.positives
+        negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0) * pairs.negatives
+        return {
+            name: per_anchor(values.sum(1), divisor=(values != 0).sum())["loss"]
+            for name, values in (("pos_loss", positive), ("neg_loss", negative))
+        }
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["pos_loss", "neg_loss"]
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalized embeddings."""
+        return EuclideanDistance()
+
+    def get_default_reducer(self) -> BaseReducer:
+        """The sum over the number of pairs that are not 0."""
+        return SumOverDivisorReducer()
+
+
+class TiledMultiSimilarityLoss(_TiledLoss):
+    r"""PML's ``MultiSimilarityLoss`` in memory linear in the batch.
+
+    .. math::
+        \operatorname{mean}_i \Big[ \frac{1}{\alpha} \log\Big(1 + \sum_{j \in P_i} e^{-\alpha (s_{ij} - \lambda)}\Big)
+        + \frac{1}{\beta} \log\Big(1 + \sum_{j \in N_i} e^{\beta (s_{ij} - \lambda)}\Big) \Big]
+
+    The reducer gets one value per anchor.
+
+    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R.
+
+    *Pair with:* :class:`pml_ext.HardPairMiner`, as the paper mines; its pairs come as an ``indices_tuple``.
+
+    Args:
+        alpha: weight of the positives' exponent, above 0; 2.
+        beta: weight of the negatives' exponent, above 0; 50.
+        base: :math:`\lambda`; 0.5.
+        tile_size: how many anchors are computed at a time; None chooses.
+        kwargs: those of PML's losses: ``distance`` (cosine similarity by default), ``reducer``, ...
+
+    Example:
+        >>> TiledMultiSimilarityLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
+        torch.Size([])
+
+    *Source:* Wang et al., Multi-Similarity Loss with General Pair Weighting, 2019, https://arxiv.org/abs/1904.06627.
+    """
+
+    def __init__(
+        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, tile_size: int | None = None, **kwargs: Any
+    ) -> None:
+        check_number(self, "alpha", alpha, above=0)
+        check_number(self, "beta", beta, above=0)
+        check_number(self, "base", base)
+        super().__init__(tile_size, **kwargs)
+        self.alpha, self.beta, self.base = alpha, beta, base
+
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per anchor."""
+        sign = 1 if self.distance.is_inverted else -1
+        pos, neg = -sign * self.alpha, sign * self.beta
+        positive = log_one_plus_sum_exp(pairs.matrix, pairs.positives, slope=pos, center=self.base) / self.alpha
+        negative = log_one_plus_sum_exp(pairs.matrix, pairs.negatives, slope=neg, center=self.base) / self.beta
+        return per_anchor(positive + negative)
+
+
+class TiledNTXentLoss(_TiledLoss):
+    r"""PML's ``NTXentLoss`` (InfoNCE with labels) in memory linear in the batch.
+
+    .. math::
+        -\operatorname{mean}_{(a, p)} \log
+        \frac{e^{s_{ap} / \tau}}{e^{s_{ap} / \tau} + \sum_{n \in N_a} e^{s_{an} / \tau}}
+
+    The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the least number of the
+    dtype inside the logarithm, which bounds its values; here they are exact.
+
+    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R and P, the positive pairs.
+
+    Args:
+        temperature: :math:`\tau`, above 0; 0.07.
+        tile_size: how many anchors are computed at a time; None chooses.
+        kwargs: those of PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
+            negated), ``reducer``, ...
+
+    Example:
+        >>> TiledNTXentLoss(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
+        1.0986123085021973
+    """
+
+    def __init__(self, temperature: float = 0.07, tile_size: int | None = None, **kwargs: Any) -> None:
+        check_number(self, "temperature", temperature, above=0)
+        super().__init__(tile_size, **kwargs)
+        self.temperature = temperature
+
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per positive pair."""
+        logits = self._nearness(pairs.matrix) / self.temperature
+        anchors, partners = pairs.listed
+        negatives = _log_sum_exp(logits, pairs.negatives)
+        exponents = negatives[anchors] - logits[anchors, partners]
+        return per_pair(torch.nn.functional.softplus(exponents, threshold=50), pairs)
+
+
+class TiledSupConLoss(_TiledLoss):
+    r"""PML's ``SupConLoss`` in memory linear in the batch.
+
+    .. math::
+        -\operatorname{mean}_i \frac{1}{|P_i|} \sum_{p \in P_i}
+        \log \frac{e^{s_{ip} / \tau}}{\sum_{j \in P_i \cup N_i} e^{s_{ij} / \tau}}
+
+    The reducer gets one value per anchor, with the number of values above 0 as ``divisor``: the mean runs over these,
+    as PML's default reducer takes them. A batch without any negative pair gives 0.
+
+    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R.
+
+    Args:
+        temperature: :math:`\tau`, above 0; 0.1.
+        tile_size: how many anchors are computed at a time; None chooses.
+        kwargs: those of PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
+            negated), ``reducer``, ...
+
+    Example:
+        >>> TiledSupConLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
+        1.0986123085021973
+
+    *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
+    """
+
+    def __init__(self, temperature: float = 0.1, tile_size: int | None = None, **kwargs: Any) -> None:
+        check_number(self, "temperature", temperature, above=0)
+        super().__init__(tile_size, **kwargs)
+        self.temperature = temperature
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> Terms:
+        """PML's loss dictionary; 0 where the batch has no negative pair."""
+        terms = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        info = terms["loss"]
+        if isinstance(info["losses"], Tensor):
+            there = _any_negatives(labels, indices_tuple, ref_labels, info["losses"].device)
+            info["losses"] = info["losses"] * there
+            info["divisor"] = info["divisor"] * there
+        return terms
+
+    def equation(self, pairs: Pairs) -> Terms:
+        """One value per anchor."""
+        logits = self._nearness(pairs.matrix) / self.temperature
+        count = pairs.positives.sum(1, dtype=logits.dtype)
+        total = _log_sum_exp(logits, pairs.positives | pairs.negatives)
+        losses = total * (count > 0).to(logits.dtype) - masked_mean(logits, pairs.positives, count)
+        return per_anchor(losses, divisor=(losses > 0).sum())
+
+    def get_default_reducer(self) -> BaseReducer:
+        """The sum over the number of values above 0."""
+        return SumOverDivisorReducer()
+
+
+class TiledTripletMarginLoss(_TiledLoss):
+    r"""PML's ``TripletMarginLoss`` over all triplets of the batch, none of them listed.
+
+    .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
+
+    The mean runs over the triplets that are not 0, as PML's default reducer takes them. The reducer gets the sum over
+    the negatives of each positive pair, with the number of such triplets as ``divisor``; of an ``indices_tuple`` of
+    triplets, one value per triplet. With references, ``swap`` compares the positive itself, where PML takes the row of
+    the batch that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
+
+    *Cost:* four products of ``B x D x R`` in tiles and a few passes over ``P x R`` for P positive pairs; memory linear
+    in B + R and P.
+
+    Args:
+        margin: m; 0.05.
+        swap: whether the distance of positive and negative takes the place of that of anchor and negative where it is
+            smaller.
+        smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
+        tile_size: how many anchors are computed at a time; None chooses.
+        kwargs: those of PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default; any), ``reducer``,
+            ...
+
+    Example:
+        >>> TiledTripletMarginLoss(margin=0.2)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
+        0.20000000298023224
+    """
+
+    tiles = "classes"  # of positives and negatives, with swap
+
+    def __init__(
+        self,
+        margin: float = 0.05,
+        swap: bool = False,
+        smooth_loss: bool = False,
+        tile_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_number(self, "margin", margin)
+        check_flag(self, "swap", swap)
+        check_flag(self, "smooth_loss", smooth_loss)
+        super().__init__(tile_size, **kwargs)
+        self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
+
+    def equation(self, pairs: Pairs) -> Terms:
+        """One sum per pair (a, p), or one value per listed triplet."""
+        if pairs.triplets is not None:
+            return self._listed(pairs, pairs.triplets)
+        anchors, partners = pairs.listed
+        step = max(1, _ENTRIES // pairs.matrix.shape[1])
+        starts = range(0, max(1, len(anchors)), step)
+        ends = [(anchors[i : i + step], partners[i : i + step]) for i in starts]
+
+        def sums(a: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+            d_an, inside = pairs.matrix[a], pairs.negatives[a]
+            d_pn = self._rows_between(pairs, p) if self.swap else None
+            values = self._values(pairs.matrix[a, p][:, None], d_an, d_pn) * inside
+            return values.sum(1), (values != 0).sum(1)
+
+        if len(ends) == 1 or transformed() or not torch.is_grad_enabled():
+            parts = [sums(*each) for each in ends]
+        else:
+            parts = [checkpoint(sums, *each, use_reentrant=False) for each in ends]
+        totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
+        return per_pair(totals, pairs, divisor=counts.sum())
+
+    def _rows_between(self, pairs: Pairs, partners: Tensor) -> Tensor:
+        matrix, rows = pairs.between(partners)
+        return matrix[rows]
+
+    def _values(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Tensor:
+        if d_pn is not None:
+            d_an = self.distance.smallest_dist(d_an, d_pn)
+        excess: Tensor = self.distance.margin(d_ap, d_an) + self.margin
+        return torch.nn.functional.softplus(excess) if self.smooth_loss else excess.clamp(min=0)
+
+    def _listed(self, pairs: Pairs, triplets: Triplets) -> Terms:
+        a, p, n = triplets
+        d_pn = None
+        if self.swap:
+            matrix, rows = pairs.between(p)
+            d_pn = matrix[rows, n]
+        values = self._values(pairs.matrix[a, p], pairs.matrix[a, n], d_pn)
+        return per_triplet(values, triplets, divisor=(values != 0).sum())
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalized embeddings."""
+        return EuclideanDistance()
+
+    def get_default_reducer(self) -> BaseReducer:
+        """The sum over the number of triplets that are not 0."""
+        return SumOverDivisorReducer()
+
+
+def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
+    """Of each row's masked entries; a very low number, with zero gradient, where there are none."""
+    return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
+
+
+def _any_negatives(
+    labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None, ref_labels: Tensor | None, device: torch.device
+) -> Tensor:
+    """1 where a batch has a negative pair, else 0; nothing waits for the device."""
+    if indices_tuple is not None:
+        return torch.tensor(float(len(indices_tuple[-1]) > 0), device=device)
+    assert labels is not None
+    assert ref_labels is not None
+    return ((labels != labels[0]).any() | (ref_labels != labels[0]).any()).to(device, torch.float32)

@@ -1,0 +1,299 @@
+"""Functions of the rows of a pair matrix, computed a tile of rows at a time, forward and backward.
+
+A tile holds whole rows, so that whatever belongs to one anchor (its hardest negative, the mean of its similarities) is
+computed as in a dense matrix. Nothing of a tile is kept: where a gradient is wanted, a tile is computed again in the
+backward pass, or its gradient is written in the same pass as its values. Memory is then linear in the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .transforms import transformed
+
+# A tile's values by its slice, the rows it has of the tensors by row, and the whole tensors.
+Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor]]
+
+# Chosen where no size is given, by device. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor beyond
+# 32 MiB is memory that the system hands out anew each time.
+_ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
+_MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 16
+_DENSE, _DENSE_ELSEWHERE = (
+    {"cpu": 1 << 21},
+    1 << 26,
+)  # entries of a matrix up to which tiles are not faster, or not needed
+_SHARED = 1 << 18  # entries up to which processes do not share: they wait for each other longer than that takes
+
+
+class Sharing(Protocol):
+    """How several processes share the tiles of one batch that each of them has."""
+
+    def part(self, count: int) -> slice:
+        """Which of so many tiles this process computes."""
+
+    def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+        """Every tensor, joined over the processes in the order of the tiles, and where its own part begins."""
+
+    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Every tensor, added up over the processes."""
+
+
+_sharing: list[Sharing] = []
+
+
+@contextlib.contextmanager
+def shared(sharing: Sharing) -> Iterator[None]:
+    """A block in which processes share tiles: all of them call the same functions with the same tensors.
+
+    Args:
+        sharing: how they do.
+    """
+    _sharing.append(sharing)
+    try:
+        yield
+    finally:
+        _sharing.pop()
+
+
+def sharing() -> Sharing | None:
+    """How processes share tiles here; None where each computes all of them."""
+    return _sharing[-1] if _sharing else None
+
+
+def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.device) -> int | None:
+    """How many rows a tile is to have; None for the dense matrix.
+
+    Args:
+        tile_size: what the user wants; None chooses: dense where that fits well and is as fast.
+        rows: of the matrix.
+        columns: of the matrix.
+        device: where it would be.
+    """
+    if tile_size is not None:
+        return tile_size
+    dense = _DENSE.get(device.type, _DENSE_ELSEWHERE) if sharing() is None else _SHARED
+    if torch.compiler.is_compiling() or rows * columns <= dense:
+        return None
+    size = _ENTRIES.get(device.type, _ENTRIES_ELSEWHERE) // columns
+    return max(_LEAST_ROWS, min(size, _MOST_ROWS.get(device.type, rows)))
+
+
+def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
+    """Slices of rows, at least one.
+
+    Args:
+        rows: how many.
+        size: of a slice; the last is smaller where it does not divide the rows.
+        ends: where slices may end, in increasing order, such as the ends of classes; a slice then is as large as the
+            first end at or beyond its size.
+    """
+    if ends is None:
+        return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]
+    slices, start = [], 0
+    for end in ends:
+        if end - start >= size or end == rows:
+            slices.append(slice(start, end))
+            start = end
+    return slices or [slice(0, rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is computed.
+
+    Args:
+        part: of one tile.
+        tiles: slices of the rows.
+        by_row: how many of the tensors are sliced; then come those that are whole, then parameters that ``part`` uses.
+        whole: how many are.
+        values: how many of the results have a gradient; they come first.
+        at_once: whether gradients are written in the forward pass.
+        sharing: how processes share the tiles.
+    """
+
+    part: Part
+    tiles: Sequence[slice]
+    by_row: int
+    whole: int
+    values: int
+    at_once: bool
+    sharing: Sharing | None
+
+    def own(self) -> Sequence[slice]:
+        """The tiles of this process."""
+        return self.tiles if self.sharing is None else self.tiles[self.sharing.part(len(self.tiles))]
+
+    def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results of one tile, of tensors that are not sliced yet."""
+        sliced = tuple(tensor[tile] for tensor in tensors[: self.by_row])
+        return tuple(self.part(tile, sliced, tuple(tensors[self.by_row : self.by_row + self.whole])))
+
+
+def in_tiles(
+    part: Part,
+    by_row: Sequence[Tensor],
+    whole: Sequence[Tensor],
+    tiles: Sequence[slice],
+    parameters: Sequence[Tensor] = (),
+    values: int = 1,
+    at_once: bool = False,
+) -> tuple[Tensor, ...]:
+    """A function of rows in tiles, each of its results joined over the tiles.
+
+    Under torch.func and torch.compile, in forward mode, and where a gradient is to be differentiated, tiles are kept:
+    that has the memory of a dense matrix.
+
+    Args:
+        part: gives the results of a tile, each of one dimension, from the slice, the tile's rows of ``by_row`` and the
+            tensors of ``whole``.
+        by_row: tensors whose rows are anchors, each ``[B, ...]``.
+        whole: tensors that every tile needs whole.
+        tiles: slices of the rows.
+        parameters: what else ``part`` uses that may want a gradient.
+        values: how many of the results have a gradient; they come first.
+        at_once: whether the gradient is written in the forward pass. That saves computing tiles again, and is used
+            where there is one value and all of its entries are weighted alike, as in a mean; where they are not, tiles
+            are computed again.
+
+    Returns:
+        As many tensors as ``part`` gives.
+    """
+    plan = _Plan(part, tiles, len(by_row), len(whole), values, at_once and values == 1, sharing())
+    tensors = (*by_row, *whole, *parameters)
+    if transformed() or torch.compiler.is_compiling():
+        return _joined([plan.compute(tile, tensors) for tile in tiles])
+    results: tuple[Tensor, ...] = _InTiles.apply(plan, *tensors)  # type: ignore[no-untyped-call]
+    return results
+
+
+def _joined(results: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.cat(each) for each in zip(*results, strict=True))
+
+
+class _Gradients:
+    """Gradients of a plan's tensors, added up over tiles."""
+
+    def __init__(self, plan: _Plan, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
+        self.plan, self.needed = plan, needed
+        self.total: list[Tensor | None] = [None] * len(tensors)
+        kept = plan.by_row + plan.whole
+        self.by_row = tensors[: plan.by_row]
+        whole = zip(tensors[plan.by_row : kept], needed[plan.by_row : kept], strict=True)
+        self.whole = [x.detach().requires_grad_(want) for x, want in whole]
+        self.parameters = list(tensors[kept:])
+
+    def add(self, tile: slice, weights: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> tuple[Tensor, ...]:
+        """Computes a tile and adds its gradient; gives its results.
+
+        Args:
+            tile: the rows.
+            weights: gives the gradient of each of the values.
+        """
+        sliced = [x[tile].detach().requires_grad_(want) for x, want in zip(self.by_row, self.needed, strict=False)]
+        with torch.enable_grad():
+            results = self.plan.part(tile, tuple(sliced), tuple(self.whole))
+        values = results[: self.plan.values]
+        pairs = [(v, w) for v, w in zip(values, weights(values), strict=True) if v.requires_grad]
+        inputs = [*sliced, *self.whole, *self.parameters]
+        wanted = [number for number, want in enumerate(self.needed) if want]
+        if pairs and wanted:
+            slopes = torch.autograd.grad([v for v, _ in pairs], [inputs[number] for number in wanted],
+                                        [w for _, w in pairs], allow_unused=True)  # fmt: skip
+            for number, gradient in zip(wanted, slopes, strict=True):
+                if gradient is not None:
+                    self._add(number, tile, gradient)
+        return tuple(result.detach() for result in results)
+
+    def _add(self, number: int, tile: slice, gradient: Tensor) -> None:
+        total = self.total[number]
+        if number < self.plan.by_row:
+            if total is None:
+                total = self.total[number] = torch.zeros_like(self.by_row[number])
+            total[tile] = gradient
+        elif total is None:
+            self.total[number] = gradient.clone(memory_format=torch.contiguous_format)
+        else:
+            total.add_(gradient)
+
+    def everywhere(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        """The totals, of all processes where they share the tiles."""
+        if self.plan.sharing is None:
+            return self.total
+        numbers = [number for number, want in enumerate(self.needed) if want]
+        filled = [torch.zeros_like(tensors[n]) if (t := self.total[n]) is None else t for n in numbers]
+        for number, gradient in zip(numbers, self.plan.sharing.summed(filled), strict=True):
+            self.total[number] = gradient
+        return self.total
+
+
+class _InTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        needed = ctx.needs_input_grad[1:]
+        ctx.plan, ctx.gradients, own = plan, None, plan.own()
+        ctx.save_for_backward(*tensors)
+        if plan.at_once and any(needed):
+            gradients = _Gradients(plan, tensors, needed)
+            results = [gradients.add(tile, lambda values: [torch.ones_like(v) for v in values]) for tile in own]
+            ctx.gradients = gradients.total
+        else:
+            results = [plan.compute(tile, tensors) for tile in own]
+        if not own:  # there are more processes than tiles
+            results = [tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors))]
+        joined, ctx.starts = _joined(results), [0] * plan.values
+        if plan.sharing is not None:
+            gathered, ctx.starts = plan.sharing.gathered(joined)
+            joined = tuple(gathered)
+        ctx.mark_non_differentiable(*joined[plan.values :])
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        grads = grads[: plan.values]
+        if torch.is_grad_enabled():  # the gradient is to be differentiated: all tiles with a graph
+            kept = plan.by_row + plan.whole  # of each a view, since rows and columns may be one tensor
+            tensors = (*(tensor.view_as(tensor) for tensor in tensors[:kept]), *tensors[kept:])
+            results = _joined([plan.compute(tile, tensors) for tile in plan.tiles])
+            return (None, *_differentiable(results[: plan.values], tensors, grads, needed))
+        gradients = _Gradients(plan, tensors, needed)
+        if ctx.gradients is not None and _alike(grads[0]):
+            weight = grads[0][0] if len(grads[0]) else grads[0].new_zeros(())
+            gradients.total = [None if total is None else total * weight for total in ctx.gradients]
+            return (None, *gradients.everywhere(tensors))
+        starts = list(ctx.starts)
+        for tile in plan.own():
+            gradients.add(tile, lambda values: _taken(grads, starts, values))
+        return (None, *gradients.everywhere(tensors))
+
+
+def _differentiable(
+    values: Sequence[Tensor], tensors: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    inputs = [tensor for tensor, want in zip(tensors, needed, strict=True) if want]
+    pairs = [(v, g) for v, g in zip(values, grads, strict=True) if v.requires_grad]
+    if not pairs:
+        return [None] * len(tensors)
+    slopes = iter(torch.autograd.grad([v for v, _ in pairs], inputs, [g for _, g in pairs], create_graph=True,
+                                     allow_unused=True))  # fmt: skip
+    return [next(slopes) if want else None for want in needed]
+
+
+def _alike(grad: Tensor) -> bool:
+    """Whether all weights are one number, as a sum or a mean hands down; a GPU is not waited for."""
+    if len(grad) == 0 or grad.stride() == (0,):
+        return True
+    return grad.device.type == "cpu" and bool((grad == grad[0]).all())
+
+
+def _taken(grads: Sequence[Tensor], starts: list[int], values: Sequence[Tensor]) -> list[Tensor]:
+    """The next entries of each gradient, as many as its value has."""
+    taken = [grad[start : start + len(v)] for grad, start, v in zip(grads, starts, values, strict=True)]
+    starts[:] = [start + len(v) for start, v in zip(starts, values, strict=True)]
+    return taken

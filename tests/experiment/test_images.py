@@ -1,0 +1,153 @@
+"""``[data.images]`` from the recipe to retrieval: what training does to photographs, a trained run does too."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, MissingExtraError, UnknownNameError
+from pml_ext.experiment import train
+from pml_ext.experiment.recipe import load_recipes, pipelines, read_tables
+from pml_ext.experiment.recipe.schema import ImagesTable
+from pml_ext.experiment.view import View
+from pml_ext.registry import recipes
+
+RECIPE = """
+description = "photographs"
+extends = ["pml/contrastive/digits", "pipelines/bn-inception"]
+[data]
+name = "folder:PHOTOS"
+split = "image"
+image_size = 16
+[data.images]
+crop = 18
+resize = 24
+squash = true
+random_crop = true
+flip = true
+[model]
+embedding_size = 4
+trunk = { name = "convnet", blocks = 2, width = 4 }
+[sampler]
+name = "shuffle"
+batch_size = 8
+iterations = 1
+[schedule]
+name = "constant"
+epochs = 1
+milestones = []
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    place = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for number in range(24):
+        small = generator.integers(256, size=(6, 8, 3), dtype=np.uint8)
+        (place / str(number % 3)).mkdir(exist_ok=True)
+        Image.fromarray(small).resize((80, 60)).save(place / str(number % 3) / f"{number}.jpg", quality=90)
+    return place
+
+
+def recipe_file(place, photos, text=RECIPE):
+    (place / "mine.toml").write_text(text.replace("PHOTOS", str(photos)))
+    return str(place / "mine.toml")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, photos):
+    place = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        train(recipe_file(place, photos), out=place / "run", device="cpu")
+    return place / "run"
+
+
+def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
+    facts = json.loads((trained / "network.json").read_text())
+    assert {key: facts[key] for key in ("image_size", "resize", "squash", "bgr", "value_range")} == {
+        "image_size": 18, "resize": 24, "squash": True, "bgr": True, "value_range": 255}  # fmt: skip
+    assert facts["normalize"] == {"mean": [104, 117, 128], "std": [1, 1, 1]}
+    run = load_run(trained, device="cpu")
+    view = View(run.recipe, tmp_path / "view")
+    view.network.load_state_dict(run.network.state_dict())
+    embedded = view.embeddings("test")
+    torch.testing.assert_close(run.embed(view.splits["test"].paths, normalize=False), embedded)
+    exported = json.loads((run.export(tmp_path / "out") / "preprocess.json").read_text())
+    assert (exported["resize"], exported["squash"], exported["bgr"], exported["value_range"]) == (24, True, True, 255)
+
+
+def test_runs_from_before_there_were_pipelines_load(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "old")
+    facts = json.loads((tmp_path / "old" / "network.json").read_text())
+    for key in ("resize", "squash", "bgr", "value_range", "format", "sha256"):
+        facts.pop(key)
+    (tmp_path / "old" / "network.json").write_text(json.dumps(facts | {"normalize": None}))
+    seen = load_run(tmp_path / "old", device="cpu").network.preprocessing
+    assert (seen.resized_to, seen.squash, seen.bgr, seen.value_range) == (round(18 * 256 / 224), False, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("crop=30", r"data.images: resize \(24\) must be at least crop \(30\)"),
+     ("mean=[1.0]", "mean and std go together"), ("std=[1.0, 0.0, 1.0]", "greater than 0"),
+     ("random_crop_scale=[0.2, 1.0]", "leave out one"), ("value_range=7", "input should be 1 or 255"),
+     ("random_crop_scale=[0.0, 1.0]", "areas above 0"), ("size=3", "no key 'size'")],
+)  # fmt: skip
+def test_settings_of_images_that_are_refused(tmp_path, photos, setting, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(recipe_file(tmp_path, photos), [f"data.images.{setting}"])
+
+
+def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos):
+    file = recipe_file(tmp_path, photos)
+    with pytest.raises(ConfigError, match=r"both say how images are cut; leave out augment.random_crop"):
+        load_recipes(file, ["data.augment.random_crop=true"])
+    gray = next(iter(load_recipes(file, ["data.channels=1"]).values()))
+    with pytest.raises(ConfigError, match=r"are for color; folder:.* is gray"):
+        View(gray, tmp_path)
+    large = next(iter(load_recipes("pml/contrastive/digits", ["data.images.resize=7"]).values()))
+    with pytest.raises(ConfigError, match=r"data.images.resize: found 7; wanted at least the 8 pixels"):
+        View(large, tmp_path)
+
+
+def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
+    tables = {name: read_tables(name) for name in pipelines()}
+    assert all(list(table) == ["data"] and list(table["data"]) == ["images"] for table in tables.values())
+    images = {name: ImagesTable.model_validate(table["data"]["images"]) for name, table in tables.items()}
+    cbml = images["pipelines/cbml"]
+    assert (cbml.resize, cbml.crop, cbml.random_crop_scale, cbml.flip) == (256, 227, [0.16, 1.0], True)
+    assert images["pipelines/angular"].squash
+    (tmp_path / "child.toml").write_text('extends = ["pml/contrastive/digits", "pipelines/cbm"]')
+    with pytest.raises(ConfigError, match="no pipeline 'pipelines/cbm'; nearest: pipelines/cbml"):
+        load_recipes(str(tmp_path / "child.toml"))
+    with pytest.raises(UnknownNameError, match="no recipe 'nothing'"):
+        load_recipes("nothing")
+    (tmp_path / "child.toml").write_text("extends = [3]")
+    with pytest.raises(ConfigError, match=r"extends: found \[3\], wanted the name of a recipe, or several"):
+        load_recipes(str(tmp_path / "child.toml"))
+
+
+def test_packaged_recipes_name_their_weights():
+    assert "DEFAULT" not in "".join(file.read_text("utf-8") for file in recipes().values())
+
+
+def test_a_trunk_of_timm_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(
+        (ConfigError, MissingExtraError), match=r'needs the package \'timm\'.*pip install "pml-ext\[timm\]"'
+    ):
+        load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18"])
+
+
+def test_trunks_of_timm(tmp_path):
+    pytest.importorskip("timm")
+    recipe = next(iter(load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18"]).values()))
+    assert View(recipe, tmp_path).network.features == 512
+    with pytest.raises(ConfigError, match="no setting of timm/resnet18 'weight'"):
+        load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18", "model.trunk.weight=x"])

@@ -1,0 +1,257 @@
+"""Losses in tiles of anchors: value and gradients of the dense form, of PML's, and memory linear in the batch."""
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, miners, reducers
+from torch import nn
+
+from pml_ext import (
+    AngularLoss,
+    AngularTripletLoss,
+    BatchAllTripletLoss,
+    CBMLLoss,
+    EntropyRegularizer,
+    GlobalOrthogonalRegularizer,
+    MetricVarianceRegularizer,
+    NPairAngularLoss,
+    NPairLoss,
+    PDDMDistance,
+    TiledContrastiveLoss,
+    TiledMultiSimilarityLoss,
+    TiledNTXentLoss,
+    TiledSupConLoss,
+    TiledTripletMarginLoss,
+)
+from pml_ext.benchmark import peak_bytes
+from pml_ext.losses import PairLoss, per_anchor, reduced
+from pml_ext.pairwise import in_tiles, rows_per_tile, tiles_of_rows
+
+SIZE = 5
+LOSSES = {
+    "cbml": (CBMLLoss, {}),
+    "cbml, other settings": (CBMLLoss, {"averaging": "sqrt", "delta": "ratio", "skip_unmined": True}),
+    "angular": (AngularLoss, {"alpha": 44}),
+    "angular, gathered rows": (AngularLoss, {"alpha": 70}),
+    "angular, raw": (AngularLoss, {"alpha": 44, "normalize_embeddings": False}),
+    "n-pair": (NPairLoss, {}),
+    "n-pair-angular": (NPairAngularLoss, {"alpha": 44}),
+    "angular-triplet": (AngularTripletLoss, {"alpha": 44}),
+    **{f"batch-all, {kind}": (BatchAllTripletLoss, {"kind": kind})
+       for kind in ("hinge", "squared-hinge", "ratio", "soft")},
+    "batch-all, local": (BatchAllTripletLoss, {"positives": "local", "triplets": "all"}),
+    "contrastive": (TiledContrastiveLoss, {"pos_margin": 0.3}),
+    "multi-similarity": (TiledMultiSimilarityLoss, {}),
+    "nt-xent": (TiledNTXentLoss, {}),
+    "sup-con": (TiledSupConLoss, {}),
+    "triplet-margin": (TiledTripletMarginLoss, {"margin": 0.3}),
+    "triplet-margin, swap": (TiledTripletMarginLoss, {"margin": 0.3, "swap": True, "smooth_loss": True}),
+}  # fmt: skip
+
+
+def batch(count=23, seed=0, classes=6):
+    """Ragged classes in no order, one of them of a single image, and some images twice."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    labels[7] = 99
+    x = torch.randn(count, SIZE, generator=generator, dtype=torch.float64)
+    x[1] = x[0]
+    return x.requires_grad_(), labels
+
+
+X, LABELS = batch()
+REFERENCES = batch(17, seed=1)
+CALLS = {
+    "labels": {},
+    "pairs": {"indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS)},
+    "triplets": {"indices_tuple": miners.TripletMarginMiner(0.3)(X, LABELS)},
+    "references": {"ref_emb": REFERENCES[0], "ref_labels": REFERENCES[1]},
+    "references and pairs": {
+        "ref_emb": REFERENCES[0], "ref_labels": REFERENCES[1],
+        "indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS, *REFERENCES),
+    },
+}  # fmt: skip
+
+
+def outcome(loss, call, x=X, labels=LABELS):
+    """Value, gradients to both sides, and recorded statistics."""
+    value = loss(x, labels, **call)
+    sides = [x, *([call["ref_emb"]] if "ref_emb" in call else [])]
+    return [value, *torch.autograd.grad(value, sides), *(torch.as_tensor(getattr(loss, n, 0.0)) for n in loss.recorded)]
+
+
+def agree(one, other, tolerance=1e-11):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_tiles_give_what_the_whole_matrix_gives(name, call):
+    """Tiles that do not divide the batch, and larger ones than it; means, and weights that differ."""
+    kind, settings = LOSSES[name]
+    for reducer, sizes in ((None, (4, 40)), (reducers.ThresholdReducer(low=0.1), (6,))):
+        dense = outcome(kind(reducer=reducer, collect_stats=True, **settings), CALLS[call])
+        assert dense[1].abs().max() > 0
+        for size in sizes:
+            tiled = kind(reducer=reducer, collect_stats=True, tile_size=size, **settings)
+            agree(outcome(tiled, CALLS[call]), dense)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_batches_without_pairs(name):
+    kind, settings = LOSSES[name]
+    for labels in (torch.arange(4), torch.zeros(4, dtype=torch.long), torch.tensor([0, 0, 1, 2])):
+        x = torch.randn(4, SIZE, dtype=torch.float64, requires_grad=True)
+        dense, tiled = (outcome(kind(tile_size=size, **settings), {}, x, labels) for size in (None, 3))
+        agree(tiled, dense)
+        assert tiled[1].isfinite().all()
+    assert kind(tile_size=3, **settings)(X[:0], LABELS[:0]) == 0
+
+
+PML = {
+    "contrastive": losses.ContrastiveLoss(pos_margin=0.3),
+    "multi-similarity": losses.MultiSimilarityLoss(),
+    "nt-xent": losses.NTXentLoss(),
+    "sup-con": losses.SupConLoss(),
+    "triplet-margin": losses.TripletMarginLoss(0.3),
+    "triplet-margin, swap": losses.TripletMarginLoss(0.3, swap=True, smooth_loss=True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", PML)
+def test_values_are_those_of_pml(name, call):
+    kind, settings = LOSSES[name]
+    if "swap" in name and "references" in call:
+        pytest.skip("PML takes the row of the batch that has the number of the positive among the references")
+    expected = PML[name](X, LABELS, **CALLS[call])
+    if call == "triplets" and name not in ("triplet-margin", "triplet-margin, swap"):
+        call = "labels of triplets"  # PML counts a pair as often as it is listed, ours once
+        triplets = CALLS["triplets"]["indices_tuple"]
+        pairs = [torch.unique(torch.stack([triplets[0], other]), dim=1) for other in triplets[1:]]
+        given = {"indices_tuple": (*pairs[0], *pairs[1])}
+        expected = PML[name](X, LABELS, **given)
+    else:
+        given = CALLS[call]
+    for size in (None, 4):
+        value = kind(tile_size=size, **settings)(X, LABELS, **given)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+        gradients = [torch.autograd.grad(v, X, retain_graph=True)[0] for v in (value, expected)]
+        different = torch.arange(len(X)) > 1  # PML's Euclidean distance has another gradient between equal points
+        torch.testing.assert_close(*(g[different] for g in gradients), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", PML)
+def test_other_distances_are_those_of_pml(name):
+    kind, settings = LOSSES[name]
+    for distance in (distances.CosineSimilarity(), distances.LpDistance(p=1), distances.SNRDistance()):
+        if "contrastive" in name:
+            settings = {"pos_margin": 0.9, "neg_margin": 0.2}
+        like = type(PML[name])(distance=distance, **settings)
+        for tile_size in (None, 4):
+            ours = kind(distance=distance, tile_size=tile_size, **settings)
+            torch.testing.assert_close(ours(X[2:], LABELS[2:]), like(X[2:], LABELS[2:]))
+
+
+@pytest.mark.parametrize(
+    "kind", [MetricVarianceRegularizer, GlobalOrthogonalRegularizer, EntropyRegularizer], ids=lambda kind: kind.__name__
+)
+def test_regularizers_in_tiles(kind):
+    labels = [LABELS] if kind is not EntropyRegularizer else []
+    expected = kind()(X, *labels)
+    for size in (1, 6, 40):
+        value = kind(tile_size=size)(X, *labels)
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+        gradients = [torch.autograd.grad(v, X, retain_graph=True)[0] for v in (value, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match="tile_size of .* must be a whole number of at least 1, not 0"):
+        kind(tile_size=0)
+
+
+def test_a_learned_metric_draws_its_dropout_once():
+    """In tiles every pair sees the masks of the whole matrix, and generators go on alike; its parameters learn."""
+    torch.manual_seed(0)
+    distance, results = PDDMDistance(SIZE).double(), []
+    for size in (None, 6):
+        loss = CBMLLoss(distance=distance, tile_size=size)
+        torch.manual_seed(1)
+        value = loss(X, LABELS)
+        results.append([value, torch.rand(1), *torch.autograd.grad(value, [X, *distance.parameters()])])
+    agree(*results)
+
+
+class Scaled(PairLoss):
+    """A loss with a parameter of its own."""
+
+    tiles = "rows"
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def equation(self, pairs):
+        return per_anchor((pairs.matrix * self.scale).exp().sum(1))
+
+
+def test_parameters_of_a_loss_and_second_derivatives():
+    results = []
+    for size in (None, 6):
+        loss = Scaled(tile_size=size)
+        gradients = torch.autograd.grad(loss(X, LABELS), [X, loss.scale], create_graph=True)
+        results.append([*gradients, *torch.autograd.grad(gradients[0].square().sum(), [X, loss.scale])])
+    agree(*results)
+
+
+def test_an_equation_of_the_whole_matrix_is_not_torn():
+    class Whole(PairLoss):
+        def equation(self, pairs):
+            return reduced(pairs.matrix.mean())
+
+    class Torn(Whole):
+        tiles = "rows"
+
+    with pytest.raises(ValueError, match="Whole has no tiles: .* leave out tile_size"):
+        Whole(tile_size=4)
+    with pytest.raises(TypeError, match="Torn gives one value for the whole batch"):
+        Torn(tile_size=4)(X, LABELS)
+
+
+def test_memory_is_linear_and_tiles_come_by_themselves():
+    assert rows_per_tile(None, 1024, 1024, torch.device("cpu")) is None
+    assert rows_per_tile(None, 32768, 32768, torch.device("cpu")) == 128
+    assert rows_per_tile(3, 8, 8, torch.device("cpu")) == 3
+    peaks = []
+    for count in (400, 800):
+        x, y = torch.randn(count, 8, requires_grad=True), torch.arange(count) // 4
+        peaks.append(peak_bytes(CBMLLoss(tile_size=12800 // count), x, y))
+    assert peaks[1] < 1.4 * peaks[0]
+    dense = peak_bytes(CBMLLoss(), x, y)
+    assert peaks[1] < dense / 10
+
+
+def test_tiles_end_where_classes_do():
+    assert tiles_of_rows(10, 4) == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert tiles_of_rows(10, 4, [3, 5, 10]) == [slice(0, 5), slice(5, 10)]
+    assert tiles_of_rows(0, 4) == [slice(0, 0)]
+
+
+def test_results_without_a_gradient_are_passed_on():
+    x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+    sums, numbers = in_tiles(
+        lambda rows, own, _: [own[0].sum(1), torch.arange(rows.start, rows.stop)], (x,), (), tiles_of_rows(3, 2)
+    )
+    assert numbers.tolist() == [0, 1, 2]
+    (gradient,) = torch.autograd.grad(sums @ torch.tensor([1.0, 2.0, 3.0]), x)
+    assert gradient.tolist() == [[1, 1], [2, 2], [3, 3]]
+
+
+def test_half_precision_inside_tiles():
+    """The float32 value of what the inputs are, sums in float32."""
+    x, y = torch.randn(64, 8), torch.arange(64) // 4
+    for dtype in (torch.float16, torch.bfloat16):
+        half = x.to(dtype).requires_grad_()
+        value = CBMLLoss(tile_size=7)(half, y)
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, CBMLLoss()(half.detach().float(), y), rtol=1e-5, atol=1e-6)
+        value.backward()
+        assert half.grad.dtype == dtype
