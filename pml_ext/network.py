@@ -53,9 +53,11 @@ class Preprocessing(BaseModel):
     value_range: Literal[1, 255] = 1
 
     @property
-    def resized_to(self) -> int | None:
-        """What the shorter side, or each side of a squashed image, is resized to before the cut; None without one."""
-        if self.resize is not None or not self.crop or self.squash:
+    def resized_to(self) -> int | list[int] | None:
+        """What comes before the cut, as ``v2.Resize`` takes it: the shorter side, or both; None without a cut."""
+        if self.squash:
+            return [self.resize or self.image_size] * 2
+        if self.resize is not None or not self.crop:
             return self.resize
         return round(self.image_size * 256 / 224)
 

@@ -10,12 +10,15 @@ from pml_ext import (
     AngularTripletLoss,
     BatchAllTripletLoss,
     CBMLLoss,
+    CrossBatchMemory,
     EntropyRegularizer,
     GlobalOrthogonalRegularizer,
     MetricVarianceRegularizer,
+    MultipleLosses,
     NPairAngularLoss,
     NPairLoss,
     PDDMDistance,
+    RegularizedLoss,
     TiledContrastiveLoss,
     TiledMultiSimilarityLoss,
     TiledNTXentLoss,
@@ -255,3 +258,36 @@ def test_half_precision_inside_tiles():
         torch.testing.assert_close(value, CBMLLoss()(half.detach().float(), y), rtol=1e-5, atol=1e-6)
         value.backward()
         assert half.grad.dtype == dtype
+
+
+class Listed(CrossBatchMemory):
+    """As for PML's losses: all pairs as indices."""
+
+    def create_indices_tuple(self, *arguments):
+        return super().create_indices_tuple(*arguments)
+
+
+@pytest.mark.parametrize("detach_batch", [False, True])
+@pytest.mark.parametrize("make", [
+    lambda size: CBMLLoss(tile_size=size), lambda size: TiledSupConLoss(tile_size=size),
+    lambda size: NPairAngularLoss(tile_size=size), lambda size: BatchAllTripletLoss(kind="soft", tile_size=size),
+    lambda size: RegularizedLoss(
+        MultipleLosses([CBMLLoss(tile_size=size), TiledNTXentLoss(tile_size=size)]), MetricVarianceRegularizer()
+    ),
+], ids=["cbml", "sup-con", "n-pair-angular", "batch-all", "wrapped"])  # fmt: skip
+def test_a_memory_without_lists(make, detach_batch):
+    """The pairs of the lists, gradients through the batch's own rows of the ring included."""
+    memories = [kind(make(size), SIZE, 40, detach_batch=detach_batch)
+                for kind, size in ((Listed, None), (CrossBatchMemory, None), (CrossBatchMemory, 4))]  # fmt: skip
+    for seed in range(3):
+        x, labels = batch(15, seed)
+        expected, *others = ([value := memory(x, labels), *torch.autograd.grad(value, x)] for memory in memories)
+        for other in others:
+            agree(other, expected)
+
+
+def test_a_large_memory_lists_no_pair():
+    memory = CrossBatchMemory(CBMLLoss(tile_size=8), 8, 4000)
+    memory.add_to_memory(torch.randn(3900, 8), torch.arange(3900) // 4)
+    x, labels = torch.randn(64, 8, requires_grad=True), torch.arange(64) // 4
+    assert peak_bytes(memory, x, labels) < 64 * 4000 * 8  # of one list of indices

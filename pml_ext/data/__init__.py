@@ -8,6 +8,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
+    from .cache import Prepared, prepare
     from .digits import digits, digits_unseen
     from .download import check_archives
     from .download import get as get_archives
@@ -55,6 +56,7 @@ __all__ = [
     "DataSplits",
     "LabelledImages",
     "Pipeline",
+    "Prepared",
     "Steps",
     "build_transforms",
     "builtin_datasets",
@@ -66,6 +68,7 @@ __all__ = [
     "hold_out_classes",
     "image_files",
     "omniglot_small",
+    "prepare",
     "published_sets",
     "raw_pixels",
     "read_image",

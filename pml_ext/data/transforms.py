@@ -54,6 +54,7 @@ class Steps(nn.Module):
     def __init__(self, first: nn.Module | None, rest: list[nn.Module], smallest: int) -> None:
         super().__init__()
         self.first, self.smallest = first, smallest
+        self.first_name = str(first)  # says all that the first step depends on
         self.rest = v2.Compose(rest)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -111,11 +112,11 @@ def build_transforms(
                           "resized; leave one of them out")  # fmt: skip
     first = _Resize(image_size, crop, pipeline)
     cut = v2.CenterCrop(image_size)
-    finish: list[nn.Module] = [_BGR()] if pipeline.bgr else []
+    finish: list[nn.Module] = [_InOrder(pipeline.bgr)]
     finish.append(v2.ToDtype(torch.float32, scale=pipeline.value_range == 1))
     if normalize is not None:
         mean, std = normalize
-        finish.append(v2.Normalize(mean[:channels], std[:channels]))
+        finish.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
     augment: list[nn.Module] = []
     if area is not None:
         augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
@@ -150,17 +151,28 @@ class _Resize(nn.Module):
         self.left_alone = size if pipeline.resize is None else None
         self.resize = v2.Resize((self.side, self.side) if squash else self.side, antialias=True)
 
+    def extra_repr(self) -> str:
+        return f"left_alone={self.left_alone}"
+
     def forward(self, image: Tensor) -> Tensor:
         if image.shape[-2:] == (self.left_alone, self.left_alone):
             return image
         return self.resize(image)  # type: ignore[no-any-return]
 
 
-class _BGR(nn.Module):
-    """Blue, green, red for red, green, blue."""
+class _InOrder(nn.Module):
+    """Has an image lie in memory channel by channel, which what follows is several times as fast on.
+
+    Args:
+        bgr: blue, green, red for red, green, blue.
+    """
+
+    def __init__(self, bgr: bool) -> None:
+        super().__init__()
+        self.bgr = bgr
 
     def forward(self, image: Tensor) -> Tensor:
-        return image.flip(-3)
+        return (image.flip(-3) if self.bgr else image).contiguous()
 
 
 def raw_pixels(images: Tensor) -> Tensor:

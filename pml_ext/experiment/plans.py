@@ -14,7 +14,7 @@ from ..errors import ConfigError, printable, shortened
 from ..files import DamagedError, is_left_over, read_toml
 from . import checkpoint
 from .lock import LOCK
-from .recipe import Recipe, load_recipes, read_tables
+from .recipe import Recipe, load_recipes
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def _saved_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     saved, reason = folder / "recipe.toml", "no recipe.toml in it"
     if saved.is_file():
         try:
-            run = read_toml(saved, "run")["run"]
-            return read_tables(str(saved)), run
+            tables = read_toml(saved, "run")
+            return tables, tables.pop("run")
         except DamagedError as error:
             reason = f"recipe.toml is damaged: {error}"
     last = checkpoint.load_to_resume(folder / "checkpoints" / "last.pt")

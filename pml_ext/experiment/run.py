@@ -18,11 +18,12 @@ from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
 from . import checkpoint, signals
 from .batches import BatchReader, EpochBatches, SeededImages, draw
+from .curves import CURVE, VALIDATION
 from .engine import Engine, NotFiniteError, Objective, Step
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .progress import Listener, OnNonfinite, Pace, Silence, heard
 from .recipe import Recipe, plugins_in
-from .records import CURVE, VALIDATION, Records, Rows, Terms
+from .records import Records, Rows, Terms
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
@@ -51,14 +52,18 @@ class Run(View):
     def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
                  root: Path | None = None, listener: Listener | None = None,
                  on_nonfinite: OnNonfinite = "stop") -> None:  # fmt: skip
-        super().__init__(recipe, folder, seed, device, root)
         self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
+        super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
+        for split, paths in self.skipped.items():
+            self._warn(
+                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
+            )
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -226,26 +231,18 @@ class Run(View):
         table, last = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs
         deciding = self.queries if table.select_on == "test" else "validation"
         chooses = table.select is not None and (last or self.epoch % table.every == 0)
-        if chooses:
-            self.listener.step(f"validating epoch {self.epoch}")
-            with signals.at_once():
-                metrics = metrics_of(self, deciding)
-            self._keep_if_best(metrics, records, deciding)
-        if (
-            table.test_every
-            and (last or self.epoch % table.test_every == 0)
-            and not (chooses and deciding == self.queries)
-        ):
-            self.listener.step(f"testing epoch {self.epoch}")
-            with signals.at_once():
-                metrics = metrics_of(self, self.queries, clustering=False)
-            records.add(self.epoch, {CURVE: metrics})
-
-    def _keep_if_best(self, metrics: Mapping[str, float], records: Records, split: str) -> None:
-        records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
-        assert self.recipe.evaluation.select is not None
-        if (value := metrics[self.recipe.evaluation.select]) > self._account.best["value"]:
-            self._account.best = {"epoch": self.epoch, "value": value}
+        measured: dict[str, dict[str, float]] = {}
+        with signals.at_once():
+            if table.test_every and (last or self.epoch % table.test_every == 0):
+                self.listener.step(f"testing epoch {self.epoch}")
+                measured[self.queries] = metrics_of(self, self.queries, clustering=False)
+            if chooses:
+                self.listener.step(f"validating epoch {self.epoch}")
+                measured[deciding] = metrics_of(self, deciding)
+        for split, metrics in measured.items():
+            records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
+        if table.select is not None and chooses and measured[deciding][table.select] > self._account.best["value"]:
+            self._account.best = {"epoch": self.epoch, "value": measured[deciding][table.select]}
             checkpoint.save(self.checkpoint("best"), self.model_state())
 
     def _finish(self, records: Records) -> dict[str, Any]:
@@ -278,6 +275,7 @@ class Run(View):
             "skipped_iterations": account.skipped,
             "images": counts(self),
             "warnings": account.warnings,
+            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished

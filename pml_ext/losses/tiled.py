@@ -14,8 +14,8 @@ from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer
 from ..settings import check_flag, check_number
 from .pair_loss import PairLoss
-from .pairs import Pairs, Triplets
-from .terms import Terms, per_anchor, per_pair, per_triplet
+from .pairs import Pairs
+from .terms import AllButItself, Terms, Triplets, per_anchor, per_pair, per_triplet
 
 _ENTRIES = 1 << 23  # of gathered rows held at a time
 
@@ -333,7 +333,7 @@ def _any_negatives(
     labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None, ref_labels: Tensor | None, device: torch.device
 ) -> Tensor:
     """1 where a batch has a negative pair, else 0; nothing waits for the device."""
-    if indices_tuple is not None:
+    if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
         return torch.tensor(float(len(indices_tuple[-1]) > 0), device=device)
     assert labels is not None
     assert ref_labels is not None

@@ -152,13 +152,13 @@ def test_a_turned_file_is_read_small_and_cut_upright(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "suffix"), [("CMYK", "jpg"), ("L", "jpg"), ("P", "png"), ("CMYK", "tif"), ("I;16", "png")]
+    ("mode", "suffix"), [("CMYK", "jpg"), ("L", "jpg"), ("P", "png"), ("CMYK", "tif"), ("I;16", "png"), ("I", "tif")]
 )
 def test_photographs_of_every_color_model(tmp_path, mode, suffix):
     path = tmp_path / f"photo.{suffix}"
     gray = np.full((64, 64), 120, dtype=np.uint8)
-    if mode == "I;16":
-        Image.fromarray(np.full((64, 64), 120 * 257, dtype=np.uint16)).save(path)
+    if mode.startswith("I"):
+        Image.fromarray(np.full((64, 64), 120 * 257, dtype=np.uint16 if mode == "I;16" else np.int32)).save(path)
     else:
         Image.fromarray(gray).convert("L" if mode == "P" else "RGB").convert(mode).save(path)
     for smallest in (None, 16):

@@ -208,8 +208,7 @@ class Collecting(Noisy):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("init", [begin, None], ids=["ours", "none"])
-def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd, init):
+def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd):
     reader = BatchReader(SeededImages(Noisy()), 2, CPU)
     list(reader.read(EpochBatches([[1, 2]], 0, 1)))
     cycle = [reader._loader._iterator]
@@ -218,7 +217,7 @@ def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd, ini
     gc.disable()
     try:
         del cycle
-        list(DataLoader(Collecting(), num_workers=2, worker_init_fn=init))
+        list(DataLoader(Collecting(), num_workers=2, worker_init_fn=begin))
     finally:
         gc.enable()
-    assert ("Traceback" in capfd.readouterr().err) == (init is None)
+    assert "Traceback" not in capfd.readouterr().err

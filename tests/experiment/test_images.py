@@ -6,12 +6,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.errors import ConfigError, MissingExtraError, UnknownNameError
+from pml_ext.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from pml_ext.experiment import train
-from pml_ext.experiment.recipe import load_recipes, pipelines, read_tables
+from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, pipelines, read_tables
 from pml_ext.experiment.recipe.schema import ImagesTable
 from pml_ext.experiment.view import View
 from pml_ext.registry import recipes
@@ -79,7 +80,12 @@ def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
     embedded = view.embeddings("test")
     torch.testing.assert_close(run.embed(view.splits["test"].paths, normalize=False), embedded)
     exported = json.loads((run.export(tmp_path / "out") / "preprocess.json").read_text())
-    assert (exported["resize"], exported["squash"], exported["bgr"], exported["value_range"]) == (24, True, True, 255)
+    assert (exported["resize"], exported["squash"], exported["bgr"], exported["value_range"]) == (
+        [24, 24],
+        True,
+        True,
+        255,
+    )
 
 
 def test_runs_from_before_there_were_pipelines_load(trained, tmp_path):
@@ -151,3 +157,85 @@ def test_trunks_of_timm(tmp_path):
     assert View(recipe, tmp_path).network.features == 512
     with pytest.raises(ConfigError, match="no setting of timm/resnet18 'weight'"):
         load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18", "model.trunk.weight=x"])
+
+
+@pytest.mark.parametrize("setting", ["data.cache=memory", "data.cache=disk", "data.workers=1"])
+def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(
+    trained, photos, tmp_path, monkeypatch, without_report, setting
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=[setting])
+    phases = [json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run")]
+    assert [phases[0][phase] for phase in ("raw", "before", "after", "training")] == [
+        phases[1][phase] for phase in ("raw", "before", "after", "training")
+    ]
+    states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (trained, tmp_path / "run")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    file = recipe_file(tmp_path, tmp_path / "photos")
+    for number in (0, 1, 4):
+        (tmp_path / "photos" / str(number % 3) / f"{number}.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"\d.jpg: not a readable image"):
+        train(file, out=tmp_path / "stopped", device="cpu")
+    train(file, out=tmp_path / "run", device="cpu", overrides=["data.unreadable=skip"])
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert sum(metrics["unreadable"].values()) == 3
+    assert [text for text in metrics["warnings"] if "that cannot be read; the first:" in text]
+    assert "that cannot be read; the first:" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_named_networks_weights_move_as_by_hand(photos, tmp_path, monkeypatch, without_report):
+    """One step of SGD on resnet18 at 224 x 224: frozen batch norms keep their statistics, the head moves ten times."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    weights = torchvision.models.get_model_weights("resnet18")["IMAGENET1K_V1"]
+    file = tmp_path / "hub" / "checkpoints" / weights.url.rsplit("/", 1)[-1]
+    file.parent.mkdir(parents=True)
+    torch.manual_seed(5)
+    made_up = torchvision.models.resnet18()
+    torch.save(made_up.state_dict(), file)
+    few = tmp_path / "few"
+    for number in range(6):
+        place = few / str(number % 2)
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos / str(number % 3) / f"{number}.jpg", place)
+    text = RECIPE.partition("[data.images]")[0].replace("image_size = 16", "image_size = 224").replace(
+        ', "pipelines/bn-inception"', "") + """
+train_fraction = 0.67
+[model]
+embedding_size = 4
+freeze_batch_norm = true
+trunk = { name = "torchvision/resnet18", weights = "IMAGENET1K_V1" }
+[optimizer]
+name = "sgd"
+lr = 0.01
+head_lr_factor = 10
+[sampler]
+name = "shuffle"
+batch_size = 4
+iterations = 1
+[schedule]
+name = "constant"
+epochs = 1
+milestones = []
+"""  # fmt: skip
+    recipe = recipe_file(tmp_path, few, text)
+    view = View(next(iter(load_recipes(recipe).values())), tmp_path / "view")
+    network = view.network.eval()
+    assert torch.equal(network.trunk.conv1.weight, made_up.conv1.weight)
+    assert view.network.preprocessing.normalize.mean == pytest.approx([0.485, 0.456, 0.406])
+    images, labels = zip(*(view.training_images[index] for index in range(4)), strict=True)
+    loss, _ = build_loss(view.recipe.loss, loss_context(view.recipe, [0, 1]))
+    loss(network(torch.stack(images)), torch.tensor(labels)).backward()
+    train(recipe, out=tmp_path / "run", device="cpu")
+    state = torch.load(tmp_path / "run" / "checkpoints" / "model.pt")
+    for part, factor in (("trunk", 0.01), ("embedder", 0.1)):
+        for name, old in network.get_submodule(part).named_parameters():
+            moved = state[part][name] - old
+            assert moved.abs().max() > 0
+            torch.testing.assert_close(moved, -factor * old.grad, rtol=2e-2, atol=1e-6)
+    for name, old in network.trunk.named_buffers():
+        assert torch.equal(state["trunk"][name], old), name

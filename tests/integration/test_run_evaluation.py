@@ -8,10 +8,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from pml_ext import registry
 from pml_ext.data import LabelledImages
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import draw_report, load_recipes, train
-from pml_ext.experiment.records import metric_series
+from pml_ext.experiment.curves import metric_series
 from pml_ext.experiment.run import Run
 from pml_ext.plugin import RunView
 
@@ -55,6 +56,14 @@ def projected(monkeypatch) -> list[list[str]]:
 
 
 @pytest.fixture
+def shop(install_plugin):
+    """A plugin that is found by its entry point, with a data set that has queries and a gallery."""
+    with registry.isolated():
+        install_plugin("shop_plugin", SHOP, entry_point="shop")
+        yield
+
+
+@pytest.fixture
 def runs(monkeypatch) -> list[Run]:
     """The runs that a test makes."""
     made: list[Run] = []
@@ -88,8 +97,8 @@ def directions(run, split):
     return torch.nn.functional.normalize(run.embeddings(split).double())
 
 
-def test_queries_are_searched_in_the_gallery(install_plugin, tmp_path, runs):
-    install_plugin("shop_plugin", SHOP, entry_point="shop")
+@pytest.mark.usefixtures("shop")
+def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     metrics = quick(
         tmp_path / "out", "data.name=shop", "data.augment={}", "sampler={name='shuffle', batch_size=40, iterations=4}",
         "evaluation.recall_at=[1, 10, 100]", "evaluation.training_images=50", "evaluation.test_every=2",

@@ -96,6 +96,8 @@ class DataTable(NamedTable):
     """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
     workers: int = Field(0, ge=0)
+    cache: Literal["none", "memory", "disk"] = "none"
+    unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
     images: ImagesTable = ImagesTable()
 

@@ -19,7 +19,8 @@ from ...evaluation.figures import (
     recall_curve,
     similarity_distributions,
 )
-from ..records import CURVE, VALIDATION, loss_series, metric_series
+from ..curves import CURVE, VALIDATION, metric_series
+from ..records import loss_series
 from ..stages import Stages
 from ..testing import nearest
 from ..view import View
