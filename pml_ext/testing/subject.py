@@ -169,7 +169,8 @@ def _settings_of(component: Any) -> dict[str, Any]:
     told = {}
     for name, parameter in registry.settings_of(type(component)).items():
         value = getattr(component, name, parameter.default)
-        if name not in OF_PML and isinstance(value, (bool, int, float, str)) and value != parameter.default:
+        shown = name not in (*OF_PML, "embedding_size", "num_classes") and type(value) in (bool, int, float, str)
+        if shown and value != parameter.default:
             told[name] = value
     return told
 

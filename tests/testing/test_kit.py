@@ -264,7 +264,7 @@ def made_by_a_function(embedding_size):
     (made_by_a_function, "made_by_a_function", 8, 6),
     (planted.GoodProxies(13, 4), "GoodProxies", 13, 4),
     (functools.partial(planted.GoodProxies, 40), "GoodProxies(size=40)", 40, 6),
-    (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), "ProxyAnchorLoss(num_classes=3)", 5, 3),
+    (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), "ProxyAnchorLoss", 5, 3),
     (losses.ContrastiveLoss, "ContrastiveLoss", 8, 6),
 ])  # fmt: skip
 def test_what_may_be_checked(component, title, size, classes):

@@ -16,7 +16,7 @@ from ...pml import ContrastiveLoss
 from ...samplers import sampler_state, set_sampler_state
 from ..calling import call, equal, is_random
 from ..probes import gradient, place_of
-from ..subject import CLASSES, Batch, SkipCheck, Subject, batch_of, fresh, labels_of
+from ..subject import CLASSES, SIZE, Batch, SkipCheck, Subject, batch_of, fresh, labels_of
 
 # Miners
 
@@ -149,7 +149,7 @@ def check_regularizer_value(subject: Subject) -> None:
         return call(regularizer, Batch(x, batch.labels))  # type: ignore[no-any-return]
 
     if not torch.autograd.gradcheck(of, (batch.embeddings,), atol=1e-4, raise_exception=False,
-                                    fast_mode=subject.size > 32):  # fmt: skip
+                                    fast_mode=subject.size > SIZE):  # fmt: skip
         raise AssertionError("the gradient differs from finite differences of the value")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calling import all_of, call, close, has_state, is_random, takes_labels
 from ..probes import gradient
-from ..subject import Batch, SkipCheck, Subject, batch_of, fresh
+from ..subject import SIZE, Batch, SkipCheck, Subject, batch_of, fresh
 
 _SHAPES = ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5))  # numbers of classes, images per class
 
@@ -119,7 +119,7 @@ def check_gradients(subject: Subject) -> None:
     if has_state(subject):
         raise SkipCheck("its values depend on the calls before")
     if not torch.autograd.gradcheck(lambda x: call(loss, Batch(x, batch.labels)), (batch.embeddings,), atol=1e-4,
-                                    raise_exception=False, fast_mode=subject.size > 32):  # fmt: skip
+                                    raise_exception=False, fast_mode=subject.size > SIZE):  # fmt: skip
         raise AssertionError("the gradient differs from finite differences of the loss")
 
 
