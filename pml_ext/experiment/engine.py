@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..devices import autocast, check_precision, read_numbers
 from ..distributed import most_of_ranks, num_processes
 from ..errors import TrainingError
-from ..losses import inside
+from ..losses import MicroBatched, inside
 from ..pairwise import to_full_precision
 from .finite import first_bad, stored
 from .recipe import EngineTable
@@ -79,7 +79,7 @@ class Engine:
         trunk: from images to features, on its device.
         embedder: from features to embeddings, on the same.
         device: where both are.
-        settings: precision, compilation, clipping.
+        settings: precision, micro-batches, compilation, clipping.
         freeze_batch_norm: whether the trunk's batch norms keep their statistics.
         lap: called with the name of each part of a step when it is done, for measuring: ``"network"``, ``"miner"``,
             ``"loss"``, ``"check"``, ``"optimizer"``.
@@ -110,7 +110,9 @@ class Engine:
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
         if self.settings.channels_last:
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._trunk, self._embedder = (over_processes(self._compiled(module)) for module in (trunk, embedder))
+        size = self.settings.micro_batch
+        parts = [trunk, embedder] if size is None else [MicroBatched(nn.Sequential(trunk, embedder), size)]
+        self._parts = [over_processes(self._compiled(module)) for module in parts]
         self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
         self._overflows = 0  # steps left out in a row
 
@@ -133,7 +135,7 @@ class Engine:
             NotFiniteError: the loss, an embedding or a gradient is NaN or infinite.
             TrainingError: a loss that is not one value, or depends on no parameter; torch.compile failed.
         """
-        for module in (self._trunk, self._embedder, objective.loss):
+        for module in (*self._parts, objective.loss):
             module.train()
         if self._freeze_batch_norm:
             self._named["trunk"].apply(_freeze)
@@ -160,10 +162,12 @@ class Engine:
 
     def _forward_and_backward(self, images: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
         """The loss of a batch and its embeddings; every parameter has its gradient."""
-        for module in (self._trunk, self._embedder, objective.loss):
+        for module in (*self._parts, objective.loss):
             module.zero_grad()
         with autocast(self.device, self.settings.precision):
-            embeddings = self._embedder(self._trunk(images))
+            embeddings = images
+            for module in self._parts:
+                embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
         self._lap("network")
         indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None

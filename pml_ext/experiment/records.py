@@ -26,7 +26,8 @@ from ..errors import one_line
 from ..files import remove_left_overs, write_atomically
 
 Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
-_ITERATION = "~iteration~"  # the first column of every table
+Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
+ITERATION = "~iteration~"  # the first column of every table
 _BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
 _AT_THE_END = "accuracies_test"  # written after the last checkpoint, so that a run which goes on writes it again
 _OFTEN = 30.0  # seconds after which records are written inside of an epoch, for those who watch
@@ -189,7 +190,7 @@ class Records:
             new: dict[str, tuple[list[str], list[list[Any]]]] = {}
             with closing(sqlite3.connect(self._database)) as connection, connection:
                 for table, rows in waiting.items():
-                    columns = [_ITERATION, *dict.fromkeys(column for row in rows.values() for column in row)]
+                    columns = [ITERATION, *dict.fromkeys(column for row in rows.values() for column in row)]
                     lines = [[number, *(row.get(column) for column in columns[1:])] for number, row in rows.items()]
                     new[table] = columns, lines
                     _insert(connection, table, columns, lines)
@@ -284,18 +285,18 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
 
 
 def _trimmed(connection: sqlite3.Connection, table: str, last: int) -> tuple[str, list[str], list[tuple[Any, ...]]]:
-    connection.execute(f'DELETE FROM "{table}" WHERE "{_ITERATION}" > ?', (last,))
+    connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
     return _read(connection, table)
 
 
 def _read(connection: sqlite3.Connection, table: str) -> tuple[str, list[str], list[tuple[Any, ...]]]:
     columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
-    return table, columns, connection.execute(f'SELECT * FROM "{table}" ORDER BY "{_ITERATION}"').fetchall()
+    return table, columns, connection.execute(f'SELECT * FROM "{table}" ORDER BY "{ITERATION}"').fetchall()
 
 
 def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     """Puts rows into a table, in the place of those of the same number."""
-    connection.execute(f'CREATE TABLE IF NOT EXISTS "{table}" ("{_ITERATION}" INTEGER PRIMARY KEY)')
+    connection.execute(f'CREATE TABLE IF NOT EXISTS "{table}" ("{ITERATION}" INTEGER PRIMARY KEY)')
     known = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
     for column in columns:
         if column not in known:
@@ -304,7 +305,7 @@ def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], 
     news = ", ".join(f'"{column}" = excluded."{column}"' for column in columns)
     connection.executemany(
         f'INSERT INTO "{table}" ({names}) VALUES ({", ".join("?" * len(columns))}) '
-        f'ON CONFLICT ("{_ITERATION}") DO UPDATE SET {news}', lines
+        f'ON CONFLICT ("{ITERATION}") DO UPDATE SET {news}', lines
     )  # fmt: skip
 
 
@@ -324,7 +325,7 @@ def _write_csv(columns: Sequence[str], lines: Iterable[Sequence[Any]], path: Pat
 
 def _last_header(path: Path) -> list[str]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        return next((row for row in csv.reader(file) if row[:1] == [_ITERATION]), [])
+        return next((row for row in csv.reader(file) if row[:1] == [ITERATION]), [])
 
 
 def _from_csv(folder: Path, iteration: int, epoch: int) -> Iterator[tuple[str, list[str], list[tuple[Any, ...]]]]:
@@ -332,7 +333,7 @@ def _from_csv(folder: Path, iteration: int, epoch: int) -> Iterator[tuple[str, l
     for path in sorted(folder.glob("*.csv")):
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             rows = list(csv.reader(line.replace("\0", "") for line in file))
-        if not rows or rows[0][:1] != [_ITERATION] or len(set(rows[0])) < len(rows[0]):
+        if not rows or rows[0][:1] != [ITERATION] or len(set(rows[0])) < len(rows[0]):
             continue
         last = _last(path.stem, iteration, epoch)
         values = {}
@@ -349,7 +350,7 @@ def _parsed(cell: str) -> Any:
     return int(cell) if cell.lstrip("-").isdigit() else float(cell)
 
 
-def loss_series(folder: Path, terms: Iterable[str]) -> dict[str, tuple[list[int], list[float]]]:
+def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     """The loss and its terms over the iterations.
 
     Args:
@@ -359,23 +360,36 @@ def loss_series(folder: Path, terms: Iterable[str]) -> dict[str, tuple[list[int]
     Returns:
         ``{name: (iterations, values)}``, the whole loss first as ``"loss"``.
     """
+    return from_records(folder, lambda database: _loss_series(database, terms))
+
+
+def from_records(folder: Path, read: Callable[[Path], Series]) -> Series:
+    """What ``read`` gives of a run's tables; where their database is damaged, of the CSV files beside it.
+
+    Args:
+        folder: the run's folder.
+        read: called with the path of a database; raises an error of ``sqlite3`` if it is none.
+
+    Returns:
+        ``{name: (numbers, values)}``; nothing where there are no records.
+    """
     database = folder / "records" / "logs.db"
     if not database.exists():
         return {}
     try:
-        return _loss_series(database, terms)
+        return read(database)
     except sqlite3.DatabaseError:  # the CSV files beside it have the same
         with tempfile.TemporaryDirectory() as place, contextlib.suppress(OSError, sqlite3.DatabaseError):
             mended = Path(place) / "logs.db"
             with closing(sqlite3.connect(mended)) as connection, connection:
                 for table, columns, lines in _from_csv(folder / "records", 1 << 62, 1 << 62):
                     _insert(connection, table, columns, lines)
-            return _loss_series(mended, terms)
+            return read(mended)
         return {}
 
 
-def _loss_series(database: Path, terms: Iterable[str]) -> dict[str, tuple[list[int], list[float]]]:
-    series: dict[str, tuple[list[int], list[float]]] = {}
+def _loss_series(database: Path, terms: Iterable[str]) -> Series:
+    series: Series = {}
     wanted = list(dict.fromkeys(terms))
     with closing(sqlite3.connect(database)) as connection:
         if not (tables := _tables(connection)):
@@ -391,7 +405,7 @@ def _loss_series(database: Path, terms: Iterable[str]) -> dict[str, tuple[list[i
             for column, label in names.items():
                 if column in columns:
                     rows = connection.execute(
-                        f'SELECT "{_ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
+                        f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
                     ).fetchall()
                     if rows:
                         if label in series and series[label][0][-1] >= rows[0][0]:  # another part's, at the same time

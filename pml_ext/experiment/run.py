@@ -18,6 +18,7 @@ from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
 from . import checkpoint, signals
 from .batches import BatchReader, EpochBatches, SeededImages, draw
+from .curves import CURVE, VALIDATION
 from .engine import Engine, NotFiniteError, Objective, Step
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .progress import Listener, OnNonfinite, Pace, Silence, heard
@@ -26,7 +27,7 @@ from .records import Records, Rows, Terms
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
-from .testing import COLLAPSED, mean_similarity, metrics_after, metrics_before, metrics_of
+from .testing import COLLAPSED, counts, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
 from .view import View
 
 
@@ -51,14 +52,18 @@ class Run(View):
     def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
                  root: Path | None = None, listener: Listener | None = None,
                  on_nonfinite: OnNonfinite = "stop") -> None:  # fmt: skip
-        super().__init__(recipe, folder, seed, device, root)
         self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
+        super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
+        for split, paths in self.skipped.items():
+            self._warn(
+                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
+            )
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -124,7 +129,7 @@ class Run(View):
             if word:
                 self._warn(word)
         else:
-            if self.rank == 0:
+            if self.rank == 0 and self.recipe.evaluation.baselines:
                 self._test_before(resume)
             self.call_parts("prepare")
         if resume:
@@ -151,7 +156,7 @@ class Run(View):
                 return
         self.listener.step("testing raw pixels and the untrained network")
         self._account.metrics = {**metrics_before(self)}
-        checkpoint.save(path, {"embeddings": self.embeddings("test").cpu(), "metrics": self._account.metrics,
+        checkpoint.save(path, {"embeddings": self.embeddings(self.queries).cpu(), "metrics": self._account.metrics,
                                "random": checkpoint.random_state()})  # fmt: skip
         self._account.test_seconds += time.perf_counter() - started
 
@@ -222,16 +227,22 @@ class Run(View):
         self.checkpoint("within").unlink(missing_ok=True)
 
     def _validate(self, records: Records) -> None:
-        """Tests on the held-out classes, and keeps the model if it is the best so far."""
-        table = self.recipe.evaluation
-        if table.select is None or (self.epoch % table.every and self.epoch != self.recipe.schedule.epochs):
-            return
-        self.listener.step(f"validating epoch {self.epoch}")
+        """Tests what the recipe wants tested between epochs, and keeps the model if it is the best so far."""
+        table, last = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs
+        deciding = self.queries if table.select_on == "test" else "validation"
+        chooses = table.select is not None and (last or self.epoch % table.every == 0)
+        measured: dict[str, dict[str, float]] = {}
         with signals.at_once():
-            metrics = metrics_of(self, "validation")
-        records.add(self.epoch, {"accuracies_validation": metrics})
-        if metrics[table.select] > self._account.best["value"]:
-            self._account.best = {"epoch": self.epoch, "value": metrics[table.select]}
+            if table.test_every and (last or self.epoch % table.test_every == 0):
+                self.listener.step(f"testing epoch {self.epoch}")
+                measured[self.queries] = metrics_of(self, self.queries, clustering=False)
+            if chooses:
+                self.listener.step(f"validating epoch {self.epoch}")
+                measured[deciding] = metrics_of(self, deciding)
+        for split, metrics in measured.items():
+            records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
+        if table.select is not None and chooses and measured[deciding][table.select] > self._account.best["value"]:
+            self._account.best = {"epoch": self.epoch, "value": measured[deciding][table.select]}
             checkpoint.save(self.checkpoint("best"), self.model_state())
 
     def _finish(self, records: Records) -> dict[str, Any]:
@@ -245,11 +256,12 @@ class Run(View):
         metrics = account.metrics | metrics_after(self, self.stages)
         records.add(self.epoch, {"accuracies_test": metrics["after"]})
         records.save()
-        if (similarity := mean_similarity(self.embeddings("test"))) > COLLAPSED:
+        if (similarity := mean_similarity(self.embeddings(self.queries))) > COLLAPSED:
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
         if account.skipped:
             self._warn(f"{account.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
                        "embedding or a gradient was not finite")  # fmt: skip
+        write_neighbours(self)
         test_seconds = account.test_seconds + time.perf_counter() - started
         result = {
             "recipe": self.name,
@@ -261,7 +273,9 @@ class Run(View):
             "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
             "skipped_iterations": account.skipped,
+            "images": counts(self),
             "warnings": account.warnings,
+            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished

@@ -7,11 +7,14 @@ import signal
 import pytest
 import torch
 from pytorch_metric_learning.samplers import MPerClassSampler
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from pml_ext.errors import DataError
+from pml_ext import registry
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, draw
 from pml_ext.experiment.embedding import embed_batches
+from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
+from pml_ext.experiment.stages import build_stages
 from pml_ext.experiment.workers import begin, processes_of
 
 CPU = torch.device("cpu")
@@ -135,6 +138,31 @@ def test_batches_copied_ahead_to_the_gpu_are_whole():
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert labels.is_cuda
         assert torch.equal(images.cpu(), batch)
+
+
+class Short(Sampler):
+    """A pass of 64 images, whatever is asked for."""
+
+    def __init__(self):
+        pass
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        return iter(range(64))
+
+
+def test_more_iterations_than_a_pass_has_are_refused():
+    images = build_dataset(DataTable(name="digits"), None).train
+    try:
+        registry.register(Short, name="short")
+        recipe = load_recipes("cbml/digits", ["sampler.name=short", "sampler.batch_size=16", "sampler.iterations=5"])
+        text = "sampler: iterations = 5, but a pass of short gives 4 batches of 16; make iterations smaller"
+        with pytest.raises(ConfigError, match=text):
+            build_stages(recipe["cbml/digits"], images, torch.device("cpu"), 0)
+    finally:
+        registry.unregister_local()
 
 
 class Deadly(torch.utils.data.Dataset):

@@ -180,6 +180,20 @@ def test_clipping_is_torchs_over_trunk_and_embedder_and_leaves_the_loss_alone(im
     assert same(ours.state(), theirs.state())
 
 
+def test_micro_batches_train_as_the_whole_batch_does(images, batches):
+    """With dropout, a miner and a loss that has parameters; batch norm is frozen."""
+    whole, cut = Parts(), Parts()
+    steps = [parts.train(images, batches, freeze=True, **settings)
+             for parts, settings in ((whole, {}), (cut, {"micro_batch": 5}))]  # fmt: skip
+    for one, other in zip(*steps, strict=True):
+        torch.testing.assert_close(other.loss, one.loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other.embeddings, one.embeddings, rtol=1e-4, atol=1e-5)
+    for name, value in whole.state().items():
+        torch.testing.assert_close(cut.state()[name], value, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="micro_batch draws .* leave out compile or micro_batch"):
+        EngineTable(micro_batch=5, compile=True)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_is_near_full_precision_and_its_loss_is_in_full(images, batches, precision):
     half, full = Parts(losses.ContrastiveLoss()), Parts(losses.ContrastiveLoss())
