@@ -21,7 +21,7 @@ from ..errors import PluginWarning
 _MARK = "__kind__"
 _GENERATORS = {"PCG64": np.random.PCG64, "PCG64DXSM": np.random.PCG64DXSM, "MT19937": np.random.MT19937,
                "Philox": np.random.Philox, "SFC64": np.random.SFC64}  # fmt: skip
-_LEAVES = (bool, int, float, str, bytes, type(None))
+_LEAVES = (bool, int, float, str, type(None))
 
 
 class UnplainError(TypeError):
@@ -204,6 +204,11 @@ _KINDS: dict[str, _Kind] = {
         lambda value: isinstance(value, torch.Generator),
         lambda value: {"device": str(value.device), "state": value.get_state()},
         _torch_generator,
+    ),
+    "bytes": (
+        lambda value: type(value) is bytes,  # which torch 2.4 does not read
+        lambda value: {"of": np.frombuffer(value, np.uint8)},
+        lambda parts: parts["of"].tobytes(),
     ),
     "number": (
         lambda value: isinstance(value, np.generic) and not value.dtype.hasobject,

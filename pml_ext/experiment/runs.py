@@ -82,7 +82,7 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener
 
 def _tidy(folder: Path) -> None:
     """Removes what a killed run has left: temporary files, and checkpoints of which nobody knows the recipe."""
-    remove_left_overs(folder, ("recipe.toml", "network.json", "metrics.json", REPORT, LOCK))
+    remove_left_overs(folder, ("recipe.toml", "network.json", "metrics.json", "neighbours.npz", REPORT, LOCK))
     for place in ("checkpoints", "figures"):
         remove_left_overs(folder / place)
     if not (folder / "recipe.toml").exists() and not (folder / "checkpoints" / "last.pt").exists():

@@ -147,6 +147,17 @@ def test_folders_that_do_not_serve(tmp_path):
         folder(path=str(tmp_path / "one"), train_fraction=1)
 
 
+def test_an_image_is_not_taken_for_what_starts_a_program(tmp_path, monkeypatch):
+    """An EPS that is called .png: Pillow would hand it to Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(DataError, match="photo.png: not a readable image"):
+        read_image(path)
+
+
 def test_an_unreadable_image_is_named(tmp_path):
     place = photos(tmp_path / "photos")
     broken = place / "class1" / "3.png"

@@ -1,5 +1,6 @@
 """Indexes on the disk: whole or refused, whatever becomes of their files and of who writes them."""
 
+import dataclasses
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ import torch
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.retrieval import TrainedRun
+from pml_ext.retrieval.index import write_index
 
 FACTORIES = ("", "IVF2,Flat")
 
@@ -288,3 +290,12 @@ def test_an_index_of_another_run_is_refused(runs, indexed, folder, tmp_path):
         other.gallery(indexed[1].place)
     with pytest.raises(DataError, match=r"nowhere: no index; type: pml-ext index .*other FOLDER -o .*nowhere"):
         other.query(folder / indexed[1].embedded.paths[0], gallery=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["../outside.png", "/etc/passwd", "0/../../outside.png", "", "a//b.png"])
+def test_paths_of_an_index_stay_in_its_folder(runs_one, few, tmp_path, name):
+    gallery = runs_one.index(few[0], tmp_path / "index")
+    embedded = dataclasses.replace(gallery.embedded, paths=[name, *gallery.embedded.paths[1:]])
+    write_index(tmp_path / "index", runs_one._owner, embedded, None)
+    with pytest.raises(DataError, match=r"is not in the folder that was indexed; type: pml-ext index"):
+        runs_one.gallery(tmp_path / "index")

@@ -1,0 +1,13 @@
+"""A small selection of :mod:`batches`, over our components: finite in, finite out."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import batches
+
+
+def test_finite_batches_give_finite_values_and_gradients():
+    wrong = {name: f"{what}: {text}" for name, what, text in batches.sweep(800, ours=True) if text}
+    assert wrong == {}
+    assert len([name for name in batches.subjects() if " pml/" not in name]) > 15
