@@ -24,6 +24,7 @@ _PUBLIC = {
     "Paper": "pml_ext.components",
     "register": "pml_ext.registry",
     "hookimpl": "pml_ext.hookspecs",
+    "CachedGradients": "pml_ext.losses",
     "CrossBatchMemory": "pml_ext.losses",
     "DistributedLoss": "pml_ext.distributed",
     "DistributedMiner": "pml_ext.distributed",

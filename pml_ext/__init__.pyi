@@ -54,6 +54,7 @@ from .errors import TrainingError as TrainingError
 from .errors import UnknownNameError as UnknownNameError
 from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
 from .hookspecs import hookimpl as hookimpl
+from .losses import CachedGradients as CachedGradients
 from .losses import CrossBatchMemory as CrossBatchMemory
 from .losses import MultipleLosses as MultipleLosses
 from .losses import PairLoss as PairLoss

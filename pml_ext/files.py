@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import UnwritableError
+from .errors import ConfigError, UnwritableError
 
 FORMAT = 2  # of all that is written here; the files of format 1 had no checksums
 _SEAL = re.compile(rb"\npml-ext format (\d{1,6}) sha256 ([0-9a-f]{64})\n")
@@ -261,3 +261,23 @@ def check_seal(file: IO[bytes]) -> None:
     file.seek(0)
     if digest.hexdigest() != match[2].decode():
         raise DamagedError("the file is damaged (its checksum does not fit)")
+
+
+# What is typed
+
+
+def toml_value(text: str) -> Any:
+    """A value that somebody typed: as TOML reads it, or else the text itself.
+
+    Args:
+        text: ``0.1``, ``true``, ``[1, 2]``, ``"text"`` or ``text``.
+
+    Raises:
+        ConfigError: an integer of more digits than Python reads.
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    except ValueError as error:
+        raise ConfigError(f"--set ...={text}: {error}") from None

@@ -8,6 +8,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
+    from .cache import Prepared, prepare
     from .digits import digits, digits_unseen
     from .download import check_archives
     from .download import get as get_archives
@@ -17,7 +18,7 @@ with needs_extra("train", "a data set"):
     from .reading import Box, read_image
     from .splits import DataSplits, LabelledImages, hold_out_classes
     from .table import table
-    from .transforms import build_transforms, raw_pixels
+    from .transforms import Pipeline, Steps, build_transforms, raw_pixels
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
@@ -54,6 +55,9 @@ __all__ = [
     "Box",
     "DataSplits",
     "LabelledImages",
+    "Pipeline",
+    "Prepared",
+    "Steps",
     "build_transforms",
     "builtin_datasets",
     "check_archives",
@@ -64,6 +68,7 @@ __all__ = [
     "hold_out_classes",
     "image_files",
     "omniglot_small",
+    "prepare",
     "published_sets",
     "raw_pixels",
     "read_image",

@@ -46,7 +46,7 @@ def imagenet(
         test_classes: a file with the WordNet ids of the classes to test, one per line; goes with ``split = "pddm"``.
     """
     if test_classes is not None and split != "pddm":
-        raise ConfigError(f"test_classes of imagenet goes with split = 'pddm', not with {split!r}; leave it out")
+        raise ConfigError(f"test_classes of imagenet does not go with split = {split!r}; leave it out")
     return read(root, image_size, ABOUT.counts if split == "cbml" else PDDM, test_classes)
 
 

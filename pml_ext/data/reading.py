@@ -51,8 +51,8 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
             if smallest is not None:
                 _draft(image, smallest, min(size) if box is None else min(_inside(box, size, path)[2:]))
             ImageOps.exif_transpose(image, in_place=True)
-            if image.mode.startswith("I;16"):  # 16 bits: PIL would clip, not scale
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode.startswith("I"):  # 16 bits, as "I;16" or in an "I": PIL would clip, not scale
+                image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
             if box is not None:
                 factor = image.width / size[0]  # of a draft
                 left, top, width, height = _inside(box, size, path)

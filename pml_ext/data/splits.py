@@ -19,6 +19,25 @@ from .reading import Box, read_image
 Transform = Callable[[Tensor], Tensor]
 
 
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Images as a first step leaves them.
+
+    Args:
+        images: of a whole split, ``[C, H, W]`` each, uint8.
+        rows: which of them are meant, ``[N]``.
+        first: the text of the step.
+    """
+
+    images: Sequence[Tensor]
+    rows: NDArray[np.int64]
+    first: str
+
+    def subset(self, chosen: NDArray[np.int64]) -> Kept:
+        """Some of them, by index."""
+        return dataclasses.replace(self, rows=self.rows[chosen])
+
+
 class LabelledImages(Dataset[tuple[Tensor, int]]):
     """Images with integer labels; an item is ``(image, label)``.
 
@@ -30,6 +49,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             pixels, has files read no larger than it needs; see :func:`read_image`.
         channels: what files are read as: 1 (gray) or 3 (color).
         boxes: the part of each file that is its image, ``[N, 4]`` as :class:`Box` has them; None for all of it.
+        kept: images after a first step, which a transform with the same ``first`` step takes in place of the files.
     """
 
     def __init__(
@@ -40,6 +60,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         transform: Transform | None = None,
         channels: int = 3,
         boxes: Any = None,
+        kept: Kept | None = None,
     ) -> None:
         self.images = images
         self.labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
@@ -47,6 +68,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         self.transform = transform
         self.channels = channels
         self.boxes: NDArray[np.float64] | None = None if boxes is None else np.asarray(boxes, dtype=np.float64)
+        self.kept = kept
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
         if self.boxes is not None and self.boxes.shape != (len(self.labels), 4):
@@ -61,7 +83,10 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.image(index, getattr(self.transform, "smallest", None))
+        if self.kept is not None and self.kept.first == getattr(self.transform, "first_name", None):
+            image = self.kept.images[self.kept.rows[index]]
+        else:
+            image = self.image(index, getattr(self.transform, "smallest", None))
         return (image if self.transform is None else self.transform(image)), int(self.labels[index])
 
     def image(self, index: int, smallest: int | None = None) -> Tensor:
@@ -81,7 +106,15 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
     def with_transform(self, transform: Transform | None) -> LabelledImages:
         """The same images with another transform."""
-        return LabelledImages(self.images, self.labels, self.class_names, transform, self.channels, self.boxes)
+        return LabelledImages(
+            self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
+        )
+
+    def with_kept(self, kept: Kept | None) -> LabelledImages:
+        """The same images, read from what is kept of them where a transform begins with its step."""
+        return LabelledImages(
+            self.images, self.labels, self.class_names, self.transform, self.channels, self.boxes, kept
+        )
 
     def subset(self, indices: Any) -> LabelledImages:
         """Some of the images, by index or boolean mask."""
@@ -90,7 +123,8 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             self.images[index] for index in chosen
         ]  # fmt: skip
         boxes = None if self.boxes is None else self.boxes[chosen]
-        return LabelledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels, boxes)
+        kept = None if self.kept is None else self.kept.subset(chosen)
+        return LabelledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels, boxes, kept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,11 +30,11 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
         ValueError: processes differ in more than the number of rows; the text names the first such.
     """
     names = list(batch)
-    headers = _gathered(_header(batch, indices_tuple))
+    headers = gathered(_header(batch, indices_tuple))
     _check_alike(names, headers)
     present = [name for name in names if batch[name] is not None]
     own = [batch[name] for name in present]
-    parts = _gather_bytes([tensor.detach() for tensor in own if tensor is not None],
+    parts = gather_bytes([tensor.detach() for tensor in own if tensor is not None],
                           [[_size(header, names.index(name)) for name in present] for header in headers])  # fmt: skip
     joined: dict[str, Any] = dict.fromkeys(names)
     for number, (name, tensor) in enumerate(zip(present, own, strict=True)):
@@ -91,13 +91,18 @@ def _described(columns: int, dtype: int) -> str:
     return f"{_DTYPES[dtype]}" + (f" of {columns} columns" if columns >= 0 else "")
 
 
-def _gathered(header: Tensor) -> list[list[int]]:
+def gathered(header: Tensor) -> list[list[int]]:
+    """The numbers of every process, by rank.
+
+    Args:
+        header: ``[N]``, of one dtype and length in all processes.
+    """
     each = [torch.empty_like(header) for _ in range(num_processes())]
     dist.all_gather(each, header)
     return torch.stack(each).tolist()  # type: ignore[no-any-return]
 
 
-def _gather_bytes(own: list[Tensor], sizes: list[list[list[int]]]) -> list[list[Tensor]]:
+def gather_bytes(own: list[Tensor], sizes: list[list[list[int]]]) -> list[list[Tensor]]:
     """The tensors of all processes, sent as bytes in one piece, padded to the longest."""
     lengths = [
         sum(torch.Size(size).numel() * tensor.element_size() for size, tensor in zip(each, own, strict=True))

@@ -17,6 +17,7 @@ from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..settings import check_flag
 from .gather import broadcast, join
 from .processes import collective_device, from_rank_0, num_processes, rank
+from .sharing import tiles_shared
 
 
 class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
@@ -35,8 +36,11 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     call the loss's parameters and buffers are copied from rank 0. Without a process group, or with one process, it is
     the loss itself.
 
-    *Cost:* the loss on the joined batch in every process, and three collective operations a call: sizes, the
-    generator's state (5 kB), the batches, padded to the largest.
+    *Cost:* a loss that works in tiles (every pair and triplet loss of ours) is divided: each process computes a part of
+    the anchors against the joined batch, and the gradients of the joined embeddings are added up. Small batches and
+    other losses are computed on the joined batch in every process. A call takes four collective operations (sizes, the
+    generator's state of 5 kB, the batches, padded to the largest, whether all want gradients), and a divided loss two
+    more forward and one backward.
 
     Args:
         loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
@@ -106,7 +110,7 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels,
                  "enqueue_mask": enqueue_mask}  # fmt: skip
         joined = join(batch, indices_tuple)
-        with _random_as_rank_0(embeddings.device):
+        with _random_as_rank_0(embeddings.device), tiles_shared(joined["embeddings"], joined["ref_emb"]):
             return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+
+from .workers import Watched, begin, processes_of
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 
@@ -84,6 +87,15 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self._images)  # type: ignore[arg-type]
 
+    def watched(self, workers: int) -> Watched:
+        """From now on it is known which image each worker reads.
+
+        Args:
+            workers: how many there will be.
+        """
+        self._images = watched = Watched(self._images, workers)
+        return watched
+
     def __getitem__(self, item: Item) -> tuple[Tensor, int]:
         return self.__getitems__([item])[0]
 
@@ -125,6 +137,7 @@ class BatchReader:
         self._stream = self._streams.Stream(device) if self._streams is not None else None
         self._batches = _Batches()
         self._generator = torch.Generator()
+        self._watched = images.watched(workers)
         self._loader: DataLoader[Any] | None = DataLoader(
             images,
             batch_sampler=self._batches,
@@ -132,6 +145,7 @@ class BatchReader:
             persistent_workers=workers > 0,
             pin_memory=self._streams is not None,
             generator=self._generator,
+            worker_init_fn=begin,
         )
 
     def read(self, batches: EpochBatches) -> Iterator[tuple[Tensor, Tensor]]:
@@ -156,6 +170,10 @@ class BatchReader:
         assert self._loader is not None
         for images, labels in self._loader:
             yield self._on_device(images, labels)
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Around a training, since torch tells it of a dead worker wherever it is: the text has the worker's image."""
+        return self._watched.naming(lambda: processes_of(self._loader))
 
     def close(self) -> None:
         """Ends the workers."""

@@ -14,7 +14,7 @@ from ..errors import ConfigError, printable, shortened
 from ..files import DamagedError, is_left_over, read_toml
 from . import checkpoint
 from .lock import LOCK
-from .recipe import Recipe, home_of, load_recipes, settled
+from .recipe import Recipe, load_recipes
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,6 @@ def _check_same(plan: Plan) -> None:
     if before is None:
         return
     tables, run = before
-    tables = settled(tables, home_of(str(saved), run))  # as what is wanted is
     wanted = plan.recipe.as_dict()
     if run.get("seed") != plan.seed:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .curves import CURVE, VALIDATION
 from .engine import Engine, NotFiniteError, Objective, Step
 from .finite import bad_buffer, bad_weight, infinite_variance
-from .progress import Listener, Pace, Silence, heard
+from .progress import Listener, OnNonfinite, Pace, Silence, heard
 from .recipe import Recipe, plugins_in
 from .records import Records, Rows, Terms
 from .report import write_run_report
@@ -44,18 +45,25 @@ class Run(View):
         device: ``"cpu"``, or an accelerator as torch names it.
         root: the folder of the data, where the data set wants one.
         listener: hears how it goes on.
+        on_nonfinite: ``"stop"``, or ``"skip"`` for iterations to be left out whose loss, embeddings or gradients are
+            NaN or infinite.
     """
 
     def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
-                 root: Path | None = None, listener: Listener | None = None) -> None:  # fmt: skip
-        super().__init__(recipe, folder, seed, device, root)
-        self.name = name
+                 root: Path | None = None, listener: Listener | None = None,
+                 on_nonfinite: OnNonfinite = "stop") -> None:  # fmt: skip
+        self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
+        super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
+        for split, paths in self.skipped.items():
+            self._warn(
+                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
+            )
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -64,7 +72,8 @@ class Run(View):
         Raises:
             ConfigError: a precision that the device does not have.
         """
-        return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, self.recipe.model.freeze_batch_norm)
+        return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, self.recipe.model.freeze_batch_norm,
+                      skip_nonfinite=self._on_nonfinite == "skip")  # fmt: skip
 
     # The story
 
@@ -93,13 +102,14 @@ class Run(View):
             while self.epoch < self.recipe.schedule.epochs:
                 self.epoch += 1
                 started = time.perf_counter()
-                with signals.waiting():
+                with signals.waiting(), reader.naming():
                     losses, similarity = self._train_epoch(reader, records)
                     seconds = time.perf_counter() - started
                     self._account.train_seconds += seconds
                     if records is not None:
                         self._end_epoch(records, losses, similarity)
-                        self._tell(float(np.mean(losses)), seconds, pace)
+                        finite = [loss for loss in losses if math.isfinite(loss)]
+                        self._tell(float(np.mean(finite)) if finite else math.nan, seconds, pace)
                 signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
             return from_rank_0(self._finish(records) if records is not None else None)  # type: ignore[no-any-return]
         finally:
@@ -172,6 +182,7 @@ class Run(View):
             with heard(self._warn):
                 for step in self.engine.epoch(reading, objective):
                     losses.append(step.loss)
+                    self._account.skipped += step.skipped
                     if records is not None:
                         records.add(before + len(losses), rows_of(step, terms))
                     self.listener.iteration(step.loss)
@@ -247,6 +258,9 @@ class Run(View):
         records.save()
         if (similarity := mean_similarity(self.embeddings(self.queries))) > COLLAPSED:
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
+        if account.skipped:
+            self._warn(f"{account.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
+                       "embedding or a gradient was not finite")  # fmt: skip
         write_neighbours(self)
         test_seconds = account.test_seconds + time.perf_counter() - started
         result = {
@@ -258,8 +272,10 @@ class Run(View):
             "plugins": plugins_in(self.recipe.as_dict()),
             "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
+            "skipped_iterations": account.skipped,
             "images": counts(self),
             "warnings": account.warnings,
+            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished

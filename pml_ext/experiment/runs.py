@@ -29,7 +29,7 @@ from ..files import (
 from . import signals
 from .lock import LOCK, locked
 from .plans import Plan, plan, restarted
-from .progress import Listener
+from .progress import Listener, OnNonfinite
 from .recipe import load_recipes, plugins_in
 from .run import Run
 
@@ -37,8 +37,8 @@ Metrics = dict[str, Any]
 REPORT = "report.html"
 
 
-def execute(plan: Plan, device: str = "auto", data: Path | None = None,
-            listener: Listener | None = None, resume: bool = False) -> Metrics:  # fmt: skip
+def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener: Listener | None = None,
+            resume: bool = False, on_nonfinite: OnNonfinite = "stop") -> Metrics:  # fmt: skip
     """Does one run.
 
     Args:
@@ -47,6 +47,8 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
         data: the folder of the data.
         listener: hears how it goes on.
         resume: go on with what the folder holds; a finished run is only read, and its report drawn if it is missing.
+        on_nonfinite: ``"stop"``, or ``"skip"`` for iterations to be left out whose loss, embeddings or gradients are
+            NaN or infinite.
 
     Returns:
         What stands in ``metrics.json``.
@@ -58,7 +60,7 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
         existed, word = plan.folder.exists(), ""
         if existed and rank() == 0:
             word = stack.enter_context(locked(plan.folder))
-        run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener)
+        run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
         run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
         if metrics is not None:
             if rank() == 0:
@@ -174,7 +176,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, device: str = "auto",
           data: Path | None = None, overrides: Iterable[str] = (), resume: bool = False,
-          listener: Listener | None = None) -> list[Metrics]:  # fmt: skip
+          listener: Listener | None = None, on_nonfinite: OnNonfinite = "stop") -> list[Metrics]:  # fmt: skip
     """Trains a recipe: all its variants, with every seed.
 
     Args:
@@ -187,6 +189,7 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
         overrides: ``KEY=VALUE`` pairs.
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
+        on_nonfinite: as of :func:`execute`.
 
     SIGINT, SIGTERM and SIGHUP end training after the iteration, with a checkpoint; a second one ends it at once.
 
@@ -203,14 +206,14 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
     with signals.listening():
         plans: list[Plan] = []
         try:
-            return _train_all(plans, name, out, seed, seeds, device, data, overrides, resume, listener)
+            return _train_all(plans, name, out, seed, seeds, device, data, overrides, resume, listener, on_nonfinite)
         except StoppedError as error:
-            again = _to_go_on(plans, name, seed, seeds, device, data, overrides)
+            again = _to_go_on(plans, name, seed, seeds, device, data, overrides, on_nonfinite)
             raise StoppedError(error.signal, f"{error}; {again}") from None
 
 
 def _to_go_on(plans: Sequence[Plan], name: str, seed: int, seeds: int, device: str, data: Path | None,
-              overrides: Iterable[str]) -> str:  # fmt: skip
+              overrides: Iterable[str], on_nonfinite: OnNonfinite) -> str:  # fmt: skip
     """What to type to go on with runs that a signal has ended."""
     if not any(plan.folder.exists() for plan in plans):
         return "nothing was written yet"
@@ -218,7 +221,7 @@ def _to_go_on(plans: Sequence[Plan], name: str, seed: int, seeds: int, device: s
     words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
     words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
     for option, value, default in (("--seed", seed, 0), ("--seeds", seeds, 1), ("--device", device, "auto"),
-                                   ("--data", data, None)):  # fmt: skip
+                                   ("--data", data, None), ("--on-nonfinite", on_nonfinite, "stop")):  # fmt: skip
         words += [option, str(value)] if value != default else []
     for override in overrides:
         words += ["--set", override]
@@ -226,7 +229,8 @@ def _to_go_on(plans: Sequence[Plan], name: str, seed: int, seeds: int, device: s
 
 
 def _train_all(plans: list[Plan], name: str, out: Path | None, seed: int, seeds: int, device: str, data: Path | None,
-               overrides: Iterable[str], resume: bool, listener: Listener | None) -> list[Metrics]:  # fmt: skip
+               overrides: Iterable[str], resume: bool, listener: Listener | None,
+               on_nonfinite: OnNonfinite) -> list[Metrics]:  # fmt: skip
     with process_group(choose_device(device).partition(":")[0]):
         # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
         plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
@@ -234,7 +238,9 @@ def _train_all(plans: list[Plan], name: str, out: Path | None, seed: int, seeds:
         failures: list[Failure] = []
         for each in plans:
             try:
-                results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
+                results.append(
+                    execute(each, device, data, listener, resume, on_nonfinite) | {"folder": str(each.folder)}
+                )
             except StoppedError:
                 raise
             except Exception as error:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from ..errors import StoppedError
 
@@ -122,23 +121,3 @@ def stopped(number: int, where: str = "") -> StoppedError:
 
 def _name(number: int) -> str:
     return signal.Signals(number).name
-
-
-def in_worker(_worker: Any = None) -> None:
-    """What a data loader's worker does first: its run decides when it ends, whomever a signal is sent to.
-
-    Schedulers signal every process of a job. A worker that ended then would break the iteration that its run finishes;
-    the second SIGTERM, from its run, ends it.
-    """
-    import gc
-
-    # What the run has left to be collected is not collected here: data loaders of the run complain in another process.
-    gc.freeze()
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in _ENDING:
-        signal.signal(number, _end_second if number == signal.SIGTERM else signal.SIG_IGN)
-
-
-def _end_second(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)

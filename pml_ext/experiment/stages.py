@@ -151,7 +151,12 @@ def _build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tu
         raise ConfigError(
             f"sampler: one pass of {table.name} gives {len(sampler)} images, fewer than {table.batch_size}"
         )
-    return sampler, min(iterations, passes) if table.iterations else passes
+    if table.iterations and passes < table.iterations:
+        raise ConfigError(
+            f"sampler: iterations = {table.iterations}, but a pass of {table.name} gives {passes} batches of "
+            f"{table.batch_size}; make iterations smaller, or leave it out"
+        )
+    return sampler, table.iterations or passes
 
 
 @dataclass

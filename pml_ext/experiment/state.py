@@ -30,6 +30,7 @@ class Account:
         train_seconds: spent on training.
         test_seconds: spent on tests.
         collapsed: whether the embeddings lay on one point at the end of the last epoch.
+        skipped: iterations that were left out, since something was not finite.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Account:
     train_seconds: float = 0.0
     test_seconds: float = 0.0
     collapsed: bool = False
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..data import LabelledImages, hold_out_classes
+from ..data import LabelledImages, Steps, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import DataError
 from ..evaluation import some_of_each_class
-from ..network import Preprocessing
 from ..plugin import RunView
 from . import checkpoint
 from .embedding import EmbeddedSplit, embed_batches, embed_split
-from .recipe import Recipe, build_dataset, build_network, normalization_of
+from .recipe import Recipe, build_dataset, build_network, preprocessing_of
 from .stages import classes_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
@@ -38,11 +37,13 @@ class View:
         seed: of all generators.
         device: ``"cpu"``, or an accelerator as torch names it.
         root: the folder of the data, where the data set wants one.
+        tell: called with a line before something that takes long.
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, seed: int = 0, device: str = "cpu", root: Path | None = None
-    ) -> None:
+        self, recipe: Recipe, folder: Path, seed: int = 0, device: str = "cpu", root: Path | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
         self.recipe, self.folder, self.seed = recipe, folder, seed
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
@@ -50,26 +51,31 @@ class View:
         self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
-        self._load_data(root)
+        self.skipped: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
+        self._load_data(root, tell)
         self._build_networks()
 
-    def _load_data(self, root: Path | None) -> None:
+    def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
         table = self.recipe.data
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
         splits = build_dataset(table, root)
+        self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
+        self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
+        augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
+
+        def ready(name: str, images: LabelledImages, steps: Steps) -> LabelledImages:
+            prepared = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
+            if prepared.skipped:
+                self.skipped[name] = prepared.skipped
+            return prepared.images
+
+        train = ready("train", splits.train, augmented)
+        self.splits: dict[str, LabelledImages] = {
+            name: ready(name, images, plain).with_transform(plain) for name, images in splits.tested().items()
+        }
         if self.rank == 0:
             from_rank_0(None)
-        train = splits.train
-        self.image_size, self.channels = splits.image_size, splits.channels
-        self._preprocessing = Preprocessing(
-            image_size=int(splits.image_size), channels=int(splits.channels), crop=splits.crop,  # type: ignore[arg-type]
-            normalize=normalization_of(self.recipe.model.trunk),
-        )  # fmt: skip
-        augmented, plain = self._preprocessing.transforms(**table.augment)
-        self.splits: dict[str, LabelledImages] = {
-            name: images.with_transform(plain) for name, images in splits.tested().items()
-        }
         if self.recipe.evaluation.validation:
             train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
             self.splits["validation"] = held_out.with_transform(plain)

@@ -1,5 +1,6 @@
 """The base of pair losses, what wraps losses, and how a wrapper calls one."""
 
+from .cached import CachedGradients, MicroBatched
 from .calling import WrapperCapabilities, call_loss, inside
 from .memory import CrossBatchMemory
 from .multiple import MultipleLosses
@@ -17,7 +18,9 @@ from .tiled import (
 )
 
 __all__ = [
+    "CachedGradients",
     "CrossBatchMemory",
+    "MicroBatched",
     "MultipleLosses",
     "PairLoss",
     "Pairs",

@@ -12,15 +12,11 @@ from torch import Tensor
 from ..components import capabilities
 from ..errors import TrainingWarning
 from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
-from ..pml import (
-    BaseLossWrapper,
-    ModuleWithRecords,
-    convert_to_pairs,
-    convert_to_triplets,
-    get_all_pairs_indices,
-)
+from ..pml import BaseLossWrapper, ModuleWithRecords, convert_to_pairs, convert_to_triplets, get_all_pairs_indices
 from ..settings import check_count
+from .all_pairs import takes_all_but_itself
 from .calling import call_loss
+from .terms import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
@@ -51,8 +47,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     An ``indices_tuple`` holds rows of the batch; its pairs or triplets are added to those over the memory, as in PML's
     memory (here at the places that the rows have in the ring, there at their numbers).
 
-    *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references, and a list of all ``B * memory_size``
-    pairs where there is no miner.
+    *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
+    that a million references fit. Around PML's losses, and without a miner, a list of all ``B * memory_size`` pairs.
 
     Args:
         loss: the loss.
@@ -202,10 +198,17 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 return 0 * embeddings.sum()
             if indices_tuple is not None and not in_ring:
                 self.curr_batch_idx = len(ring) + torch.arange(len(embeddings), device=embeddings.device)
-            mined = self.create_indices_tuple(embeddings, labels, ring, ring_labels, indices_tuple, in_ring)
+            mined: Any = AllButItself(self.curr_batch_idx) if in_ring else None
+            if indices_tuple is not None or not self._lists_nothing():
+                mined = self.create_indices_tuple(embeddings, labels, ring, ring_labels, indices_tuple, in_ring)
             if indices_tuple is not None and not in_ring:  # its partners, which only the tuple pairs
                 ring, ring_labels = torch.cat([ring, embeddings]), torch.cat([ring_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, ring, ring_labels)  # type: ignore[no-any-return]
+
+    def _lists_nothing(self) -> bool:
+        """Whether the loss finds all pairs by itself."""
+        same = type(self).create_indices_tuple is CrossBatchMemory.create_indices_tuple
+        return self.miner is None and same and takes_all_but_itself(self.loss)
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Any) -> None:
         if embeddings.shape[1] != self.embedding_size:
@@ -236,9 +239,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]
 
     def _warn_of_an_empty_ring(self, embeddings: Tensor) -> None:
-        if self._warned or self.training or torch.compiler.is_compiling():
-            return
-        if embeddings.requires_grad and torch.is_grad_enabled():
+        told = self._warned or self.training or torch.compiler.is_compiling()
+        if not told and embeddings.requires_grad and torch.is_grad_enabled():
             self._warned = True
             warnings.warn("CrossBatchMemory is in eval mode, where no batch enters the memory, and it holds nothing to "
                           "compare with; to train, type memory.train()", TrainingWarning, stacklevel=2)  # fmt: skip

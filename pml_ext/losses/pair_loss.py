@@ -20,8 +20,8 @@ from ..pairwise import FullPrecisionForward, PairsOfRows, in_tiles, pair_masks, 
 from ..pml import BaseDistance, BaseMetricLossFunction
 from ..reducers import weighs_alike
 from ..settings import check_tile_size, number_settings, own_settings
-from .pairs import Pairs, Triplets
-from .terms import JoinedTerms, Terms, without_empty
+from .pairs import Pairs
+from .terms import AllButItself, JoinedTerms, Terms, Triplets, without_empty
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
 
@@ -105,13 +105,18 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """PML's loss dictionary: the equation on the pairs of the batch."""
         if len(embeddings) == 0 or len(ref_emb) == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
-        if indices_tuple is None:
+        if indices_tuple is None or isinstance(indices_tuple, AllButItself):
             _check_labels(labels, ref_labels)
+        own = None
+        if isinstance(indices_tuple, AllButItself):
+            own, indices_tuple = indices_tuple.places, None
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
         if size is not None:
-            return self._in_tiles(size, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            return self._in_tiles(size, embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
         matrix, references = matrix_of(self.distance, embeddings, ref_emb)
         positives, negatives = pair_masks(matrix, labels, indices_tuple, ref_labels, references=references)
+        if own is not None:
+            positives.scatter_(1, own[:, None], False)
         alone = not references and indices_tuple is None
         pairs = Pairs(
             matrix, positives, negatives, embeddings, ref_emb, self.distance, references,
@@ -131,6 +136,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         indices_tuple: tuple[Tensor, ...] | None,
         ref_emb: Tensor,
         ref_labels: Tensor | None,
+        own: Tensor | None,
     ) -> Terms:
         """The same terms, computed so many anchors at a time."""
         references, order, ends = ref_emb is not embeddings, None, None
@@ -141,15 +147,23 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             embeddings, labels = embeddings[order], labels[order]
             ends = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
             ref_emb = embeddings
+        own_apart = own is not None and self.tiles == "rows" and ref_emb.requires_grad
+        if own_apart:  # a memory's other rows have no gradient: it would be as large as the memory
+            ref_emb = ref_emb.detach()
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
-        rule = PairsOfRows(len(points), points.device, labels, indices_tuple, ref_labels, references=references)
+        rule = PairsOfRows(
+            len(points), points.device, labels, indices_tuple, ref_labels, references=references, own_columns=own
+        )
         draw, joined = OneDraw(self.distance, points, columns), JoinedTerms(order)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
             self._sums = {}
             with draw:
                 matrix = compare(self.distance, anchors[0], whole[0])
+            if own is not None and own_apart:
+                with draw:
+                    matrix = matrix.index_copy(1, own, compare(self.distance, anchors[0], whole[2]))
             pairs = Pairs(
                 matrix, *rule.masks(matrix, rows), anchors[1], whole[1], self.distance, references,
                 labels=labels[rows] if alone and labels is not None else None, triplets=rule.triplets(rows),
@@ -159,10 +173,10 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             values, rest = joined.flat(self.equation(pairs), rows.start, type(self).__name__)
             return [*values, *rest, *self._statistics(matrix)]
 
-        values = len(self._sub_loss_names())
+        values, whole = len(self._sub_loss_names()), (columns, ref_emb, *([points] if own_apart else []))
         results = list(in_tiles(
-            part, (points, embeddings), (columns, ref_emb), tiles_of_rows(len(points), size, ends),
-            list(self.parameters()), values=values, at_once=weighs_alike(self.reducer, points.device),
+            part, (points, embeddings), whole, tiles_of_rows(len(points), size, ends), list(self.parameters()),
+            values=values, at_once=weighs_alike(self.reducer, points.device),
         ))  # fmt: skip
         draw.finish()
         kept = len(results) - (2 * len(self.recorded) if self.collect_stats else 0)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..pml import BaseDistance
-
-Triplets = tuple[Tensor, Tensor, Tensor]
+from .terms import Triplets
 
 
 @dataclasses.dataclass

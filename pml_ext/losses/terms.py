@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .pairs import Pairs, Triplets
-
 Terms = dict[str, dict[str, Any]]
+Triplets = tuple[Tensor, Tensor, Tensor]
+
+
+class HasListed(Protocol):
+    """What has positive pairs: :class:`pml_ext.losses.Pairs`."""
+
+    @property
+    def listed(self) -> tuple[Tensor, Tensor]:
+        """Anchors and partners, each ``[P]``."""
+
+
+class AllButItself(NamedTuple):
+    """In the place of an ``indices_tuple``: all pairs by the labels, where references hold the batch itself.
+
+    Args:
+        places: the reference that each embedding is, ``[B]``; the two are no pair, and have one gradient.
+    """
+
+    places: Tensor
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
@@ -22,7 +39,7 @@ def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
     return _term(losses, torch.arange(len(losses), device=losses.device), "element", divisor)
 
 
-def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:
+def per_pair(losses: Tensor, pairs: HasListed, divisor: Tensor | float | None = None) -> Terms:
     """Terms of one value per positive pair.
 
     Args:

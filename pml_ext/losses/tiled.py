@@ -14,8 +14,8 @@ from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer
 from ..settings import check_flag, check_number
 from .pair_loss import PairLoss
-from .pairs import Pairs, Triplets
-from .terms import Terms, per_anchor, per_pair, per_triplet
+from .pairs import Pairs
+from .terms import AllButItself, Terms, Triplets, per_anchor, per_pair, per_triplet
 
 _ENTRIES = 1 << 23  # of gathered rows held at a time
 
@@ -238,7 +238,8 @@ class TiledTripletMarginLoss(_TiledLoss):
 
     The mean runs over the triplets that are not 0, as PML's default reducer takes them. The reducer gets the sum over
     the negatives of each positive pair, with the number of such triplets as ``divisor``; of an ``indices_tuple`` of
-    triplets, one value per triplet. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
+    triplets, one value per triplet. With references, ``swap`` compares the positive itself, where PML takes the row of
+    the batch that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
 
     *Cost:* four products of ``B x D x R`` in tiles and a few passes over ``P x R`` for P positive pairs; memory linear
     in B + R and P.
@@ -257,7 +258,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         0.20000000298023224
     """
 
-    tiles: ClassVar[str | None] = "classes"  # of positives and negatives, with swap
+    tiles = "classes"  # of positives and negatives, with swap
 
     def __init__(
         self,
@@ -332,7 +333,7 @@ def _any_negatives(
     labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None, ref_labels: Tensor | None, device: torch.device
 ) -> Tensor:
     """1 where a batch has a negative pair, else 0; nothing waits for the device."""
-    if indices_tuple is not None:
+    if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
         return torch.tensor(float(len(indices_tuple[-1]) > 0), device=device)
     assert labels is not None
     assert ref_labels is not None

@@ -64,6 +64,7 @@ class PairsOfRows:
         indices_tuple: three or four index tensors, or None.
         ref_labels: ``[R]``, or None.
         references: whether the columns are references.
+        own_columns: ``[B]``, the reference that each embedding is itself, and no partner of; None where it is none.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class PairsOfRows:
         ref_labels: Tensor | None,
         *,
         references: bool,
+        own_columns: Tensor | None = None,
     ) -> None:
+        self._own = own_columns
         self._labels, self._ref_labels = labels, ref_labels if references else labels
         self._references, self._lists = references, None
         if indices_tuple is not None:
@@ -92,9 +95,13 @@ class PairsOfRows:
         """
         if self._lists is None:
             labels = None if self._labels is None else self._labels[rows]
-            return pair_masks(matrix, labels, None, self._ref_labels, references=self._references, first=rows.start)
-        positives, negatives = (pairs.of(rows) for pairs in self._lists)
-        both = (*positives, *negatives)
+            positives, negatives = pair_masks(
+                matrix, labels, None, self._ref_labels, references=self._references, first=rows.start
+            )
+            if self._own is not None:
+                positives.scatter_(1, self._own[rows, None], False)
+            return positives, negatives
+        both = tuple(index for pairs in self._lists for index in pairs.of(rows))
         return pair_masks(matrix, None, both, references=self._references, first=rows.start)
 
     def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -23,7 +23,7 @@ Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor
 # Chosen where no size is given, by device. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor beyond
 # 32 MiB is memory that the system hands out anew each time.
 _ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
-_MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 16
+_MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 8
 _DENSE, _DENSE_ELSEWHERE = (
     {"cpu": 1 << 21},
     1 << 26,
@@ -248,8 +248,8 @@ class _InTiles(torch.autograd.Function):
             results = [tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors))]
         joined, ctx.starts = _joined(results), [0] * plan.values
         if plan.sharing is not None:
-            gathered, ctx.starts = plan.sharing.gathered(joined)
-            joined = tuple(gathered)
+            gathered, starts = plan.sharing.gathered(joined)
+            joined, ctx.starts = tuple(gathered), starts[: plan.values]
         ctx.mark_non_differentiable(*joined[plan.values :])
         return joined
 
@@ -258,6 +258,8 @@ class _InTiles(torch.autograd.Function):
         plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
         grads = grads[: plan.values]
         if torch.is_grad_enabled():  # the gradient is to be differentiated: all tiles with a graph
+            kept = plan.by_row + plan.whole  # of each a view, since rows and columns may be one tensor
+            tensors = (*(tensor.view_as(tensor) for tensor in tensors[:kept]), *tensors[kept:])
             results = _joined([plan.compute(tile, tensors) for tile in plan.tiles])
             return (None, *_differentiable(results[: plan.values], tensors, grads, needed))
         gradients = _Gradients(plan, tensors, needed)

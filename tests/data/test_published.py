@@ -143,7 +143,7 @@ def test_imagenet_is_divided_as_the_papers_do(tmp_path):
     (tmp_path / "unseen.txt").write_text("n01440765\n")
     listed = imagenet.read(place, 64, {"train": Count(None, 3), "test": Count(None, 1)}, tmp_path / "unseen.txt")
     assert set(listed.test.labels.tolist()) == {1}
-    with pytest.raises(ConfigError, match="test_classes of imagenet goes with split = 'pddm'"):
+    with pytest.raises(ConfigError, match="test_classes of imagenet does not go with split = 'cbml'"):
         imagenet.imagenet(place, test_classes=tmp_path / "unseen.txt")
     shutil.rmtree(place / "val" / "n01440764")
     with pytest.raises(DataError, match="train and val have not the same folders, n01440764 first"):

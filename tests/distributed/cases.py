@@ -8,7 +8,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from pytorch_metric_learning import distances, losses, miners
+from pytorch_metric_learning import distances, losses, miners, reducers
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import nn
 
@@ -113,6 +113,16 @@ def cases():
             ),
             None,
         ),
+        **{f"in tiles, {type(loss).__name__}": (loss, None) for loss in (
+            pml_ext.CBMLLoss(tile_size=3), pml_ext.NPairAngularLoss(tile_size=3, reducer=reducers.MeanReducer()),
+            pml_ext.BatchAllTripletLoss(kind="soft", tile_size=1), pml_ext.TiledContrastiveLoss(tile_size=16),
+            CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
+            RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), LearnedTargets(), weight=0.3),
+            pml_ext.TiledMultiSimilarityLoss(
+                tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=reducers.ThresholdReducer(low=0.5)
+            ),
+        )},
+        "in tiles, mined": (pml_ext.TiledTripletMarginLoss(tile_size=2), miners.BatchHardMiner()),
         "two losses of PML": (losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()]), None),
     }  # fmt: skip
     return {name: (loss.double(), miner) for name, (loss, miner) in found.items()}

@@ -180,6 +180,20 @@ def test_clipping_is_torchs_over_trunk_and_embedder_and_leaves_the_loss_alone(im
     assert same(ours.state(), theirs.state())
 
 
+def test_micro_batches_train_as_the_whole_batch_does(images, batches):
+    """With dropout, a miner and a loss that has parameters; batch norm is frozen."""
+    whole, cut = Parts(), Parts()
+    steps = [parts.train(images, batches, freeze=True, **settings)
+             for parts, settings in ((whole, {}), (cut, {"micro_batch": 5}))]  # fmt: skip
+    for one, other in zip(*steps, strict=True):
+        torch.testing.assert_close(other.loss, one.loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(other.embeddings, one.embeddings, rtol=1e-4, atol=1e-5)
+    for name, value in whole.state().items():
+        torch.testing.assert_close(cut.state()[name], value, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="micro_batch draws .* leave out compile or micro_batch"):
+        EngineTable(micro_batch=5, compile=True)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_is_near_full_precision_and_its_loss_is_in_full(images, batches, precision):
     half, full = Parts(losses.ContrastiveLoss()), Parts(losses.ContrastiveLoss())
@@ -330,3 +344,19 @@ def test_embeddings_that_a_loss_hides_are_not_finite_either(images, batches):
 def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function, text):
     with pytest.raises(TrainingError, match=text):
         Parts(Given(function)).train(images, batches)
+
+
+def test_a_step_that_is_not_finite_can_be_left_out():
+    """Nothing of it stays: no weight, no statistics of batch norms; after 30 one after the other training stops."""
+    parts = Parts()
+    engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    bad, before = torch.full_like(images, math.nan), parts.state()
+    (step,) = engine.epoch([(bad, labels)], parts.objective())
+    assert step.skipped
+    assert same(parts.state(), before)
+    steps = list(engine.epoch([(images, labels), (bad, labels), (images, labels)], parts.objective()))
+    assert [step.skipped for step in steps] == [False, True, False]
+    assert not same(parts.state(), before)
+    with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations one after the other"):
+        list(engine.epoch([(bad, labels)] * 31, parts.objective()))

@@ -120,7 +120,7 @@ class Counter:
         self.around(records.Records, "_append", lambda _, table, *__: f"rows of {table} in its CSV file")
         self.around(records._Events, "_write_waiting", lambda *_: "events")
         self.around(records.Records, "add", lambda _, number, __: f"iteration or epoch {number}")
-        self.around(testing, "_evaluate", lambda *_, **__: "an evaluation")
+        self.around(testing, "_searched", lambda *_, **__: "an evaluation")
         self.around(run, "write_run_report", lambda *_, **__: "the report")
         self.around(Run, "call_parts", lambda _, method: method)
 

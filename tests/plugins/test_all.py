@@ -28,6 +28,11 @@ from pml_ext import (
     PDDMDistance,
     PDDMLoss,
     RegularizedLoss,
+    TiledContrastiveLoss,
+    TiledMultiSimilarityLoss,
+    TiledNTXentLoss,
+    TiledSupConLoss,
+    TiledTripletMarginLoss,
     registry,
 )
 
@@ -86,6 +91,11 @@ COMPONENTS = {
     "HardQuadrupletMiner, per class": Mined(pddm(normalize_scores=False), HardQuadrupletMiner(per_class=True)),
     "AnchorSwapMiner": Mined(AngularTripletLoss(), AnchorSwapMiner(HardQuadrupletMiner(num_quadruplets=99))),
     "PDDMDistance": Mined(AngularTripletLoss(), HardQuadrupletMiner(PDDMDistance(SIZE))),
+    **{f"{c.__name__}, {size}": c(tile_size=size) for size in (None, 7)
+       for c in (TiledContrastiveLoss, TiledMultiSimilarityLoss, TiledNTXentLoss, TiledSupConLoss,
+                 TiledTripletMarginLoss)},
+    "CBMLLoss, in tiles": CBMLLoss(tile_size=7),
+    "NPairAngularLoss, in tiles": NPairAngularLoss(tile_size=7),
     "RegularizedLoss": RegularizedLoss(CBMLLoss(), EntropyRegularizer(), weight=0.1),
     "MultipleLosses": MultipleLosses([CBMLLoss(), BatchAllTripletLoss(positives="local")], weights=[0.5, 0]),
 }  # fmt: skip
@@ -189,9 +199,9 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
     torch.testing.assert_close(found, twice, rtol=1e-7, atol=1e-9)
 
 
-WITHOUT_VMAP = (  # how much these list depends on the values
-    "BatchAllTripletLoss", "MultipleLosses", "PDDM", "LocalPositiveMiner", "HardPairMiner", "HardQuadrupletMiner",
-    "AnchorSwapMiner",
+WITHOUT_VMAP = (  # how much these list depends on the values; PML's reducer of several terms writes in place
+    "BatchAllTripletLoss", "MultipleLosses", "NPairAngularLoss, in", "TiledNTXent", "TiledTriplet", "TiledContrastive",
+    "PDDM", "LocalPositiveMiner", "HardPairMiner", "HardQuadrupletMiner", "AnchorSwapMiner",
 )  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from .building import (
     loss_context,
     normalization_of,
     own_optimizer,
+    preprocessing_of,
 )
 from .checking import validate
-from .loading import load_recipes, names_in, read_tables
-from .names import home_of, plugins_in, settled
+from .loading import load_recipes, names_in, pipelines, read_tables
+from .names import plugins_in
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -48,7 +49,6 @@ __all__ = [
     "build_network",
     "build_optimizer",
     "dataset_factory",
-    "home_of",
     "load_recipes",
     "loss_context",
     "merged",
@@ -56,8 +56,9 @@ __all__ = [
     "names_in",
     "normalization_of",
     "own_optimizer",
+    "pipelines",
     "plugins_in",
+    "preprocessing_of",
     "read_tables",
-    "settled",
     "validate",
 ]

@@ -26,6 +26,7 @@ from .building import (
     loss_context,
     options_of,
     own_optimizer,
+    trunk_factory,
 )
 from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe, metric_names
 from .values import adapter_of, alike, reason_of, refusal, strictly, wanted_by
@@ -99,10 +100,10 @@ def _check_names(recipe: Recipe) -> None:
     """Looks up every name and checks every setting, so that a run does not fail on one an hour later."""
     factory = _looked_up("data.name", lambda: dataset_factory(recipe.data.name))
     _check_call("data", recipe.data.name, options_of(factory, FROM_RUN_FOR_DATA), recipe.data.settings)
-    augment = options_of(build_transforms, ("image_size", "channels", "crop", "normalize"))
+    augment = options_of(build_transforms, ("image_size", "channels", "crop", "normalize", "pipeline"))
     _check_call("data.augment", "augment", augment, recipe.data.augment)
     trunk = recipe.model.trunk
-    factory = _looked_up("model.trunk.name", lambda: registry.trunk(trunk.name))
+    factory = _looked_up("model.trunk.name", lambda: trunk_factory(trunk.name))
     _check_call("model.trunk", trunk.name, options_of(factory, FROM_RUN_FOR_TRUNK), trunk.settings)
     _check_optimizer("optimizer", recipe.optimizer)
     for index, stage in enumerate(recipe.all_stages()):

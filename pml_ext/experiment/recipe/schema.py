@@ -43,11 +43,71 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class ImagesTable(Table):
+    """``[data.images]``: how photographs become what the network gets, in training, tests and retrieval.
+
+    Args:
+        resize: the shorter side in pixels, before the cut; by default 256 / 224 of the cut.
+        crop: height and width of what is cut out, and what the network gets; by default the data set's image size.
+        squash: images become squares of ``resize`` pixels, or of what the network gets, whatever their form was.
+        random_crop: in training, the cut is anywhere in the image; in tests it is in the middle, always.
+        random_crop_scale: in training, the cut is a part of the image, resized: its area is a share in this range.
+        flip: in training, images are mirrored left to right half of the time.
+        bgr: channels are blue, green, red.
+        value_range: the greatest value before the mean is subtracted, 1 or 255.
+        mean: subtracted per channel, in the order of the channels; by default what the trunk's weights want.
+        std: divided by, per channel.
+    """
+
+    resize: int | None = Field(None, ge=1)
+    crop: int | None = Field(None, ge=1)
+    squash: bool = False
+    random_crop: bool = False
+    random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    flip: bool = False
+    bgr: bool = False
+    value_range: Literal[1, 255] = 1
+    mean: Annotated[list[float], Field(min_length=1, max_length=3)] | None = None
+    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=3)] | None = None
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> ImagesTable:
+        if (self.mean is None) != (self.std is None) or len(self.mean or []) != len(self.std or []):
+            raise ValueError(
+                "mean and std go together, a value of each per channel; std = [1, 1, 1] divides by nothing"
+            )
+        if len(self.mean or [0]) == 2:
+            raise ValueError("mean and std have one value, or three")
+        if self.value_range == 255 and self.mean is None:
+            raise ValueError("value_range = 255 goes with the mean and std of such values")
+        if self.resize is not None and self.crop is not None and self.resize < self.crop:
+            raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
+        low, high = self.random_crop_scale or (1, 1)
+        if not 0 < low <= high <= 1:
+            raise ValueError("random_crop_scale is a range of areas above 0 and up to 1, smaller first")
+        if self.random_crop and self.random_crop_scale is not None:
+            raise ValueError(
+                "random_crop cuts a square in its size, random_crop_scale resizes what it cuts; leave out one"
+            )
+        return self
+
+
 class DataTable(NamedTable):
-    """``[data]``: the data set, its options, and ``[data.augment]``, settings of ``build_transforms``."""
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
     workers: int = Field(0, ge=0)
+    cache: Literal["none", "memory", "disk"] = "none"
+    unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
+    images: ImagesTable = ImagesTable()
+
+    @model_validator(mode="after")
+    def _one_cut(self) -> DataTable:
+        if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
+            raise ValueError(
+                "[data.images] and [data.augment] both say how images are cut; leave out augment.random_crop"
+            )
+        return self
 
 
 class ModelTable(Table):
@@ -131,6 +191,9 @@ class EngineTable(Table):
     Args:
         precision: of the network, forward and backward; the loss is always computed in full precision. ``"float16"``
             scales the loss and leaves out steps whose gradients overflow.
+        micro_batch: how many images trunk and embedder get at a time. The loss sees the whole batch, and gradients are
+            its own; the network runs twice forward, and holds one micro-batch. None for the whole batch at a time. Not
+            with ``compile``.
         compile: trunk and embedder are compiled by ``torch.compile``, which takes up to minutes before the first step.
         channels_last: images and convolutions lie in memory with the channels last.
         clip_gradient: the greatest norm of the gradients of trunk and embedder together; the loss's own parameters do
@@ -138,9 +201,17 @@ class EngineTable(Table):
     """
 
     precision: Precision = "float32"
+    micro_batch: int | None = Field(None, ge=1)
     compile: bool = False
     channels_last: bool = False
     clip_gradient: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _random_numbers_of_the_batch(self) -> EngineTable:
+        if self.micro_batch is not None and self.compile:
+            raise ValueError("micro_batch draws the random numbers of the whole batch, which compiled networks draw by "
+                             "themselves; leave out compile or micro_batch")  # fmt: skip
+        return self
 
 
 class EvaluationTable(Table):

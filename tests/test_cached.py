@@ -1,0 +1,116 @@
+"""Gradient caching: micro-batches train as the whole batch does."""
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+from torch import nn
+
+from pml_ext import CachedGradients, CBMLLoss, CrossBatchMemory, TiledMultiSimilarityLoss, registry
+from pml_ext.benchmark import peak_bytes
+from pml_ext.errors import TrainingWarning
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.Dropout(0.3), nn.Flatten(), nn.Linear(8 * 64, 16), nn.Dropout(0.1),
+    )  # fmt: skip
+
+
+def batch(count=48, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, 8, 8, generator=generator), torch.arange(count) // 4
+
+
+def train(net, step, parameters=()):
+    torch.manual_seed(2)
+    optimizer = torch.optim.Adam([*net.parameters(), *parameters], lr=1e-3)
+    values = []
+    for number in range(5):
+        optimizer.zero_grad()
+        value = step(*batch(seed=number))
+        value.backward()
+        optimizer.step()
+        values.append(value.detach())
+    return [torch.stack(values), torch.rand(3), *(p.detach() for p in net.parameters())]
+
+
+LOSSES = {
+    "contrastive": (ContrastiveLoss, None),
+    "cbml": (CBMLLoss, None),
+    "mined": (TiledMultiSimilarityLoss, MultiSimilarityMiner()),
+    "memory": (lambda: CrossBatchMemory(CBMLLoss(), 16, 96), None),
+}
+
+
+@pytest.mark.parametrize("micro_batch", [8, 20])
+@pytest.mark.parametrize("name", LOSSES)
+def test_five_steps_are_those_of_the_whole_batch(name, micro_batch):
+    """Three kinds of dropout, drawn as for the whole batch; afterwards the generator stands where it would."""
+    make, miner = LOSSES[name]
+    whole, cut = network(), network()
+    loss, step = make(), CachedGradients(cut, make(), micro_batch, miner=miner)
+
+    def plain(images, labels):
+        embeddings = whole(images)
+        mined = {} if miner is None else {"indices_tuple": miner(embeddings, labels)}
+        return loss(embeddings, labels, **mined)
+
+    for one, other in zip(train(whole, plain), train(cut, step), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_differs_from_accumulation():
+    """The comparison above sees masks that are drawn for each micro-batch."""
+    net = network()
+    images, _ = batch()
+    torch.manual_seed(0)
+    whole = net(images)
+    torch.manual_seed(0)
+    assert not torch.allclose(torch.cat([net(part) for part in images.split(8)]), whole)
+
+
+def test_peak_memory():
+    net = network()
+    images, labels = batch(128)
+
+    def whole(x, y):
+        return CBMLLoss()(net(x), y)
+
+    images.requires_grad_()
+    cut = CachedGradients(net, CBMLLoss(), 16)
+    assert peak_bytes(cut, images, labels) < 0.35 * peak_bytes(whole, images, labels)
+
+
+def test_autocast_is_that_of_the_forward_pass():
+    net, (images, labels) = network().eval(), batch()
+    gradients = []
+    for step in (lambda x, y: CBMLLoss()(net(x), y), CachedGradients(net, CBMLLoss(), 16)):
+        net.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = step(images, labels)
+        value.backward()
+        gradients.append(net[0].weight.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)
+
+
+def test_batch_norm_is_told_and_counts_a_batch_once():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
+    step = CachedGradients(net, CBMLLoss(), 16)
+    with pytest.warns(TrainingWarning, match="statistics are those of micro-batches of 16; freeze it"):
+        step(*batch()).backward()
+    assert net[2].num_batches_tracked == 3
+    before = net[2].running_mean.clone()
+    net.eval()
+    step(*batch()).backward()
+    torch.testing.assert_close(net[2].running_mean, before)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="micro_batch of CachedGradients must be a whole number of at least 1, not 0"):
+        CachedGradients(network(), CBMLLoss(), 0)
+    with pytest.raises(TypeError, match="loss of CachedGradients must be a module; got 'cbml'"):
+        CachedGradients(network(), "cbml", 8)
+    assert registry.capabilities(CachedGradients(network(), CBMLLoss(), 8)) == frozenset()
