@@ -18,29 +18,31 @@ from torch import Tensor
 from ..pml import FaissKMeans
 from .neighbours import faiss_sees_a_gpu, has_faiss
 
-STARTS, CHEAP = 10, 500_000_000  # starts at most, and points x clusters that all starts together may compare at a time
+STARTS, CHEAP = 10, 70_000_000_000  # starts at most; multiplications of one iteration of all starts together
 
 
-def starts_of(points: int, clusters: int, most: int = STARTS) -> int:
-    """How many starts k-means has: all where they are cheap, fewer where points x clusters is large.
+def starts_of(points: int, clusters: int, dimensions: int, most: int = STARTS) -> int:
+    """How many starts k-means has: all where they are cheap, fewer where points x clusters x dimensions is large.
 
-    It is ``500,000,000 // (points * clusters)``, at least 1 and at most ``most``: ten starts for the test images of
-    CUB (5,924 in 100 clusters) or Omniglot (13,180 in 659), eight for 14,218 in 3,985, one for those of Stanford
-    Online Products (60,502 in 11,316), where ten would take ten times as long and change NMI in its fourth digit.
+    It is ``70,000,000,000 // (points * clusters * dimensions)``, at least 1 and at most ``most``: ten starts for the
+    test images of CUB (5,924 in 100 clusters) or Omniglot (13,180 in 659) in 512 dimensions, nine for the queries of
+    In-Shop (14,218 in 3,985) in 128, one for the test images of Stanford Online Products (60,502 in 11,316), where ten
+    would take ten times as long and change NMI in its fourth digit.
 
     Args:
         points: how many there are.
         clusters: how many are wanted.
+        dimensions: of the points.
         most: the largest number of starts.
     """
-    return min(most, max(1, CHEAP // (points * clusters)))
+    return min(most, max(1, CHEAP // (points * clusters * dimensions)))
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
     """K-means with a fixed seed: with faiss where it is installed, else with scikit-learn.
 
     The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken; fewer where points x
-    clusters exceeds 50 million (:func:`starts_of`).
+    clusters x dimensions exceeds 7 billion (:func:`starts_of`).
 
     *Cost:* 20 iterations per start with faiss, each of which compares every point with every cluster.
 
@@ -57,10 +59,14 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
     if has_faiss():
-        settings = {"niter": 20, "nredo": starts_of(len(points), clusters), "min_points_per_centroid": 1}
+        settings = {
+            "niter": 20,
+            "nredo": starts_of(len(points), clusters, points.shape[1]),
+            "min_points_per_centroid": 1,
+        }
         on_gpu = points.is_cuda and faiss_sees_a_gpu()
         return FaissKMeans(**settings, gpu=on_gpu)(points, clusters)  # type: ignore[no-any-return]
-    starts = starts_of(len(points), clusters, most=3)
+    starts = starts_of(len(points), clusters, points.shape[1], most=3)
     assigned = KMeans(clusters, n_init=starts, random_state=0).fit_predict(points.float().cpu().numpy())
     return torch.as_tensor(assigned, dtype=torch.int64, device=points.device)
 

@@ -21,6 +21,7 @@ from .recipe import Recipe, build_dataset, build_network, preprocessing_of
 from .stages import classes_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
+_CPU_BATCH, _CPU_VALUES = 16, 10_000_000  # images, and values of their pixels, in a forward pass of a test on a CPU
 T = TypeVar("T")
 Layer = Literal["embedder", "trunk"]
 
@@ -122,6 +123,13 @@ class View:
         """The split in which the images of a split are searched: ``"gallery"`` for queries, else the split itself."""
         return "gallery" if split == "query" else split
 
+    def _test_batch(self) -> int:
+        """Images per forward pass of a test; on a CPU larger passes take more memory and no less time."""
+        most = self.recipe.evaluation.batch_size
+        if self.device.type != "cpu":
+            return most
+        return min(most, max(_CPU_BATCH, _CPU_VALUES // (self.channels * self.image_size**2)))
+
     # What components see
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
@@ -152,7 +160,7 @@ class View:
         """
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
-        size = self.recipe.evaluation.batch_size
+        size = self._test_batch()
         if layer == "embedder" and (kept := self._kept.get(("embedded", split))) is not None:
             yield from zip(kept.embeddings.split(size), kept.labels.split(size), strict=True)
             return
@@ -192,7 +200,7 @@ class View:
 
         def embed() -> EmbeddedSplit:
             return embed_split(self.trunk, self.embedder, self.images(split), self.device,
-                               self.recipe.evaluation.batch_size, self.recipe.data.workers, also=also)  # fmt: skip
+                               self._test_batch(), self.recipe.data.workers, also=also)  # fmt: skip
 
         if also is None:
             return self.once(key, embed)

@@ -12,12 +12,13 @@ from pml_ext.evaluation import clustering, kmeans, nmi, pairwise_f1, purity
 
 
 @pytest.mark.parametrize(
-    ("points", "clusters", "starts"),
-    [(5_924, 100, 10), (13_180, 659, 10), (13_180, 3 * 659, 10), (14_218, 3_985, 8), (60_502, 11_316, 1)],
+    ("points", "clusters", "dimensions", "starts"),
+    [(5_924, 100, 512, 10), (13_180, 659, 512, 10), (13_180, 659, 784, 10), (14_218, 3_985, 128, 9),
+     (12_000, 1_000, 3_072, 1), (60_502, 11_316, 128, 1)],
 )  # fmt: skip
-def test_starts_are_fewer_where_points_x_clusters_is_large(points, clusters, starts):
-    assert clustering.starts_of(points, clusters) == starts
-    assert clustering.starts_of(points, clusters, most=3) == min(3, starts)
+def test_starts_are_fewer_where_points_x_clusters_x_dimensions_is_large(points, clusters, dimensions, starts):
+    assert clustering.starts_of(points, clusters, dimensions) == starts
+    assert clustering.starts_of(points, clusters, dimensions, most=3) == min(3, starts)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -34,7 +35,7 @@ def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
         monkeypatch.setattr(clustering, "has_faiss", lambda: False)
     points = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     kmeans(points, 7)
-    monkeypatch.setattr(clustering, "CHEAP", 2 * 60 * 7)
+    monkeypatch.setattr(clustering, "CHEAP", 2 * 60 * 7 * 5)
     kmeans(points, 7)
     assert made == [10 if installed else 3, 2]
 

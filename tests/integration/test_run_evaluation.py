@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.experiment import draw_report, load_recipes, train
 from pml_ext.experiment.curves import metric_series
 from pml_ext.experiment.run import Run
+from pml_ext.experiment.view import View
 from pml_ext.plugin import RunView
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
@@ -220,6 +222,18 @@ def test_neighbours_of_files_have_their_paths(tmp_path):
         assert [path.parent == paths[0].parent for path in paths[1:]] == right.tolist()
     written = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert written["after"]["recall_at_1"] == held["right"][:, 0].mean()
+
+
+def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():
+    view = SimpleNamespace(device=torch.device("cpu"), channels=3, image_size=224,
+                           recipe=SimpleNamespace(evaluation=SimpleNamespace(batch_size=256)))  # fmt: skip
+    assert View._test_batch(view) == 66
+    view.image_size, view.channels = 28, 1
+    assert View._test_batch(view) == 256
+    view.image_size = 4000
+    assert View._test_batch(view) == 16
+    view.device = torch.device("meta")
+    assert View._test_batch(view) == 256
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ class EvaluationTable(Table):
         training_images: how many training images are tested at most, beside the test images; a sample by class where
             there are more, none for 0.
         shortlist: the learned metric is tested among this number of nearest images, too.
-        batch_size: images per forward pass.
+        batch_size: images per forward pass at most; fewer on a CPU where images are large.
         test_every: every such number of epochs, and after the last, the test images are tested for a curve in the
             report, which chooses nothing; 0 for no curve.
         validation: the share of the training classes that are held out to choose the epoch by.
@@ -241,7 +241,7 @@ class EvaluationTable(Table):
     clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"
     baselines: bool = True
-    training_images: int = Field(10_000, ge=0)
+    training_images: int = Field(5_000, ge=0)
     shortlist: int | None = Field(None, ge=1)
     batch_size: int = Field(256, ge=1)
     test_every: int = Field(0, ge=0)
