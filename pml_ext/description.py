@@ -9,6 +9,7 @@ from typing import Any
 
 from . import registry
 from .components import Component, settings_of
+from .data import PATH_FACTORIES
 from .errors import UnknownNameError, unknown
 from .experiment.recipe import load_recipes, names_in
 
@@ -31,6 +32,7 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     if kind is not None:
         return described or [_component(registry.get(name, kind))]
     recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()
+    datasets |= {prefix: factory for prefix, (factory, _) in PATH_FACTORIES.items()}
     if name.partition("@")[0] in recipes:
         described.append(_recipe(name))
     described += [_factory(name, "data set", datasets[name])] if name in datasets else []

@@ -51,6 +51,24 @@ class MissingExtraError(PmlExtError, ImportError):
     exit_code = 2
 
 
+class UnwritableError(PmlExtError, OSError):
+    """A file could not be written: a full disk, a folder that is gone; the text has the path."""
+
+
+class StoppedError(PmlExtError):
+    """A signal ended a run; the text says how to go on.
+
+    Args:
+        signal: its number.
+        text: what was kept, and what to type.
+    """
+
+    def __init__(self, signal: int, text: str) -> None:
+        super().__init__(text)
+        self.signal = signal
+        self.exit_code = 128 + signal
+
+
 class TrainingError(PmlExtError):
     """Training had to stop (the loss became NaN, say); what was written stays."""
 
@@ -71,7 +89,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         name: what was typed.
         known: the names that there are.
     """
-    known = list(known)
+    known, name = list(known), shortened(name, 100)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
     if near:
@@ -95,11 +113,41 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         ) from error
 
 
+MOST = 600  # characters of a message on the command line
+
+
+def printable(text: str) -> str:
+    r"""A text on one line in which control characters, and bytes of file names that are no UTF-8, are escaped.
+
+    Args:
+        text: any; line breaks are escaped too.
+    """
+    clean = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(clean)
+
+
+def shortened(text: object, most: int = MOST) -> str:
+    """A text as one printable line of limited length; what is left out, in the middle, is marked.
+
+    Args:
+        text: an error, say.
+        most: characters.
+    """
+    whole = str(text)
+    if len(whole) > 8 * most:  # not all of a megabyte is looked at
+        whole = f"{whole[: 4 * most]} {whole[-4 * most :]}"
+    line = printable(" ".join(whole.split()))
+    if len(line) <= most:
+        return line
+    kept = most - 5
+    return f"{line[: kept - kept // 3]} ... {line[len(line) - kept // 3 :]}"
+
+
 def one_line(error: BaseException) -> str:
     """An error as one line: its class and the first line of its text.
 
     Args:
         error: what was raised.
     """
-    lines = str(error).encode("utf-8", "replace").decode().strip().splitlines()  # file names may be no UTF-8
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {printable(lines[0])}" if lines else type(error).__name__

@@ -10,12 +10,12 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 
-from .errors import ConfigError, needs_extra
+from .errors import ConfigError, needs_extra, one_line, unknown
 
 with needs_extra("train", "a trunk"):
     import torchvision.models as zoo
 
-PREFIX = "torchvision/"
+PREFIX, TIMM = "torchvision/", "timm/"
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 
@@ -59,14 +59,18 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-def torchvision_trunk(name: str, in_channels: int, image_size: int, weights: str | None = None) -> nn.Module:
+def torchvision_trunk(
+    name: str, in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True
+) -> nn.Module:
     """A classification model of torchvision without its last linear layer, auxiliary heads off.
 
     Args:
         name: torchvision's name, such as ``"resnet50"``.
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; some models want their own.
-        weights: ``"DEFAULT"`` or the name of torchvision's weights, downloaded on first use; None starts from random.
+        weights: the name of torchvision's weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"``
+            means others with another release of torchvision. None starts from random.
+        dropout: whether the model's own dropout is kept.
 
     Raises:
         ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
@@ -87,7 +91,57 @@ def torchvision_trunk(name: str, in_channels: int, image_size: int, weights: str
         model.aux_logits = False
     parent, last = _last_linear(name, model)
     setattr(parent, last, nn.Identity())
+    if not dropout:
+        _leave_out_dropout(model)
     return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
+
+
+def timm_trunk(
+    in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
+) -> nn.Module:
+    """A model of timm without its classifier; ``timm/NAME`` where timm is installed.
+
+    Args:
+        in_channels: 1 (the gray channel is repeated) or 3.
+        image_size: height and width of the images, in pixels.
+        name: timm's name, such as ``"resnet50"``.
+        weights: the tag of timm's weights, such as ``"a1_in1k"``, downloaded on first use; None starts from random.
+        dropout: whether the model's own dropout is kept.
+
+    Raises:
+        ConfigError: no such model or weights, or a failed download.
+        MissingExtraError: timm is not installed.
+    """
+    timm = timm_library(name)
+    if not timm.is_model(name):
+        raise ConfigError(unknown("model of timm", name, timm.list_models()))
+    tags = [full.partition(".")[2] for full in timm.list_models(f"{name}.*", pretrained=True)]
+    if weights is not None and weights not in tags:
+        raise ConfigError(f"{TIMM}{name}: {unknown('weights', weights, tags)}")
+    full = name if weights is None else f"{name}.{weights}"
+    fixed = (timm.get_pretrained_cfg(full, allow_unregistered=True) or timm.models.PretrainedCfg()).fixed_input_size
+    try:
+        model: nn.Module = timm.create_model(
+            full, pretrained=weights is not None, num_classes=0, **({"img_size": image_size} if fixed else {})
+        )
+    except (URLError, OSError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"{TIMM}{full}: cannot be built, or its weights be downloaded ({one_line(error)})") from None
+    if not dropout:
+        _leave_out_dropout(model)
+    return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
+
+
+def timm_library(name: str) -> Any:
+    """The package timm; a :class:`MissingExtraError` that says who needs it where it is not installed."""
+    with needs_extra("timm", f"the trunk {TIMM}{name}"):
+        import timm
+    return timm
+
+
+def _leave_out_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout2d):
+            module.p = 0.0
 
 
 def _extra_settings(name: str, weights: str | None) -> dict[str, Any]:
@@ -132,8 +186,8 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 
 
 def _factory(name: str) -> Callable[..., nn.Module]:
-    def build(in_channels: int, image_size: int, weights: str | None = None) -> nn.Module:
-        return torchvision_trunk(name, in_channels, image_size, weights)
+    def build(in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True) -> nn.Module:
+        return torchvision_trunk(name, in_channels, image_size, weights, dropout)
 
     build.__doc__ = (torchvision_trunk.__doc__ or "").replace(
         "A classification model of torchvision", f"Torchvision's {name}"
@@ -195,6 +249,10 @@ def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalizatio
         Both a channel, or None for a trunk without pretrained weights.
     """
     weights = options.get("weights")
+    if weights is not None and name.startswith(TIMM):
+        short = name.removeprefix(TIMM)
+        wanted = timm_library(short).get_pretrained_cfg(f"{short}.{weights}", allow_unregistered=True)
+        return (tuple(wanted.mean), tuple(wanted.std)) if wanted is not None else None
     if weights is None or not name.startswith(PREFIX):
         return None
     known = zoo.get_model_weights(name.removeprefix(PREFIX))

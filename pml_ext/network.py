@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from . import models
-from .data import build_transforms
+from .data import Pipeline, Steps, build_transforms
 from .errors import needs_extra
 
 with needs_extra("train", "a network"):
     from pydantic import BaseModel, ConfigDict, Field
+
+NO_CUTS = Pipeline()
 
 
 class Normalization(BaseModel):
@@ -31,6 +34,11 @@ class Preprocessing(BaseModel):
         channels: 1 (gray) or 3 (color).
         crop: whether a square is cut from the middle of an image.
         normalize: means and standard deviations per channel, if values are normalized.
+        resize: pixels of the shorter side before the cut, or of both where images are squashed; None for 256 / 224 of
+            ``image_size``.
+        squash: whether images become squares before the cut, whatever their form was.
+        bgr: whether the channels are blue, green, red.
+        value_range: the greatest value before normalization.
     """
 
     model_config = ConfigDict(strict=True)
@@ -39,18 +47,35 @@ class Preprocessing(BaseModel):
     channels: Literal[1, 3]
     crop: bool
     normalize: Normalization | None
+    resize: int | None = Field(None, ge=1)
+    squash: bool = False
+    bgr: bool = False
+    value_range: Literal[1, 255] = 1
 
-    def transforms(self, **augment: Any) -> tuple[nn.Module, nn.Module]:
+    @property
+    def resized_to(self) -> int | list[int] | None:
+        """What comes before the cut, as ``v2.Resize`` takes it: the shorter side, or both; None without a cut."""
+        if self.squash:
+            return [self.resize or self.image_size] * 2
+        if self.resize is not None or not self.crop:
+            return self.resize
+        return round(self.image_size * 256 / 224)
+
+    def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
         Args:
+            cuts: how squares of training images are cut, and whether they are mirrored.
             augment: settings of :func:`pml_ext.data.build_transforms` that only training images feel.
 
         Raises:
             ConfigError: a setting outside its range.
         """
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
-        return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment)
+        pipeline = dataclasses.replace(
+            cuts, resize=self.resize, squash=self.squash, bgr=self.bgr, value_range=self.value_range
+        )
+        return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
 
 
 class Network(nn.Module):

@@ -241,7 +241,11 @@ class RunView(Protocol):
 
     @property
     def splits(self) -> Mapping[str, LabelledImages]:
-        """The images without augmentation: ``"train"``, ``"test"``, and ``"validation"`` if classes are held out."""
+        """The images without augmentation, by name.
+
+        There are ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"`` where the data have these; ``"validation"``
+        if classes are held out; and ``"train_sample"``, the training images that are tested, if these are not all.
+        """
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
         """The network's output for all images of a split, not normalized.

@@ -65,7 +65,7 @@ def guarded(file):
 def test_everything_imported_is_declared():
     found = {top: file for file in FILES for top, _ in foreign(file)}
     assert {"torch", "numpy", "sklearn", "PIL", "tqdm", "faiss"} <= set(found)
-    assert {t: str(f) for t, f in found.items() if not DISTRIBUTIONS.get(t, set()) & (CORE | EXTRAS)} == {}
+    assert {t: str(f) for t, f in found.items() if not DISTRIBUTIONS.get(t, {normal(t)}) & (CORE | EXTRAS)} == {}
 
 
 def test_what_imports_without_an_extra_needs_the_core_alone():

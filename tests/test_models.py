@@ -97,6 +97,16 @@ def test_weights_from_a_file_in_the_cache(monkeypatch, tmp_path):
     assert (trunk.conv1[0].weight == 0.125).all()
 
 
+def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
+    monkeypatch.setattr(
+        models.zoo, "get_model", lambda *_, **__: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 2))
+    )
+    images = torch.rand(2, 3, 4, 4)
+    for dropout in (True, False):
+        trunk = models.torchvision_trunk("vgg11", 3, 4, dropout=dropout).train()
+        assert torch.equal(trunk(images), images.flatten(1)) is not dropout
+
+
 def test_normalization_of_pretrained_weights():
     name = "torchvision/resnet18"
     assert models.pretrained_normalization(name, {}) is None

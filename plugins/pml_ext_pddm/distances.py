@@ -220,7 +220,8 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """Scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
         from pml_ext.plugin import figures
 
-        embeddings, labels = run.embeddings("test"), run.labels("test")
+        tested = "test" if "test" in run.splits else "query"
+        embeddings, labels = run.embeddings(tested), run.labels(tested)
         return {
             "Learned scores beside cosine similarities, test images": figures.similarity_distributions(
                 {"cosine similarity": (embeddings, labels), "learned score": (embeddings, labels)},

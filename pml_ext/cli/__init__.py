@@ -9,7 +9,15 @@ import os
 import sys
 import warnings
 
-from ..errors import MissingExtraError, PluginWarning, PmlExtError, needs_extra
+from ..errors import (
+    MissingExtraError,
+    PluginWarning,
+    PmlExtError,
+    StoppedError,
+    needs_extra,
+    printable,
+    shortened,
+)
 
 
 def main() -> None:
@@ -35,7 +43,8 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        print(f"{_name()}: {type(error).__name__}: {error} (pml-ext --debug ... shows where)", file=sys.stderr)
+        text = shortened(f"{type(error).__name__}: {error}", 560)
+        print(f"{_name()}: {text} (pml-ext --debug ... shows where)", file=sys.stderr)
         sys.exit(1)
 
 
@@ -43,7 +52,8 @@ def _leave(error: PmlExtError) -> None:
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a worker process of a data loader raises
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    print(f"{_name()}: {text}", file=sys.stderr)
+    # What to type to go on with a run is never cut.
+    print(f"{_name()}: {printable(text) if isinstance(error, StoppedError) else shortened(text)}", file=sys.stderr)
     sys.exit(error.exit_code)
 
 
@@ -56,4 +66,4 @@ def _show_warning(message: object, category: type[Warning], filename: str, *_: o
     if os.environ.get("RANK", "0") != "0":
         return
     if issubclass(category, (PluginWarning, UserWarning)) and not issubclass(category, DeprecationWarning):
-        print(f"pml-ext: warning: {message}", file=sys.stderr)
+        print(f"pml-ext: warning: {shortened(message)}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from ..errors import PmlExtError, one_line
 from .bench import bench
 from .check import check
+from .data import data
 from .listing import list_names
 from .plugins import plugins
 from .report import report
@@ -42,6 +43,7 @@ app.command("report")(report)
 app.command("list")(list_names)
 app.command("show")(show)
 app.command("plugins")(plugins)
+app.command("data")(data)
 app.command("bench")(bench)
 app.command("check")(check)
 app.command("new-plugin")(new_plugin)

@@ -19,28 +19,37 @@ def check(
     ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every check, and what it found.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    markdown: Annotated[bool, typer.Option(help="Write a Markdown table of what failed, a row a component.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Write a Markdown table of what failed, a row per component.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME.SETTING=VALUE", help="A setting of a component; may be repeated."),
+    ] = None,
+    expected: Annotated[
+        list[str] | None,
+        typer.Option("--expect-failure", metavar="[NAME.]CHECK=REASON", help="A check that fails on purpose."),
+    ] = None,
 ) -> None:
     """Run the conformance checks over a package's components; exit code 1 if one fails."""
     import dataclasses
 
     from ..errors import ConfigError
     from ..testing.runner import CheckResult, check_component
-    from ..testing.targets import components_of
+    from ..testing.targets import components_of, expectations, with_settings
     from .output import print_json, print_table, stderr, stdout
 
     results: list[CheckResult] = []
-    for name, component in components_of(what):
+    components = with_settings(components_of(what), settings or ())
+    reasons = expectations(components, expected or ())
+    for name, component in components:
         stderr().print(f"checking {name}")
         try:
-            results += [
-                dataclasses.replace(result, component=name) for result in check_component(component, on_fail=None)
-            ]
+            checked = check_component(component, reasons.get(name), on_fail=None)
+            results += [dataclasses.replace(result, component=name) for result in checked]
         except ConfigError as error:
             results.append(CheckResult(name, "-", "skipped", str(error)))
     failed = any(result.fails for result in results)
     if as_json:
-        print_json([dataclasses.asdict(result) for result in results])
+        print_json([{"component": r.component, "check": r.check, "status": r.status, "text": r.text} for r in results])
     elif markdown:
         lines = ["| component | fails |", "|---|---|"]
         for name in dict.fromkeys(result.component for result in results):
@@ -54,6 +63,9 @@ def check(
         shown = [r for r in results if verbose or r.fails or r.check == "-"]
         if shown:
             print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
+        for result in results if verbose else ():
+            if result.fails and result.error is not None:
+                stdout().print(f"{result.component}, {result.check}:\n{result.traceback}", soft_wrap=True)
         stdout().print(", ".join(f"{count} {status}" for status, count in zip(COUNTED, _counts(results), strict=True)))
     if failed:
         raise typer.Exit(1)

@@ -18,6 +18,7 @@ class What(StrEnum):
     samplers = "samplers"
     reducers = "reducers"
     recipes = "recipes"
+    pipelines = "pipelines"
     datasets = "datasets"
     trunks = "trunks"
 
@@ -32,7 +33,7 @@ def list_names(
     what: Annotated[What | None, typer.Argument(help="What to list; everything if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """List losses, miners, regularizers, distances, samplers, reducers, recipes, data sets or trunks."""
+    """List losses, miners, regularizers, distances, samplers, reducers, recipes, pipelines, data sets or trunks."""
     from .output import print_json, print_table
 
     listed = {each.value: _entries(each) for each in ([what] if what else What)}
@@ -62,15 +63,26 @@ def _entries(what: What) -> list[dict[str, Any]]:
             }
             for name in registry.recipes()
         ]
+    if what is What.pipelines:
+        from ..experiment.recipe import pipelines
+
+        lines = {name: file.read_text("utf-8").partition("\n")[0] for name, file in pipelines().items()}
+        return [{"name": name, "class": "", "from": "pml_ext", "summary": line[2:]} for name, line in lines.items()]
     factories = registry.datasets() if what is What.datasets else registry.trunks()
     entries = [
         {"name": name, "class": "", "from": factory.__module__.partition(".")[0], "summary": _first_line(factory)}
         for name, factory in factories.items()
     ]
     if what is What.datasets:
-        from ..data import folder
+        from ..data import PATH_FACTORIES
 
-        entries.append({"name": "folder:PATH", "class": "", "from": "pml_ext", "summary": _first_line(folder)})
+        for factory, wanted in PATH_FACTORIES.values():
+            name = wanted.partition(",")[0]
+            entries.append({"name": name, "class": "", "from": "pml_ext", "summary": _first_line(factory)})
+    else:
+        from ..models import TIMM, timm_trunk
+
+        entries.append({"name": f"{TIMM}NAME", "class": "", "from": "pml_ext", "summary": _first_line(timm_trunk)})
     return entries
 
 

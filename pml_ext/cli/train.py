@@ -28,6 +28,13 @@ class Device(StrEnum):
     xpu = "xpu"
 
 
+class OnNonfinite(StrEnum):
+    """What a loss, an embedding or a gradient does that is not finite."""
+
+    stop = "stop"
+    skip = "skip"
+
+
 def train(
     recipe: Annotated[
         str, typer.Argument(help="A recipe such as cbml/digits (pml-ext list recipes), or a .toml file.")
@@ -41,12 +48,17 @@ def train(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    on_nonfinite: Annotated[
+        OnNonfinite,
+        typer.Option(help="What an iteration does whose loss, embeddings or gradients are NaN or infinite."),
+    ] = OnNonfinite.stop,
     as_json: Annotated[bool, typer.Option("--json", help="Write the metrics as JSON on stdout.")] = False,
 ) -> None:
     """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
 
     Over several processes: torchrun --nproc-per-node N -m pml_ext train RECIPE. The recipe's batch size is that of all
-    processes together.
+    processes together. SIGINT (Ctrl-C), SIGTERM and SIGHUP end training after the iteration, with a checkpoint; a
+    second one ends it at once.
     """
     from ..experiment import FailedRunsError, summarize
     from ..experiment import train as run_recipe
@@ -56,8 +68,9 @@ def train(
     with progress(stderr()) as listener:
         try:
             results = run_recipe(
-                recipe, out, seed, seeds, device.value, data, overrides or (), resume, listener if first else None
-            )
+                recipe, out, seed, seeds, device.value, data, overrides or (), resume, listener if first else None,
+                on_nonfinite.value,
+            )  # fmt: skip
         except FailedRunsError as error:
             results, failed = error.results, error
     if first and as_json:

@@ -7,30 +7,71 @@ from collections.abc import Callable
 from ..errors import needs_extra
 
 with needs_extra("train", "a data set"):
+    from . import cars196, cub, imagenet, inshop, omniglot, sop
+    from .cache import Prepared, prepare
     from .digits import digits, digits_unseen
+    from .download import check_archives
+    from .download import get as get_archives
     from .folder import folder, image_files, visible_files
     from .omniglot import omniglot_small
-    from .splits import DataSplits, LabelledImages, hold_out_classes, read_image
-    from .transforms import build_transforms, raw_pixels
+    from .published import About
+    from .reading import Box, read_image
+    from .splits import DataSplits, LabelledImages, hold_out_classes
+    from .table import table
+    from .transforms import Pipeline, Steps, build_transforms, raw_pixels
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
-    """The core's data sets by name; ``folder:PATH`` is looked up apart."""
-    return {"digits": digits, "digits-unseen": digits_unseen, "omniglot-small": omniglot_small}
+    """The core's data sets by name; ``folder:PATH`` and ``table:FILE.csv`` are looked up apart."""
+    return {
+        "cars196": cars196.cars196,
+        "cub": cub.cub,
+        "digits": digits,
+        "digits-unseen": digits_unseen,
+        "imagenet": imagenet.imagenet,
+        "inshop": inshop.inshop,
+        "omniglot": omniglot.omniglot,
+        "omniglot-small": omniglot_small,
+        "sop": sop.sop,
+    }
+
+
+def published_sets() -> dict[str, About]:
+    """What is known of each published data set, by name: where it comes from, and what is to be there."""
+    sets = [module.ABOUT for module in (cars196, cub, imagenet, inshop, omniglot)]
+    return {about.name: about for about in (*sets, omniglot.SMALL, sop.ABOUT)}
+
+
+PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
+    "folder": (folder, "folder:PATH, a folder with one sub-folder of images per class"),
+    "table": (table, "table:FILE.csv, a table with the columns label, path and split"),
+}
+"""Data sets that a name and a path stand for, ``folder:PATH``, and what is wanted after the name."""
 
 
 __all__ = [
+    "PATH_FACTORIES",
+    "About",
+    "Box",
     "DataSplits",
     "LabelledImages",
+    "Pipeline",
+    "Prepared",
+    "Steps",
     "build_transforms",
     "builtin_datasets",
+    "check_archives",
     "digits",
     "digits_unseen",
     "folder",
+    "get_archives",
     "hold_out_classes",
     "image_files",
     "omniglot_small",
+    "prepare",
+    "published_sets",
     "raw_pixels",
     "read_image",
+    "table",
     "visible_files",
 ]

@@ -1,10 +1,8 @@
-"""Omniglot's two small background sets: characters of many alphabets."""
+"""Omniglot, characters of many alphabets: the whole set, and its two small background sets."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +12,81 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
+from .download import get
+from .published import MEANT_FOR, About, Archive, Count, Counts, place_of
 from .splits import DataSplits, LabelledImages
 
-URL = "https://raw.githubusercontent.com/brendenlake/omniglot/057f034b/python/"
+BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
+WHOLE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
+ABOUT = About(
+    name="omniglot",
+    title="Omniglot",
+    page="https://github.com/brendenlake/omniglot",
+    license="MIT",
+    archives=(
+        Archive(BACKGROUND, 10, "68d2efa1b9178cc56df9314c21c6e718", WHOLE + BACKGROUND, unpack=False),
+        Archive(EVALUATION, 7, "6b91aef0f799c5bb55b94e3f2daec811", WHOLE + EVALUATION, unpack=False),
+    ),
+    layout=f"{BACKGROUND} and {EVALUATION}, not unpacked",
+    counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
+)
 TRAIN, TEST = "images_background_small1.zip", "images_background_small2.zip"
-SHA256 = {
-    TRAIN: "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4",
-    TEST: "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f",
-}
+URL = "https://raw.githubusercontent.com/brendenlake/omniglot/057f034b/python/"
+SMALL = About(
+    name="omniglot-small",
+    title="Omniglot's two small background sets",
+    page=ABOUT.page,
+    license=ABOUT.license,
+    archives=(
+        Archive(TRAIN, 1, "f38eb80f801274ac2b4dff5b24289016bfaba4a7d5bb50deebf27104ad6cb8a4", URL + TRAIN, False),
+        Archive(TEST, 2, "3ccaa407515a8778e5d0861875af38b17e418f301ad5bb3b5a6b65d901a41c7f", URL + TEST, False),
+    ),
+    layout=f"{TRAIN} and {TEST}, not unpacked",
+    counts={"train": Count(2_720, 136), "test": Count(2_120, 106)},
+    note="Downloaded on first use.",
+)
+
+
+def omniglot(root: Path | None = None, image_size: int = 28) -> DataSplits:
+    """Omniglot: 964 characters of 30 alphabets to train, 659 of 20 other alphabets to test, 20 drawings each.
+
+    Ink is bright on a dark ground. The drawings are read into memory when the set is opened.
+
+    Args:
+        root: a folder with ``images_background.zip`` and ``images_evaluation.zip``; ``pml-ext data omniglot`` has the
+            default.
+        image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
+    """
+    return read(root, image_size, ABOUT.counts)
+
+
+def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
+    """What :func:`omniglot` gives, with other counts.
+
+    Args:
+        root: as of :func:`omniglot`.
+        image_size: likewise.
+        counts: how many images and classes there are to be.
+    """
+    _check_size("omniglot", image_size)
+    place = place_of(ABOUT, root, BACKGROUND, ["omniglot-py"])
+    place_of(ABOUT, place, EVALUATION)
+    parts = {}
+    for part, name in (("train", BACKGROUND), ("test", EVALUATION)):
+        parts[part], names = _read(place / name, image_size, lambda alphabet: True)
+        found = Count(len(parts[part]), len(names))
+        if found != counts[part]:
+            wanted = counts[part]
+            raise DataError(
+                f"{place / name}: expected {wanted.images:,} {MEANT_FOR[part]} of {wanted.classes:,} classes, found "
+                f"{found.images:,} of {found.classes:,}; pml-ext data omniglot --download gets it again"
+            )
+    return DataSplits(parts["train"], parts["test"], image_size=image_size, channels=1)
+
+
+def _check_size(name: str, image_size: int) -> None:
+    if not 8 <= image_size <= 105:
+        raise ConfigError(f"image_size of {name} must be from 8 to 105 pixels, not {image_size}")
 
 
 def omniglot_small(root: Path | None = None, image_size: int = 28) -> DataSplits:
@@ -34,9 +99,10 @@ def omniglot_small(root: Path | None = None, image_size: int = 28) -> DataSplits
         root: a folder with ``images_background_small1.zip`` and ``images_background_small2.zip``.
         image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
     """
-    if not 8 <= image_size <= 105:
-        raise ConfigError(f"image_size of omniglot-small must be from 8 to 105 pixels, not {image_size}")
-    folder = _downloaded() if root is None else root
+    _check_size("omniglot-small", image_size)
+    if root is None:
+        get(SMALL, SMALL.place)
+    folder = SMALL.place if root is None else root
     missing = [name for name in (TRAIN, TEST) if not (folder / name).is_file()]
     if missing:
         state = f"{folder} has no {' and no '.join(missing)}" if folder.is_dir() else f"{folder}: no such folder"
@@ -64,7 +130,7 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
                 parts = entry.split("/")
                 if len(parts) != 4 or not entry.endswith(".png") or not wanted(parts[1]):
                     continue
-                with Image.open(io.BytesIO(archive.read(entry))) as drawing:
+                with Image.open(io.BytesIO(archive.read(entry)), formats=["PNG"]) as drawing:
                     small = drawing.convert("L").resize((image_size, image_size), Image.Resampling.BILINEAR)
                 drawings.append(255 - np.asarray(small))
                 labels.append(names.setdefault(f"{parts[1]}/{parts[2]}", len(names)))
@@ -75,33 +141,3 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
     else:
         pixels = torch.from_numpy(np.stack(drawings))[:, None]
     return LabelledImages(pixels, labels, list(names), channels=1), list(names)
-
-
-def _downloaded() -> Path:
-    """The cache folder with both files in it, downloaded if they are not there."""
-    from torchvision.datasets.utils import download_url
-
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pml_ext" / "omniglot-small"
-    for name in (TRAIN, TEST):
-        path = folder / name
-        if path.is_file() and _sha256(path) == SHA256[name]:
-            continue
-        partial = path.with_suffix(".part")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            download_url(URL + name, str(folder), partial.name)
-        except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            raise DataError(
-                f"{URL}{name} cannot be downloaded ({error}); fetch {TRAIN} and {TEST} yourself and type --data FOLDER"
-            ) from None
-        if _sha256(partial) != SHA256[name]:
-            partial.unlink()
-            raise DataError(f"{URL}{name}: what was downloaded is not the expected file (SHA-256 differs); try again")
-        partial.replace(path)
-    return folder
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

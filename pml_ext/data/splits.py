@@ -14,8 +14,28 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import DataError
+from .reading import Box, read_image
 
 Transform = Callable[[Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Images as a first step leaves them.
+
+    Args:
+        images: of a whole split, ``[C, H, W]`` each, uint8.
+        rows: which of them are meant, ``[N]``.
+        first: the text of the step.
+    """
+
+    images: Sequence[Tensor]
+    rows: NDArray[np.int64]
+    first: str
+
+    def subset(self, chosen: NDArray[np.int64]) -> Kept:
+        """Some of them, by index."""
+        return dataclasses.replace(self, rows=self.rows[chosen])
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
@@ -25,8 +45,11 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         images: uint8 images ``[N, C, H, W]``, or the paths of image files, read when they are wanted.
         labels: ``[N]``, integers; each is an index of ``class_names``.
         class_names: the name of every class of the data set, whichever split it is in.
-        transform: what is done to a uint8 image ``[C, H, W]``; None leaves it.
+        transform: what is done to a uint8 image ``[C, H, W]``; None leaves it. One that has ``smallest``, a number of
+            pixels, has files read no larger than it needs; see :func:`read_image`.
         channels: what files are read as: 1 (gray) or 3 (color).
+        boxes: the part of each file that is its image, ``[N, 4]`` as :class:`Box` has them; None for all of it.
+        kept: images after a first step, which a transform with the same ``first`` step takes in place of the files.
     """
 
     def __init__(
@@ -36,14 +59,20 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         class_names: Sequence[str],
         transform: Transform | None = None,
         channels: int = 3,
+        boxes: Any = None,
+        kept: Kept | None = None,
     ) -> None:
         self.images = images
         self.labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
         self.class_names = list(class_names)
         self.transform = transform
         self.channels = channels
+        self.boxes: NDArray[np.float64] | None = None if boxes is None else np.asarray(boxes, dtype=np.float64)
+        self.kept = kept
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
+        if self.boxes is not None and self.boxes.shape != (len(self.labels), 4):
+            raise ValueError(f"{len(self.labels)} images, but boxes of the shape {list(self.boxes.shape)}")
 
     @property
     def paths(self) -> list[Path] | None:
@@ -54,22 +83,38 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.image(index)
+        if self.kept is not None and self.kept.first == getattr(self.transform, "first_name", None):
+            image = self.kept.images[self.kept.rows[index]]
+        else:
+            image = self.image(index, getattr(self.transform, "smallest", None))
         return (image if self.transform is None else self.transform(image)), int(self.labels[index])
 
-    def image(self, index: int) -> Tensor:
+    def image(self, index: int, smallest: int | None = None) -> Tensor:
         """The image itself, before the transform: uint8, ``[C, H, W]``.
+
+        Args:
+            index: from 0.
+            smallest: what a file's shorter side may be reduced to in reading, in pixels.
 
         Raises:
             DataError: its file cannot be read; the text has the path.
         """
         if isinstance(self.images, Tensor):
             return self.images[index]
-        return read_image(self.images[index], self.channels)
+        box = None if self.boxes is None else Box(*self.boxes[index])
+        return read_image(self.images[index], self.channels, box, smallest)
 
     def with_transform(self, transform: Transform | None) -> LabelledImages:
         """The same images with another transform."""
-        return LabelledImages(self.images, self.labels, self.class_names, transform, self.channels)
+        return LabelledImages(
+            self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
+        )
+
+    def with_kept(self, kept: Kept | None) -> LabelledImages:
+        """The same images, read from what is kept of them where a transform begins with its step."""
+        return LabelledImages(
+            self.images, self.labels, self.class_names, self.transform, self.channels, self.boxes, kept
+        )
 
     def subset(self, indices: Any) -> LabelledImages:
         """Some of the images, by index or boolean mask."""
@@ -77,62 +122,55 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         images = self.images[torch.from_numpy(chosen)] if isinstance(self.images, Tensor) else [
             self.images[index] for index in chosen
         ]  # fmt: skip
-        return LabelledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels)
+        boxes = None if self.boxes is None else self.boxes[chosen]
+        kept = None if self.kept is None else self.kept.subset(chosen)
+        return LabelledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels, boxes, kept)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
     """What a data set's factory returns.
 
+    Each test image is searched among all others of ``test``; or, in a set that has ``query`` and ``gallery`` in its
+    place, each image of ``query`` among all of ``gallery``.
+
     Args:
         train: images to train with.
-        test: images to test with.
+        test: images to test with; None where there are ``query`` and ``gallery``.
         image_size: height and width, in pixels, of what a network gets.
         channels: 1 (gray) or 3 (color).
         crop: whether an image is cropped to a square after its shorter side was resized (photographs), rather than
             resized to the square.
+        query: images that are searched for.
+        gallery: images that are searched.
 
     Raises:
-        DataError: other channels, or no image size.
+        DataError: other channels, no image size, neither or both of ``test`` and ``query`` with ``gallery``, or one of
+            the latter two alone.
     """
 
     train: LabelledImages
-    test: LabelledImages
+    test: LabelledImages | None = None
+    _: dataclasses.KW_ONLY
     image_size: int
     channels: int
     crop: bool = False
+    query: LabelledImages | None = None
+    gallery: LabelledImages | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
             raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
         if self.image_size < 1:
             raise DataError(f"DataSplits: image_size must be at least 1 pixel, not {self.image_size!r}")
+        if list(self.tested()) not in (["test"], ["query", "gallery"]):
+            have = " and ".join(self.tested()) or "none of these"
+            raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
 
-
-def read_image(path: Path, channels: int = 3) -> Tensor:
-    """An image file as uint8 ``[C, H, W]``, turned upright as its EXIF data say, transparency on white.
-
-    Args:
-        path: the file.
-        channels: 1 (gray) or 3 (color).
-
-    Raises:
-        DataError: the file is missing, no image, or broken; the text has the path.
-    """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as file:
-            image: Any = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I;16"):  # 16 bits: PIL would clip, not scale
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: not a readable image ({error}); mend or remove the file") from None
-    return torch.from_numpy(pixels).reshape(*pixels.shape[:2], channels).permute(2, 0, 1)
+    def tested(self) -> dict[str, LabelledImages]:
+        """The splits that are tested on, by name: ``test``, or ``query`` and ``gallery``."""
+        parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 def split_by_class(images: LabelledImages, fraction: float, seed: int) -> tuple[LabelledImages, LabelledImages]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
@@ -10,6 +13,53 @@ from ..errors import ConfigError
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How photographs become what a network gets, beyond its size; ``[data.images]`` of a recipe.
+
+    Args:
+        resize: pixels of the shorter side before a square is cut out; with ``squash``, of both. None: 256 / 224 of the
+            square's.
+        squash: images become squares, whatever their form was, before the cut.
+        bgr: the channels are blue, green, red.
+        value_range: what the greatest value is before any normalization, 1 or 255.
+        random_crop: a training image's square is cut at random, in its size.
+        random_crop_scale: a training image's square is a random part of it, resized: the range of its area, as a share
+            of the image's, above 0 and up to 1.
+        flip: training images are mirrored left to right half of the time.
+    """
+
+    resize: int | None = None
+    squash: bool = False
+    bgr: bool = False
+    value_range: int = 1
+    random_crop: bool = False
+    random_crop_scale: tuple[float, float] | None = None
+    flip: bool = False
+
+
+class Steps(nn.Module):
+    """What is done to an image: a first step that is the same each time, and what follows.
+
+    Applied to its own result the first step changes nothing, so results of it can be kept and go through all steps.
+
+    Args:
+        first: the first step; None where the steps begin with a random one.
+        rest: the others.
+        smallest: what the shorter side of an image may be reduced to before, in pixels.
+    """
+
+    def __init__(self, first: nn.Module | None, rest: list[nn.Module], smallest: int) -> None:
+        super().__init__()
+        self.first, self.smallest = first, smallest
+        self.first_name = str(first)  # says all that the first step depends on
+        self.rest = v2.Compose(rest)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """A uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
+        return self.rest(image if self.first is None else self.first(image))  # type: ignore[no-any-return]
 
 
 def build_transforms(
@@ -22,7 +72,8 @@ def build_transforms(
     scale: tuple[float, float] = (1.0, 1.0),
     random_crop: bool = False,
     flip: bool = False,
-) -> tuple[nn.Module, nn.Module]:
+    pipeline: Pipeline = Pipeline(),
+) -> tuple[Steps, Steps]:
     """Transforms from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``, values 0 to 1 before any normalization.
 
     Args:
@@ -33,8 +84,9 @@ def build_transforms(
         shift: the largest move of a training image each way, in pixels, drawn at random; the edge is filled with black.
         rotate: the largest turn of a training image each way, in degrees, from 0 to 180, drawn at random.
         scale: and grow by a random factor in this range, above 0.
-        random_crop: and are cut at random (``RandomResizedCrop``), as for photographs.
+        random_crop: and are cut at random (``RandomResizedCrop`` of 0.2 to 1 of the area), as for photographs.
         flip: and are mirrored left to right half of the time.
+        pipeline: of photographs; what it says of cuts and mirroring is done besides.
 
     Returns:
         The transform of training images and that of all others.
@@ -50,38 +102,77 @@ def build_transforms(
         raise ConfigError(f"rotate must be from 0 to 180 degrees, not {rotate}")
     if not 0 < scale[0] <= scale[1]:
         raise ConfigError(f"scale must be a range of factors above 0, smaller first, not {list(scale)}")
-    square = _Square(image_size, crop)
-    finish: list[nn.Module] = [v2.ToDtype(torch.float32, scale=True)]
+    if pipeline.resize is not None and pipeline.resize < image_size:
+        raise ConfigError(f"resize must be at least what is cut out, {image_size} pixels, not {pipeline.resize}")
+    area = pipeline.random_crop_scale or ((0.2, 1.0) if random_crop else None)
+    if area is not None and not 0 < area[0] <= area[1] <= 1:
+        raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
+    if pipeline.random_crop and area is not None:
+        raise ConfigError("random_crop of [data.images] cuts a square in its size, and another setting a part that is "
+                          "resized; leave one of them out")  # fmt: skip
+    first = _Resize(image_size, crop, pipeline)
+    cut = v2.CenterCrop(image_size)
+    finish: list[nn.Module] = [_InOrder(pipeline.bgr)]
+    finish.append(v2.ToDtype(torch.float32, scale=pipeline.value_range == 1))
     if normalize is not None:
         mean, std = normalize
-        finish.append(v2.Normalize(mean[:channels], std[:channels]))
+        finish.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
     augment: list[nn.Module] = []
-    if random_crop:
-        augment.append(v2.RandomResizedCrop(image_size, scale=(0.2, 1.0), antialias=True))
+    if area is not None:
+        augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
     else:
-        augment.append(square)
+        augment.append(v2.RandomCrop(image_size) if pipeline.random_crop else cut)
     if rotate or tuple(scale) != (1.0, 1.0):
         augment.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
     if shift:
         augment.append(v2.RandomCrop(image_size, padding=shift))
-    if flip:
+    if flip or pipeline.flip:
         augment.append(v2.RandomHorizontalFlip())
-    return v2.Compose([*augment, *finish]), v2.Compose([square, *finish])
+    plain = Steps(first, [cut, *finish], first.side)
+    if area is not None and pipeline.resize is None:  # a part of the image as it is
+        # the smallest part that is drawn, of the smallest area and a ratio of 3 : 4, still has S pixels each way
+        return Steps(None, [*augment, *finish], math.ceil(image_size / math.sqrt(0.75 * area[0]))), plain
+    return Steps(first, [*augment, *finish], first.side), plain
 
 
-class _Square(nn.Module):
-    """Resizes to a square, or resizes the shorter side and crops; leaves an image of the right size alone."""
+class _Resize(nn.Module):
+    """Resizes an image to a square, or its shorter side.
 
-    def __init__(self, size: int, crop: bool) -> None:
+    Args:
+        size: of what is cut out afterwards; unless a pipeline says what to resize to, such an image is left alone.
+        crop: whether something is cut out.
+        pipeline: says what to resize to.
+    """
+
+    def __init__(self, size: int, crop: bool, pipeline: Pipeline) -> None:
         super().__init__()
-        self.size = size
-        resize = v2.Resize(round(size * 256 / 224), antialias=True) if crop else v2.Resize((size, size), antialias=True)
-        self.steps = v2.Compose([resize, v2.CenterCrop(size)]) if crop else resize
+        squash = pipeline.squash or not (crop or pipeline.resize)
+        self.side = pipeline.resize or (size if squash else round(size * 256 / 224))
+        self.left_alone = size if pipeline.resize is None else None
+        self.resize = v2.Resize((self.side, self.side) if squash else self.side, antialias=True)
+
+    def extra_repr(self) -> str:
+        return f"left_alone={self.left_alone}"
 
     def forward(self, image: Tensor) -> Tensor:
-        if image.shape[-2:] == (self.size, self.size):
+        if image.shape[-2:] == (self.left_alone, self.left_alone):
             return image
-        return self.steps(image)  # type: ignore[no-any-return]
+        return self.resize(image)  # type: ignore[no-any-return]
+
+
+class _InOrder(nn.Module):
+    """Has an image lie in memory channel by channel, which what follows is several times as fast on.
+
+    Args:
+        bgr: blue, green, red for red, green, blue.
+    """
+
+    def __init__(self, bgr: bool) -> None:
+        super().__init__()
+        self.bgr = bgr
+
+    def forward(self, image: Tensor) -> Tensor:
+        return (image.flip(-3) if self.bgr else image).contiguous()
 
 
 def raw_pixels(images: Tensor) -> Tensor:

@@ -3,14 +3,16 @@
 from .batch_norm import JoinedBatchNorm, synchronize_batch_norm
 from .gather import join
 from .losses_and_miners import DistributedLoss, DistributedMiner
-from .processes import from_rank_0, num_processes, process_group, rank
+from .processes import from_rank_0, from_ranks, most_of_ranks, num_processes, process_group, rank
 
 __all__ = [
     "DistributedLoss",
     "DistributedMiner",
     "JoinedBatchNorm",
     "from_rank_0",
+    "from_ranks",
     "join",
+    "most_of_ranks",
     "num_processes",
     "process_group",
     "rank",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StoppedError, TrainingError, one_line
 
 
 def num_processes() -> int:
@@ -44,9 +45,55 @@ def process_group(device: str) -> Iterator[None]:
                           f"wanted --device {' or '.join(backends)}, or one process")  # fmt: skip
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
     # Rank 0 tests alone while the others wait; torchrun ends them should it fail.
-    dist.init_process_group(backend, timeout=datetime.timedelta(days=2))
-    yield
+    dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())
+    try:
+        yield
+    except StoppedError:
+        raise
+    except Exception as error:
+        if (reason := _why_others_ended(error)) is None:
+            raise
+        raise TrainingError(f"another process of the run has ended: {reason}") from error
     dist.destroy_process_group()
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Where processes find each other, if torchrun has a store for that: one for each time that it starts them.
+
+    With torch's own, a process that is quick after a restart finds the address of one that is dead.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
+    place = f"pml_ext/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    own = dist.PrefixStore(place, store)  # type: ignore[attr-defined]
+    return {"store": own, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+
+
+_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|Socket Timeout|NCCL|[Rr]emote process exited")
+_FAILURE = "pml_ext/failure"
+
+
+def _why_others_ended(error: Exception) -> str | None:
+    """Tells the other processes why this one ends, or what they have told, if it ends since it has lost them.
+
+    Args:
+        error: what ends this one.
+
+    Returns:
+        Why another one has ended; None if this one is the first.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+    with contextlib.suppress(Exception):  # the store is lost with the process that has it
+        if not lost:
+            if not store.check([_FAILURE]):
+                store.set(_FAILURE, f"process {rank()}: {one_line(error)}")
+            return None
+        store.wait([_FAILURE], datetime.timedelta(seconds=5))
+        return store.get(_FAILURE).decode("utf-8", "replace")  # type: ignore[no-any-return]
+    return "without a word, as one does that is killed or has no memory left" if lost else None
 
 
 def from_rank_0(value: Any) -> Any:
@@ -60,6 +107,32 @@ def from_rank_0(value: Any) -> Any:
     everyone = [value]
     dist.broadcast_object_list(everyone, src=0)
     return everyone[0]
+
+
+def from_ranks(value: Any) -> list[Any]:
+    """What every process passes, in the order of their numbers, in rank 0; nothing in the others.
+
+    Args:
+        value: anything that can be pickled.
+    """
+    if num_processes() == 1:
+        return [value]
+    gathered = [None] * num_processes() if rank() == 0 else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered or []
+
+
+def most_of_ranks(number: int) -> int:
+    """The greatest of the numbers that the processes pass, in all of them.
+
+    Args:
+        number: of this process.
+    """
+    if num_processes() == 1:
+        return number
+    greatest = torch.tensor(number)
+    dist.all_reduce(greatest, dist.ReduceOp.MAX)
+    return int(greatest)
 
 
 def collective_device(device: torch.device) -> torch.device:

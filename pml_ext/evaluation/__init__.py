@@ -15,6 +15,7 @@ with needs_extra("train", "evaluation"):
         reranked_under,
     )
     from .protocols import Evaluation, evaluate
+    from .sampling import some_of_each_class
 
 __all__ = [
     "Evaluation",
@@ -33,4 +34,5 @@ __all__ = [
     "purity",
     "reranked_under",
     "retrieval_metrics",
+    "some_of_each_class",
 ]

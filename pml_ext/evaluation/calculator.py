@@ -44,8 +44,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     that are of their cluster's most frequent class. With ``clusters_per_class=(1, 3)`` there are ``nmi_3``, ``f1_3``
     and ``purity_3`` too, of three times as many clusters as classes.
 
-    PML's metrics keep their names and meaning; with ``k`` set, they see ``k`` neighbours, while the new ones see as
-    many as their K asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
+    PML's metrics keep their names and meaning. They see ``k`` neighbours, while the new ones see as many as their K
+    asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
     integers (PML's float32 merges 16777216 and 16777217).
 
     One search serves all metrics, the functions of :mod:`pml_ext.evaluation.metrics`, for as many neighbours as they
@@ -64,7 +64,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: names of metrics to leave out.
         avg_of_avgs: the mean over classes of their means, instead of the mean over queries.
         return_per_class: a list with one value per class, instead of the mean over queries.
-        k: how many neighbours PML's metrics see: a number, ``"max_bin_count"``, or None for the whole gallery.
+        k: how many neighbours PML's metrics see: a number; ``"max_bin_count"``, as many as the largest class has
+            items, which is all that ``r_precision`` and ``mean_average_precision_at_r`` look at; or None for the whole
+            gallery, PML's own default, which ``mean_average_precision`` and ``mean_reciprocal_rank`` of the whole
+            ranking want.
         label_comparison_fn: in PML's form; by default equality. Clustering metrics do not go with one.
         device: where to compute; by default a GPU where there is one.
         knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch.
@@ -93,7 +96,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: Iterable[str] = (),
         avg_of_avgs: bool = False,
         return_per_class: bool = False,
-        k: int | str | None = None,
+        k: int | str | None = "max_bin_count",
         label_comparison_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         device: torch.device | None = None,
         knn_func: Any = None,

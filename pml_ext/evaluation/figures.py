@@ -19,12 +19,16 @@ from .neighbours import matrix_under
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
     from matplotlib.text import Text
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from torchvision.transforms.v2.functional import resize
 
 BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
+_SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
 ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
 
 Series = Mapping[str, tuple[Sequence[int], Sequence[float]]]
@@ -51,19 +55,53 @@ def _figure(width: float, height: float) -> Figure:
     return _PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
 
 
-def _grid(rows: int, columns: int, above: float = 0.0) -> tuple[Figure, NDArray[Any]]:
-    """A figure of small panels with captions, in fixed places: a layout engine measures every text of every panel.
+class _Board:
+    """Small pictures with captions and frames in rows, on one pair of axes: one for each would take longest of all.
 
     Args:
-        rows: of panels.
-        columns: of panels.
+        rows: of pictures.
+        columns: of pictures.
         above: room over the first row, in inches.
     """
-    width, height = 1.08 * columns + 0.1, 1.36 * rows + 0.1 + above
-    figure = _PlainFigure(figsize=(width, height), dpi=110)
-    places = {"left": 0.06 / width, "right": 1 - 0.06 / width, "bottom": 0.06 / height,
-              "top": 1 - (0.36 + above) / height, "wspace": 0.08, "hspace": 0.42}  # fmt: skip
-    return figure, figure.subplots(rows, columns, squeeze=False, gridspec_kw=places)
+
+    def __init__(self, rows: int, columns: int, above: float = 0.0) -> None:
+        self.width, self.height = 1.08 * columns + 0.1, 1.36 * rows + 0.1 + above
+        self.above = above
+        self.figure = _PlainFigure(figsize=(self.width, self.height), dpi=110)
+        self.axes = self.figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner
+        self.axes.set_axis_off()
+
+    def show(self, row: int, column: int, image: Tensor, caption: str = "", color: str | None = None) -> None:
+        """Puts a picture into its place.
+
+        Args:
+            row: from 0, the uppermost.
+            column: from 0.
+            image: uint8 ``[C, H, W]``; a large one is made smaller first.
+            caption: above it.
+            color: of its frame and its caption; None for no frame.
+        """
+        left, top = 0.06 + 1.08 * column, 0.36 + self.above + 1.36 * row
+        height, width = image.shape[-2:]
+        scale = 1 / max(height, width)
+        right, bottom = left + width * scale, top + height * scale
+        if max(height, width) > _SHOWN:
+            image = resize(image, [max(1, round(_SHOWN * side * scale)) for side in (height, width)], antialias=True)
+        pixels = image.detach().cpu().permute(1, 2, 0).numpy()
+        gray = pixels.shape[2] == 1
+        limits: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255} if gray else {}
+        self.axes.imshow(
+            pixels[..., 0] if gray else pixels, interpolation="nearest", extent=(left, right, bottom, top), **limits
+        )
+        self.axes.text(left + 0.5, top - 0.03, caption, fontsize=6.5, color=color, ha="center", va="bottom")
+        if color is not None:
+            frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)
+            self.axes.add_patch(frame)
+
+    def done(self) -> Figure:
+        """The figure with all that was shown."""
+        self.axes.set(xlim=(0, self.width), ylim=(self.height, 0), aspect="auto")
+        return self.figure
 
 
 def _clean(axes: Any) -> None:
@@ -98,6 +136,25 @@ def _smoothed(values: Sequence[float]) -> NDArray[np.float64]:
     width = max(1, len(values) // 20)
     window = np.ones(width)
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+
+
+def epoch_curves(panels: Mapping[str, Series]) -> Figure:
+    """Metrics over the epochs, a panel per metric and a line per set of images.
+
+    Args:
+        panels: ``{metric: {images: (epochs, values)}}``, values as fractions.
+    """
+    figure = _figure(3.8 * len(panels) + 0.4, 3.2)
+    row = np.atleast_1d(figure.subplots(1, len(panels)))
+    for axes, (metric, curves) in zip(row, panels.items(), strict=True):
+        for (label, (epochs, values)), style in zip(curves.items(), ("o-", "s--", "^:"), strict=False):
+            color = BLUE if style == "o-" else ORANGE
+            axes.plot(epochs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
+        axes.set(title=f"{metric}, %", xlabel="epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False, fontsize=8)
+        _clean(axes)
+    return figure
 
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recall@K, %") -> Figure:
@@ -163,8 +220,8 @@ def similarity_distributions(
             if alike:
                 axes.axvline(high, color=color, alpha=0.55, linewidth=4, label=label)
             else:
-                bins = np.linspace(low, high, 81)
-                axes.hist(values, bins=bins, density=True, color=color, alpha=0.55, label=label)
+                heights, edges = np.histogram(values, bins=80, range=(low, high), density=True)
+                axes.stairs(heights, edges, fill=True, color=color, alpha=0.55, label=label)
         axes.set(title=title, xlabel="learned score" if title in learned else "cosine similarity")
         axes.legend(frameon=False, loc="best", fontsize=8)
         _clean(axes)
@@ -176,7 +233,7 @@ def projections(
     parts: Mapping[str, tuple[Tensor, Tensor]],
     class_names: Sequence[str] = (),
     method: Literal["pca", "tsne"] = "tsne",
-    max_items: int = 500,
+    max_items: int = 400,
     seed: int = 0,
 ) -> Figure:
     """Normalized embeddings in two dimensions, colored by class, one panel per part.
@@ -223,7 +280,8 @@ def _directions(points: Tensor) -> Tensor:
 def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:
     if method == "tsne" and len(points) > 10:
         tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=500, random_state=seed)
-        return tsne.fit_transform(points)  # type: ignore[no-any-return]
+        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 500 times
+            return tsne.fit_transform(points)  # type: ignore[no-any-return]
     return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
 
 
@@ -258,6 +316,9 @@ def gallery(
     image: Callable[[int], Tensor],
     class_names: Sequence[str] = (),
     distances: Sequence[Sequence[float]] | None = None,
+    *,
+    answer_labels: Sequence[int] | None = None,
+    answer_image: Callable[[int], Tensor] | None = None,
 ) -> Figure:
     """Queries and their nearest images: right ones framed green with a tick, wrong ones red with a cross.
 
@@ -267,20 +328,20 @@ def gallery(
         image: gives the image of an index, uint8 ``[C, H, W]``.
         class_names: names by label.
         distances: from the query to each of its nearest images, in the order of ``rows``.
+        answer_labels: the label of every image of the gallery, where that is not the set of the queries.
+        answer_image: likewise, gives one of its images.
     """
-    width = max(len(nearest) for _, nearest in rows) + 1
-    figure, panels = _grid(len(rows), width)
-    for number, (line, (query, nearest)) in enumerate(zip(panels, rows, strict=True)):
-        for axes in line:
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
-        _show(line[0], image(query), f"query\n{_name(class_names, labels[query])}", GREY)
-        for place, (axes, index) in enumerate(zip(line[1:], nearest, strict=False)):
-            right = labels[index] == labels[query]
-            distance = f" {distances[number][place]:.2f}" if distances is not None else ""
-            title = f"{'✓' if right else '✗'}{distance}\n{_name(class_names, labels[index])}"
-            _show(axes, image(index), title, RIGHT if right else WRONG)
-    return figure
+    answer_labels = labels if answer_labels is None else answer_labels
+    answer_image = answer_image or image
+    board = _Board(len(rows), max(len(nearest) for _, nearest in rows) + 1)
+    for row, (query, nearest) in enumerate(rows):
+        board.show(row, 0, image(query), f"query\n{_name(class_names, labels[query])}", GREY)
+        for place, index in enumerate(nearest):
+            right = answer_labels[index] == labels[query]
+            distance = f" {distances[row][place]:.2f}" if distances is not None else ""
+            title = f"{'✓' if right else '✗'}{distance}\n{_name(class_names, answer_labels[index])}"
+            board.show(row, place + 1, answer_image(index), title, RIGHT if right else WRONG)
+    return board.done()
 
 
 def galleries(
@@ -292,19 +353,15 @@ def galleries(
         rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer.
         image: reads a file, uint8 ``[C, H, W]``.
     """
-    width = max(len(answers) for _, _, answers in rows) + 1
-    figure, panels = _grid(len(rows), width)
-    for line, (caption, query, answers) in zip(panels, rows, strict=True):
-        for axes in line:
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set_visible(False)
+    board = _Board(len(rows), max(len(answers) for _, _, answers in rows) + 1)
+    for row, (caption, query, answers) in enumerate(rows):
         if query.is_file():
-            _show(line[0], image(query), caption, BLUE)
-        for axes, (path, text, right) in zip(line[1:], answers, strict=False):
+            board.show(row, 0, image(query), caption, BLUE)
+        for place, (path, text, right) in enumerate(answers):
             mark = "" if right is None else "✓ " if right else "✗ "
             color = GREY if right is None else RIGHT if right else WRONG
-            _show(axes, image(path), f"{mark}{text}\n{_name((), path.name)}", color)
-    return figure
+            board.show(row, place + 1, image(path), f"{mark}{text}\n{_name((), path.name)}", color)
+    return board.done()
 
 
 def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figure:
@@ -315,28 +372,11 @@ def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figu
         images: uint8 ``[C, H, W]``.
         width: images per row.
     """
-    height = -(-len(images) // width)
-    figure, grid = _grid(height, width, above=0.1)
-    figure.suptitle(title, fontsize=10)
-    panels = grid.flatten()
-    for axes in panels:
-        axes.set_axis_off()
-    for axes, picture in zip(panels, images, strict=False):
-        _draw(axes, picture)
-    return figure
-
-
-def _draw(axes: Any, image: Tensor) -> None:
-    pixels = image.detach().cpu().permute(1, 2, 0).numpy()
-    gray = pixels.shape[2] == 1
-    limits = {"cmap": "gray", "vmin": 0, "vmax": 255} if gray else {}
-    axes.imshow(pixels[..., 0] if gray else pixels, interpolation="nearest", **limits)
-
-
-def _show(axes: Any, image: Tensor, title: str, color: str) -> None:
-    _draw(axes, image)
-    axes.set_title(title, fontsize=6.5, color=color, pad=2)
-    axes.spines[:].set(visible=True, color=color, linewidth=3)
+    board = _Board(-(-len(images) // width), width, above=0.1)
+    board.figure.suptitle(title, fontsize=10)
+    for place, picture in enumerate(images):
+        board.show(*divmod(place, width), picture)
+    return board.done()
 
 
 def _name(class_names: Sequence[str], label: int | str) -> str:

@@ -13,6 +13,7 @@ from ..pml import BaseDistance, CustomKNN, FaissKNN, LpDistance
 
 _PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
 _NEIGHBOURS = 1 << 23  # that are in memory at a time
+_FAISS_GPU_NEIGHBOURS = 2048  # that faiss gives on a GPU at most
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
@@ -24,6 +25,15 @@ def has_faiss() -> bool:
     except ImportError:
         return False
     return True
+
+
+def faiss_sees_a_gpu() -> bool:
+    """Whether faiss is installed, is built for GPUs and has one."""
+    if not has_faiss():
+        return False
+    import faiss
+
+    return bool(getattr(faiss, "get_num_gpus", int)())
 
 
 class NearestNeighbours:
@@ -106,11 +116,18 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 
 
 def default_neighbours() -> NearestNeighbours:
-    """By Euclidean distance: with faiss where it is installed, else with torch in tiles."""
+    """By Euclidean distance: with faiss where it is installed, else with torch in tiles.
+
+    On an accelerator torch searches too, unless faiss is built for it: embeddings stay where they are.
+    """
+    in_tiles = neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
     if not has_faiss():
-        return neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
+        return in_tiles
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+        # faiss's search on a GPU gives at most 2,048 neighbours
+        if query.device.type != "cpu" and (k > _FAISS_GPU_NEIGHBOURS or not faiss_sees_a_gpu()):
+            return in_tiles.search(query, k, reference)
         squared, indices = FaissKNN()(query.contiguous(), k, reference.contiguous())
         return squared.clamp(min=0).sqrt(), indices
 

@@ -4,10 +4,11 @@ from ..errors import needs_extra
 
 with needs_extra("train", "training"):
     from ..devices import choose_device
+    from .plans import Plan, plan
     from .progress import Listener
     from .recipe import Recipe, load_recipes, validate
     from .run import Run
-    from .runs import FailedRunsError, Plan, draw_report, execute, plan, summarize, train
+    from .runs import FailedRunsError, draw_report, execute, summarize, train
 
 __all__ = [
     "FailedRunsError",

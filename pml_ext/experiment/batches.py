@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+
+from .workers import Watched, begin, processes_of
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 
@@ -48,6 +52,16 @@ class EpochBatches(BatchSampler):
             items = list(zip(batch, islice(seeds, len(batch)), strict=True))
             self._batches.append(items[_share(len(items), rank, processes)])
 
+    def after(self, count: int) -> EpochBatches:
+        """The batches that are left after some were trained on.
+
+        Args:
+            count: of those.
+        """
+        left = copy.copy(self)
+        left._batches = self._batches[count:]
+        return left
+
     def __iter__(self) -> Iterator[list[Item]]:  # type: ignore[override]  # an image's index and seed
         return iter(self._batches)
 
@@ -72,6 +86,15 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
 
     def __len__(self) -> int:
         return len(self._images)  # type: ignore[arg-type]
+
+    def watched(self, workers: int) -> Watched:
+        """From now on it is known which image each worker reads.
+
+        Args:
+            workers: how many there will be.
+        """
+        self._images = watched = Watched(self._images, workers)
+        return watched
 
     def __getitem__(self, item: Item) -> tuple[Tensor, int]:
         return self.__getitems__([item])[0]
@@ -114,6 +137,7 @@ class BatchReader:
         self._stream = self._streams.Stream(device) if self._streams is not None else None
         self._batches = _Batches()
         self._generator = torch.Generator()
+        self._watched = images.watched(workers)
         self._loader: DataLoader[Any] | None = DataLoader(
             images,
             batch_sampler=self._batches,
@@ -121,26 +145,35 @@ class BatchReader:
             persistent_workers=workers > 0,
             pin_memory=self._streams is not None,
             generator=self._generator,
+            worker_init_fn=begin,
         )
 
     def read(self, batches: EpochBatches) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch on the device, in order.
 
-        One number is drawn from torch's generator of the CPU, as a data loader made for the epoch draws it: with any
-        number of workers, and in a run that goes on, random numbers are the same.
+        One number is drawn from torch's generator of the CPU at once, as a data loader made for the epoch draws it:
+        with any number of workers, and in a run that goes on, random numbers are the same.
 
         Args:
             batches: the epoch's.
 
-        Yields:
-            Images ``[B, C, H, W]`` and labels ``[B]``.
+        Returns:
+            Images ``[B, C, H, W]`` and labels ``[B]``, batch by batch.
         """
         if self._loader is None:
             raise RuntimeError("the reader is closed")
         self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._batches.now = batches
+        return self._read()
+
+    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self._loader is not None
         for images, labels in self._loader:
             yield self._on_device(images, labels)
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Around a training, since torch tells it of a dead worker wherever it is: the text has the worker's image."""
+        return self._watched.naming(lambda: processes_of(self._loader))
 
     def close(self) -> None:
         """Ends the workers."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..devices import Precision, autocast
 from ..pairwise import to_full_precision
+from .workers import Watched, begin, processes_of
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,19 @@ def embed_batches(
         Features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``, on the device.
     """
     pinned = device.type in ("cuda", "xpu")
+    watched = Watched(images, workers)
     loader: DataLoader[Any] = DataLoader(
-        images, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator()
+        watched, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator(), worker_init_fn=begin
     )
     modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
+    reading = iter(loader)
     try:
-        for batch, labels in loader:
+        while True:
+            with watched.naming(lambda: processes_of(reading)):
+                pair = next(reading, None)
+            if pair is None:
+                return
+            batch, labels = pair
             trunk.eval()
             embedder.eval()
             batch = batch.to(device, non_blocking=pinned)

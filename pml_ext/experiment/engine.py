@@ -9,6 +9,7 @@ device per step.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..devices import autocast, check_precision, read_numbers
-from ..distributed import num_processes
+from ..distributed import most_of_ranks, num_processes
 from ..errors import TrainingError
 from ..losses import MicroBatched, inside
 from ..pairwise import to_full_precision
@@ -82,6 +83,8 @@ class Engine:
         freeze_batch_norm: whether the trunk's batch norms keep their statistics.
         lap: called with the name of each part of a step when it is done, for measuring: ``"network"``, ``"miner"``,
             ``"loss"``, ``"check"``, ``"optimizer"``.
+        skip_nonfinite: whether a step is left out, rather than an error, if the loss, an embedding or a gradient is NaN
+            or infinite; at most 30 one after the other.
 
     Raises:
         ConfigError: a precision that the device does not have.
@@ -95,7 +98,9 @@ class Engine:
         settings: EngineTable | None = None,
         freeze_batch_norm: bool = False,
         lap: Callable[[str], None] | None = None,
+        skip_nonfinite: bool = False,
     ) -> None:
+        self._skips, self._undo = skip_nonfinite, _nothing
         self.settings = settings or EngineTable()
         self.device = device
         self._freeze_batch_norm = freeze_batch_norm
@@ -143,6 +148,7 @@ class Engine:
         batch = next(reading, None)
         while batch is not None:
             self._lap("reading")
+            self._undo = self._remembered(objective) if self._skips else _nothing
             with self._compiling():
                 pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
@@ -188,10 +194,13 @@ class Engine:
                      if parameter.grad is not None}  # fmt: skip
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
+        bad: tuple[str, float] | None = None
         if not math.isfinite(value):
-            raise NotFiniteError(f"the loss became {value}")
-        # A norm overflows above 1e19, where every value may still be finite.
-        bad = None if math.isfinite(total) else first_bad({"embeddings": embeddings} | gradients)
+            bad = "loss", value
+        elif not math.isfinite(total):  # a norm overflows above 1e19, where every value may still be finite
+            bad = first_bad({"embeddings": embeddings} | gradients)
+        if self._skips and most_of_ranks(int(bad is not None)) and bad is None:
+            bad = "loss of another process", math.nan
         self._lap("check")
         if bad is None:
             self._overflows = 0
@@ -207,15 +216,35 @@ class Engine:
         return Step(value, embeddings, recorded, bad is not None)
 
     def _skip(self, name: str, value: float) -> None:
-        """A gradient that is not finite: in float16 the step is left out, and the loss scale falls; else an error."""
+        """What is not finite: an error, or a step that is left out.
+
+        In float16 that is so for gradients, and the loss scale falls; with ``skip_nonfinite`` for everything.
+        """
         self._overflows += 1
-        if self._scaler is None or name == "embeddings":
+        if self._skips:
+            if self._overflows > MOST_SKIPPED:
+                raise NotFiniteError(f"the {name} became {value} in {self._overflows} iterations one after the other")
+            self._undo()
+            return
+        if self._scaler is None or name in ("embeddings", "loss"):
             raise NotFiniteError(f"the {name} became {value}")
         if self._overflows > MOST_SKIPPED:
             raise NotFiniteError(
                 f"the {name} overflows in float16 whatever the loss scale; wanted engine.precision = 'bfloat16', which "
                 "has a wider range"
             )
+
+    def _remembered(self, objective: Objective) -> Callable[[], None]:
+        """What puts back the statistics of batch norms, and a memory in the loss, as they are before a step."""
+        buffers = [(buffer, buffer.clone()) for module in self._named.values() for buffer in module.buffers()]
+        loss, state = inside(objective.loss), copy.deepcopy(inside(objective.loss).state_dict())
+
+        def undo() -> None:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            loss.load_state_dict(state)
+
+        return undo
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -259,6 +288,10 @@ def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
+
+
+def _nothing() -> None:
+    """There is nothing to put back."""
 
 
 def _no_lap(_part: str) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ..errors import TrainingWarning
+
+OnNonfinite = Literal["stop", "skip"]  # a loss, an embedding or a gradient that is NaN or infinite
 
 
 class Listener(Protocol):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.metadata
-import platform
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,27 +11,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .. import __version__
 from ..devices import device_name
-from ..distributed import from_rank_0
-from ..errors import TrainingError
+from ..distributed import from_rank_0, from_ranks, most_of_ranks
+from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
-from . import checkpoint
+from . import checkpoint, signals
 from .batches import BatchReader, EpochBatches, SeededImages, draw
+from .curves import CURVE, VALIDATION
 from .engine import Engine, NotFiniteError, Objective, Step
 from .finite import bad_buffer, bad_weight, infinite_variance
-from .progress import Listener, Pace, Silence, heard
+from .progress import Listener, OnNonfinite, Pace, Silence, heard
 from .recipe import Recipe, plugins_in
 from .records import Records, Rows, Terms
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages
-from .state import Account, Trained, state_to_resume
-from .testing import COLLAPSED, mean_similarity, metrics_after, metrics_before, metrics_of
+from .state import Account, Trained, state_to_resume, state_within
+from .testing import COLLAPSED, counts, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
 from .view import View
-
-_PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 
 
 class Run(View):
@@ -50,17 +45,25 @@ class Run(View):
         device: ``"cpu"``, or an accelerator as torch names it.
         root: the folder of the data, where the data set wants one.
         listener: hears how it goes on.
+        on_nonfinite: ``"stop"``, or ``"skip"`` for iterations to be left out whose loss, embeddings or gradients are
+            NaN or infinite.
     """
 
     def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
-                 root: Path | None = None, listener: Listener | None = None) -> None:  # fmt: skip
-        super().__init__(recipe, folder, seed, device, root)
-        self.name = name
+                 root: Path | None = None, listener: Listener | None = None,
+                 on_nonfinite: OnNonfinite = "stop") -> None:  # fmt: skip
+        self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
+        super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
+        self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
+        for split, paths in self.skipped.items():
+            self._warn(
+                f"left out {len(paths)} images of {split} that cannot be read; the first: {next(iter(paths.values()))}"
+            )
 
     @functools.cached_property
     def engine(self) -> Engine:
@@ -69,7 +72,8 @@ class Run(View):
         Raises:
             ConfigError: a precision that the device does not have.
         """
-        return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, self.recipe.model.freeze_batch_norm)
+        return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, self.recipe.model.freeze_batch_norm,
+                      skip_nonfinite=self._on_nonfinite == "skip")  # fmt: skip
 
     # The story
 
@@ -86,6 +90,7 @@ class Run(View):
             TrainingError: the loss, an embedding, a gradient or a weight became NaN or infinite; the last checkpoint
                 stays.
             DataError: the checkpoint to go on from is damaged, or does not fit.
+            StoppedError: a signal ended the run; a checkpoint is there, if it had begun to train.
         """
         self._begin(resume)
         records = self._open_records() if self.rank == 0 else None
@@ -97,12 +102,15 @@ class Run(View):
             while self.epoch < self.recipe.schedule.epochs:
                 self.epoch += 1
                 started = time.perf_counter()
-                loss, embeddings = self._train_epoch(reader, records)
-                seconds = time.perf_counter() - started
-                self._account.train_seconds += seconds
-                if records is not None:
-                    self._end_epoch(records, embeddings)
-                    self._tell(loss, seconds, pace)
+                with signals.waiting(), reader.naming():
+                    losses, similarity = self._train_epoch(reader, records)
+                    seconds = time.perf_counter() - started
+                    self._account.train_seconds += seconds
+                    if records is not None:
+                        self._end_epoch(records, losses, similarity)
+                        finite = [loss for loss in losses if math.isfinite(loss)]
+                        self._tell(float(np.mean(finite)) if finite else math.nan, seconds, pace)
+                signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
             return from_rank_0(self._finish(records) if records is not None else None)  # type: ignore[no-any-return]
         finally:
             reader.close()
@@ -112,65 +120,129 @@ class Run(View):
     def _begin(self, resume: bool) -> None:
         """Tests what there is before, and prepares the components; or takes the state of the run that goes on."""
         self.engine  # noqa: B018  # what it refuses is told before anything is tested
-        state = state_to_resume(self.checkpoint("last"), self.device, self.processes) if resume else None
-        if state is not None:
-            with checkpoint.taking(self.checkpoint("last")):
+        last = self.checkpoint("last")
+        found = state_to_resume(last, self.device, self.processes) if resume else None
+        if found is not None:
+            state, word = found
+            with checkpoint.taking(last, state):
                 self._restore(state)
+            if word:
+                self._warn(word)
         else:
-            if self.rank == 0:
-                started = time.perf_counter()
-                self.listener.step("testing raw pixels and the untrained network")
-                self._account.metrics = {**metrics_before(self)}
-                checkpoint.save(self.checkpoint("before"), {"embeddings": self.embeddings("test").cpu()})
-                self._account.test_seconds += time.perf_counter() - started
+            if self.rank == 0 and self.recipe.evaluation.baselines:
+                self._test_before(resume)
             self.call_parts("prepare")
+        if resume:
+            self._within, word = state_within(self.checkpoint("within"), self.epoch, self.device, self.processes)
+            if word:
+                self._warn(word)
+        from_rank_0(None)  # all have read what is there
         if self.rank == 0:
+            if self._within is None:
+                self.checkpoint("within").unlink(missing_ok=True)
             write_json(self.folder / "network.json", self.network_json())
 
-    def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[float, Tensor]:
-        """Trains one epoch: the mean of its losses, and the embeddings of its last batch."""
+    def _test_before(self, resume: bool) -> None:
+        """The metrics of raw pixels and of the untrained network; from ``before.pt``, if that has them."""
+        path, started = self.checkpoint("before"), time.perf_counter()
+        if resume and path.exists():
+            try:
+                state = checkpoint.load(path)
+                self._account.metrics, random = state["metrics"], state["random"]
+            except (DataError, KeyError) as error:
+                self.listener.step(f"testing the untrained network again: {error}")
+            else:
+                checkpoint.set_random_state(random)
+                return
+        self.listener.step("testing raw pixels and the untrained network")
+        self._account.metrics = {**metrics_before(self)}
+        checkpoint.save(path, {"embeddings": self.embeddings(self.queries).cpu(), "metrics": self._account.metrics,
+                               "random": checkpoint.random_state()})  # fmt: skip
+        self._account.test_seconds += time.perf_counter() - started
+
+    def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float]:
+        """Trains one epoch: its losses, and how similar the embeddings of its last batch are."""
         stage = self.stages.of(self.epoch)
-        self.call_parts("start_epoch")
+        with signals.at_once():  # nothing of the epoch is lost yet
+            self.call_parts("start_epoch")
+            self.changed()
+            objective, terms = self.objective(stage, recorded=records is not None)
+            batches = self._draw_batches(stage)
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
-        self.changed()
-        objective, terms = self.objective(stage, recorded=records is not None)
-        losses: list[float] = []
-        before = self._iterations_done(self.epoch - 1)
+        before, count = self._iterations_done(self.epoch - 1), len(batches)
+        within, self._within = self._within, None
+        losses: list[float] = list(within["losses"]) if within is not None else []
+        reading = reader.read(batches.after(len(losses)))
+        if within is not None:
+            with checkpoint.taking(self.checkpoint("within"), within):
+                self._restore(within)
+            if within["ended"]:
+                return losses, within["similarity"]
         try:
             with heard(self._warn):
-                for step in self.engine.epoch(reader.read(self._draw_batches(stage)), objective):
+                for step in self.engine.epoch(reading, objective):
                     losses.append(step.loss)
+                    self._account.skipped += step.skipped
                     if records is not None:
                         records.add(before + len(losses), rows_of(step, terms))
                     self.listener.iteration(step.loss)
+                    if len(losses) < count:
+                        self._look_for_signals(records, losses)
         except NotFiniteError as error:
             raise self._stopped(error, f"in iteration {before + len(losses) + 1} (epoch {self.epoch})") from error
         self._check_weights(stage)
-        return float(np.mean(losses)), step.embeddings
+        return losses, mean_similarity(step.embeddings)
 
-    def _end_epoch(self, records: Records, embeddings: Tensor) -> None:
+    def _look_for_signals(self, records: Records | None, losses: list[float]) -> None:
+        """Writes a checkpoint between two iterations and ends the run, if any of its processes had a signal."""
+        if number := most_of_ranks(signals.received() or 0):
+            ranks = from_ranks(checkpoint.random_state())
+            if records is not None:
+                self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": 0.0})
+            from_rank_0(None)  # the others wait until it is written
+            raise signals.stopped(number, f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint "
+                                  "is written")  # fmt: skip
+
+    def _end_epoch(self, records: Records, losses: list[float], similarity: float) -> None:
         """Looks for collapse, tests on the held-out classes, and writes the checkpoint."""
         started = time.perf_counter()
-        if (similarity := mean_similarity(embeddings)) > COLLAPSED:
+        collapsed = similarity > COLLAPSED
+        if collapsed and not self._account.collapsed:
             self._warn(
                 f"epoch {self.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
                 f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
             )
-        self._validate(records)
+        self._account.collapsed = collapsed
+        random = checkpoint.random_state()
+        try:
+            self._validate(records)
+        except StoppedError as error:
+            checkpoint.set_random_state(random)
+            self._save_within(records, {"losses": losses, "ranks": [], "ended": True, "similarity": similarity})
+            where = f"while epoch {self.epoch} was validated; a checkpoint is written"
+            raise signals.stopped(error.signal, where) from None
         records.save()
         self._account.test_seconds += time.perf_counter() - started
-        self._save()
+        checkpoint.save_last(self.checkpoint("last"), self._state())
+        self.checkpoint("within").unlink(missing_ok=True)
 
     def _validate(self, records: Records) -> None:
-        """Tests on the held-out classes, and keeps the model if it is the best so far."""
-        table = self.recipe.evaluation
-        if table.select is None or (self.epoch % table.every and self.epoch != self.recipe.schedule.epochs):
-            return
-        self.listener.step(f"validating epoch {self.epoch}")
-        metrics = metrics_of(self, "validation")
-        records.add(self.epoch, {"accuracies_validation": metrics})
-        if metrics[table.select] > self._account.best["value"]:
-            self._account.best = {"epoch": self.epoch, "value": metrics[table.select]}
+        """Tests what the recipe wants tested between epochs, and keeps the model if it is the best so far."""
+        table, last = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs
+        deciding = self.queries if table.select_on == "test" else "validation"
+        chooses = table.select is not None and (last or self.epoch % table.every == 0)
+        measured: dict[str, dict[str, float]] = {}
+        with signals.at_once():
+            if table.test_every and (last or self.epoch % table.test_every == 0):
+                self.listener.step(f"testing epoch {self.epoch}")
+                measured[self.queries] = metrics_of(self, self.queries, clustering=False)
+            if chooses:
+                self.listener.step(f"validating epoch {self.epoch}")
+                measured[deciding] = metrics_of(self, deciding)
+        for split, metrics in measured.items():
+            records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
+        if table.select is not None and chooses and measured[deciding][table.select] > self._account.best["value"]:
+            self._account.best = {"epoch": self.epoch, "value": measured[deciding][table.select]}
             checkpoint.save(self.checkpoint("best"), self.model_state())
 
     def _finish(self, records: Records) -> dict[str, Any]:
@@ -179,24 +251,31 @@ class Run(View):
         self.listener.step("testing the trained network")
         started = time.perf_counter()
         if account.best["epoch"] is not None:
-            self._take_model("best")
+            account.best["epoch"] = self._take_model("best")["epoch"]
         checkpoint.save(self.checkpoint("model"), self.model_state())
         metrics = account.metrics | metrics_after(self, self.stages)
         records.add(self.epoch, {"accuracies_test": metrics["after"]})
         records.save()
-        if (similarity := mean_similarity(self.embeddings("test"))) > COLLAPSED:
+        if (similarity := mean_similarity(self.embeddings(self.queries))) > COLLAPSED:
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
+        if account.skipped:
+            self._warn(f"{account.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
+                       "embedding or a gradient was not finite")  # fmt: skip
+        write_neighbours(self)
         test_seconds = account.test_seconds + time.perf_counter() - started
         result = {
             "recipe": self.name,
             "seed": self.seed,
             "device": device_name(self.device),
             "processes": self.processes,
-            "versions": versions(),
+            "versions": checkpoint.versions(),
             "plugins": plugins_in(self.recipe.as_dict()),
             "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
             "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
+            "skipped_iterations": account.skipped,
+            "images": counts(self),
             "warnings": account.warnings,
+            **({"unreadable": {split: len(paths) for split, paths in self.skipped.items()}} if self.skipped else {}),
             **metrics,
         }
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished
@@ -257,9 +336,9 @@ class Run(View):
         if (bad := bad_weight({**networks, "loss": stage.loss}) or bad_buffer(networks)) is not None:
             raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
         if (name := infinite_variance(networks)) is not None:
-            text = f"{name} has become infinite: features are the same for every image there; try a lower optimizer.lr"
-            if text not in self._account.warnings:
-                self._warn(text)
+            self._warn(
+                f"{name} has become infinite: features are the same for every image there; try a lower optimizer.lr"
+            )
 
     def _stopped(self, problem: object, when: str) -> TrainingError:
         what, _, remedy = str(problem).partition("; ")
@@ -281,8 +360,10 @@ class Run(View):
         self.listener.epoch_done(self.epoch, self.recipe.schedule.epochs, loss, images / seconds, left)
 
     def _warn(self, text: str) -> None:
-        self._account.warnings.append(text)
-        self.listener.warn(text)
+        """Keeps and tells a warning; once, also where a run that goes on meets what it has met before."""
+        if text not in self._account.warnings:
+            self._account.warnings.append(text)
+            self.listener.warn(text)
 
     # State
 
@@ -295,22 +376,31 @@ class Run(View):
         self._trained.take_model(state)
         self.changed()
 
-    def _take_model(self, name: str) -> None:
+    def _take_model(self, name: str) -> dict[str, Any]:
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device)
-        with checkpoint.taking(path):
+        with checkpoint.taking(path, state):
             self.load_model_state(state)
+        return state
 
     def _open_records(self) -> Records:
-        return Records(self.folder, self._iterations_done(), self.epoch)
+        within = len(self._within["losses"]) if self._within is not None else 0
+        return Records(self.folder, self._iterations_done() + within, self.epoch, self._warn)
 
-    def _save(self) -> None:
-        state = {"epoch": self.epoch, "processes": self.processes, **vars(self._account),
-                 **self._trained.everything(self.engine)}  # fmt: skip
-        checkpoint.save(self.checkpoint("last"), state)
+    def _state(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch, "processes": self.processes, "run": {"recipe": self.name, "seed": self.seed},
+            "recipe": self.recipe.as_dict(), **vars(self._account), **self._trained.everything(self.engine),
+        }  # fmt: skip
+
+    def _save_within(self, records: Records, place: dict[str, Any]) -> None:
+        records.save()
+        checkpoint.save(self.checkpoint("within"), self._state() | place)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._trained.take_everything(state, self.engine)
+        if self.rank > 0 and state.get("ranks"):
+            checkpoint.set_random_state(state["ranks"][self.rank])
         self._account = Account(**{name: state[name] for name in vars(self._account)})
         self.epoch = state["epoch"]
         self.changed()
@@ -319,12 +409,3 @@ class Run(View):
 def rows_of(step: Step, terms: Terms) -> Rows:
     """What is recorded of a step, by table and column."""
     return {"loss_histories": {"total_loss": step.loss}, **terms.rows(step.recorded)}
-
-
-def versions() -> dict[str, str]:
-    """The versions of what a run depends on."""
-    versions = {"python": platform.python_version(), "pml-ext": __version__}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions

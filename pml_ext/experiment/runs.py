@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import json
+import os
+import shlex
 import statistics
-import tomllib
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,108 +15,30 @@ from typing import Any
 
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
-from ..errors import ConfigError, DataError, PmlExtError, one_line
+from ..errors import DataError, PmlExtError, StoppedError, one_line, shortened
 from ..evaluation.figures import sweep_curve
-from ..files import write_atomically, write_json, write_toml
-from .progress import Listener
-from .recipe import Recipe, load_recipes, plugins_in, read_tables
+from ..files import (
+    DamagedError,
+    read_json,
+    remove_left_overs,
+    write_atomically,
+    write_text,
+    write_toml,
+    writing,
+)
+from . import signals
+from .lock import LOCK, locked
+from .plans import Plan, plan, restarted
+from .progress import Listener, OnNonfinite
+from .recipe import load_recipes, plugins_in
 from .run import Run
 
 Metrics = dict[str, Any]
 REPORT = "report.html"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One run to do.
-
-    Args:
-        name: the recipe's name, with its variant.
-        recipe: what to train.
-        seed: of all generators.
-        folder: where it is written.
-    """
-
-    name: str
-    recipe: Recipe
-    seed: int
-    folder: Path
-
-
-def plan(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1,
-         overrides: Iterable[str] = (), resume: bool = False) -> list[Plan]:  # fmt: skip
-    """The runs of a recipe, checked before any begins.
-
-    Args:
-        name: a recipe's name or file; see :func:`load_recipes`.
-        out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
-        seed: the first seed.
-        seeds: how many seeds, counted up from the first.
-        overrides: ``KEY=VALUE`` pairs.
-        resume: whether the folder may exist.
-
-    Raises:
-        ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
-    """
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: wanted 1 or more")
-    if seed < 0:
-        raise ConfigError(f"--seed {seed}: wanted 0 or more")
-    if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    recipes = load_recipes(name, overrides)
-    if out is None:
-        time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
-        out = Path("runs") / f"{shown}-{seed}-{time}"
-    if out.exists() and not resume:
-        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; --out wants a folder")
-    several = len(recipes) * seeds > 1
-    if several and (out / "recipe.toml").exists():
-        raise ConfigError(f"{out} holds one run; several runs want a folder of their own, choose another --out")
-    plans = []
-    for full_name, recipe in recipes.items():
-        variant = full_name.partition("@")[2].replace("/", "-")
-        for number in range(seed, seed + seeds):
-            parts = [variant] * (len(recipes) > 1) + [f"seed-{number}"] * (seeds > 1)
-            plans.append(Plan(full_name, recipe, number, out.joinpath("-".join(parts)) if several else out))
-    for each in plans:
-        _check_same(each)
-    return plans
-
-
-def _check_same(plan: Plan) -> None:
-    """A folder that is resumed must hold the same recipe and seed."""
-    if not plan.folder.exists() or not any(plan.folder.iterdir()):
-        return
-    saved = plan.folder / "recipe.toml"
-    if not saved.is_file():
-        raise ConfigError(f"{plan.folder} holds no run (no recipe.toml in it); choose another --out")
-    run, tables = tomllib.loads(saved.read_text("utf-8"))["run"], read_tables(str(saved))
-    wanted = plan.recipe.as_dict()
-    if run["seed"] != plan.seed:
-        raise ConfigError(
-            f"{plan.folder} holds a run with seed {run['seed']}, not {plan.seed}; type --seed {run['seed']}"
-        )
-    if (difference := _first_difference(tables, wanted)) is not None:
-        key, old, new = difference
-        raise ConfigError(f"{saved}: {key} is {old!r} in the run to resume, but {new!r} now; resume it with the same")
-
-
-def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for part in [*old, *(part for part in new if part not in old)]:
-            inner = f"{key}.{part}" if key else part
-            if (difference := _first_difference(old.get(part), new.get(part), inner)) is not None:
-                return difference
-        return None
-    return None if old == new else (key or "recipe", old, new)
-
-
-def execute(plan: Plan, device: str = "auto", data: Path | None = None,
-            listener: Listener | None = None, resume: bool = False) -> Metrics:  # fmt: skip
+def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener: Listener | None = None,
+            resume: bool = False, on_nonfinite: OnNonfinite = "stop") -> Metrics:  # fmt: skip
     """Does one run.
 
     Args:
@@ -124,6 +47,8 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
         data: the folder of the data.
         listener: hears how it goes on.
         resume: go on with what the folder holds; a finished run is only read, and its report drawn if it is missing.
+        on_nonfinite: ``"stop"``, or ``"skip"`` for iterations to be left out whose loss, embeddings or gradients are
+            NaN or infinite.
 
     Returns:
         What stands in ``metrics.json``.
@@ -131,18 +56,38 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None,
     metrics, has_report = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, False))
     if has_report:
         return metrics  # type: ignore[no-any-return]
-    run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener)
-    run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
-    if metrics is not None:
+    with contextlib.ExitStack() as stack:
+        existed, word = plan.folder.exists(), ""
+        if existed and rank() == 0:
+            word = stack.enter_context(locked(plan.folder))
+        run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
+        run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
+        if metrics is not None:
+            if rank() == 0:
+                _try_report(run, metrics)
+            return metrics  # type: ignore[no-any-return]
         if rank() == 0:
-            _try_report(run, metrics)
-        return metrics  # type: ignore[no-any-return]
-    if rank() == 0:
-        plan.folder.mkdir(parents=True, exist_ok=resume)
-        tables = plan.recipe.as_dict()
-        about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
-        write_toml(plan.folder / "recipe.toml", tables | about)
-    return run.train(resume)
+            if not existed:
+                with writing(plan.folder):
+                    plan.folder.mkdir(parents=True)
+                stack.enter_context(locked(plan.folder))
+            if word:
+                run.listener.step(word)
+            _tidy(plan.folder)
+            tables = plan.recipe.as_dict()
+            about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
+            write_toml(plan.folder / "recipe.toml", tables | about, "run")
+        return run.train(resume)
+
+
+def _tidy(folder: Path) -> None:
+    """Removes what a killed run has left: temporary files, and checkpoints of which nobody knows the recipe."""
+    remove_left_overs(folder, ("recipe.toml", "network.json", "metrics.json", REPORT, LOCK))
+    for place in ("checkpoints", "figures"):
+        remove_left_overs(folder / place)
+    if not (folder / "recipe.toml").exists() and not (folder / "checkpoints" / "last.pt").exists():
+        for name in ("before", "best", "within"):
+            (folder / "checkpoints" / f"{name}.pt").unlink(missing_ok=True)
 
 
 def _finished(folder: Path) -> tuple[Metrics | None, bool]:
@@ -183,8 +128,9 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
             )
     recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
     metrics = read_metrics(folder / "metrics.json")
-    run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
-    run.draw_report_again(metrics)
+    with locked(folder):
+        run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
+        run.draw_report_again(metrics)
     return folder / REPORT
 
 
@@ -195,10 +141,10 @@ def read_metrics(path: Path) -> Metrics:
         DataError: the file is damaged.
     """
     try:
-        return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
-    except ValueError as error:
+        return read_json(path)
+    except DamagedError as error:
         raise DataError(
-            f"{path}: not the metrics of a run ({one_line(error)}); delete it and train with --resume: they are "
+            f"{path}: not the metrics of a run ({shortened(error, 200)}); delete it and train with --resume: they are "
             "measured and written again"
         ) from None
 
@@ -230,7 +176,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, device: str = "auto",
           data: Path | None = None, overrides: Iterable[str] = (), resume: bool = False,
-          listener: Listener | None = None) -> list[Metrics]:  # fmt: skip
+          listener: Listener | None = None, on_nonfinite: OnNonfinite = "stop") -> list[Metrics]:  # fmt: skip
     """Trains a recipe: all its variants, with every seed.
 
     Args:
@@ -243,6 +189,9 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
         overrides: ``KEY=VALUE`` pairs.
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
+        on_nonfinite: as of :func:`execute`.
+
+    SIGINT, SIGTERM and SIGHUP end training after the iteration, with a checkpoint; a second one ends it at once.
 
     Returns:
         What stands in each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
@@ -251,15 +200,49 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
     Raises:
         FailedRunsError: some of several runs failed; the others were done, and are in the error and the summary. With
             several processes the first run that fails ends them all.
+        StoppedError: a signal ended it; the text says what to type to go on.
     """
+    resume = resume or restarted()
+    with signals.listening():
+        plans: list[Plan] = []
+        try:
+            return _train_all(plans, name, out, seed, seeds, device, data, overrides, resume, listener, on_nonfinite)
+        except StoppedError as error:
+            again = _to_go_on(plans, name, seed, seeds, device, data, overrides, on_nonfinite)
+            raise StoppedError(error.signal, f"{error}; {again}") from None
+
+
+def _to_go_on(plans: Sequence[Plan], name: str, seed: int, seeds: int, device: str, data: Path | None,
+              overrides: Iterable[str], on_nonfinite: OnNonfinite) -> str:  # fmt: skip
+    """What to type to go on with runs that a signal has ended."""
+    if not any(plan.folder.exists() for plan in plans):
+        return "nothing was written yet"
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
+    words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
+    for option, value, default in (("--seed", seed, 0), ("--seeds", seeds, 1), ("--device", device, "auto"),
+                                   ("--data", data, None), ("--on-nonfinite", on_nonfinite, "stop")):  # fmt: skip
+        words += [option, str(value)] if value != default else []
+    for override in overrides:
+        words += ["--set", override]
+    return f"go on with: {shlex.join([*words, '--resume'])}"
+
+
+def _train_all(plans: list[Plan], name: str, out: Path | None, seed: int, seeds: int, device: str, data: Path | None,
+               overrides: Iterable[str], resume: bool, listener: Listener | None,
+               on_nonfinite: OnNonfinite) -> list[Metrics]:  # fmt: skip
     with process_group(choose_device(device).partition(":")[0]):
         # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-        plans = from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
+        plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
         results: list[Metrics] = []
         failures: list[Failure] = []
         for each in plans:
             try:
-                results.append(execute(each, device, data, listener, resume) | {"folder": str(each.folder)})
+                results.append(
+                    execute(each, device, data, listener, resume, on_nonfinite) | {"folder": str(each.folder)}
+                )
+            except StoppedError:
+                raise
             except Exception as error:
                 if len(plans) == 1 or num_processes() > 1:  # the others may wait for this one
                     raise
@@ -327,7 +310,7 @@ def _write_summary(folder: Path, results: list[Metrics], failures: list[Failure]
     summary: dict[str, Any] = dict(summarize(results))
     if failures:
         summary["failures"] = [failure.as_dict() for failure in failures]
-    write_json(folder / "summary.json", summary)
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     draw_sweep(results, folder / "sweep.png")
 
 

@@ -13,7 +13,7 @@ from .. import registry
 from ..building import BuildContext
 from ..data import LabelledImages
 from ..distributed import DistributedLoss, DistributedMiner, num_processes
-from ..errors import ConfigError
+from ..errors import ConfigError, PmlExtError, shortened
 from .engine import over_processes
 from .recipe import (
     SHUFFLE,
@@ -139,17 +139,24 @@ def _build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tu
     }  # fmt: skip
     try:
         sampler = registry.build(table.name, "sampler", context, **table.settings)
-    except (AssertionError, ValueError) as error:
-        raise ConfigError(
+    except PmlExtError:
+        raise
+    except Exception as error:  # what constructors raise is not limited
+        raise ConfigError(shortened(
             f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
             f"{len(classes_of(images))} classes: {error}"
-        ) from None
+        )) from None  # fmt: skip
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
     if passes == 0:
         raise ConfigError(
             f"sampler: one pass of {table.name} gives {len(sampler)} images, fewer than {table.batch_size}"
         )
-    return sampler, min(iterations, passes) if table.iterations else passes
+    if table.iterations and passes < table.iterations:
+        raise ConfigError(
+            f"sampler: iterations = {table.iterations}, but a pass of {table.name} gives {passes} batches of "
+            f"{table.batch_size}; make iterations smaller, or leave it out"
+        )
+    return sampler, table.iterations or passes
 
 
 @dataclass

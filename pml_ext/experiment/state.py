@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from ..distributed import from_rank_0
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..samplers import sampler_state, set_sampler_state
 from . import checkpoint
+from .checkpoint import part
 from .engine import Engine
+from .plain import attributes
 from .stages import Optimizers, Stages
 
 
@@ -28,6 +29,8 @@ class Account:
         warnings: their texts.
         train_seconds: spent on training.
         test_seconds: spent on tests.
+        collapsed: whether the embeddings lay on one point at the end of the last epoch.
+        skipped: iterations that were left out, since something was not finite.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -35,6 +38,8 @@ class Account:
     warnings: list[str] = field(default_factory=list)
     train_seconds: float = 0.0
     test_seconds: float = 0.0
+    collapsed: bool = False
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,18 @@ class Trained:
 
     def take_model(self, state: Mapping[str, Any]) -> None:
         """Takes the weights of :meth:`model`."""
-        self.trunk.load_state_dict(state["trunk"])
-        self.embedder.load_state_dict(state["embedder"])
+        self._take_networks(state)
         losses = [*state.get("earlier_losses", ()), state["loss"]]
-        for stage, loss in zip(self.stages[-len(losses) :], losses, strict=True):
-            stage.loss.load_state_dict(loss)
+        with part("the number of its losses"):
+            pairs = list(zip(self.stages[-len(losses) :], losses, strict=True))
+        for stage, loss in pairs:
+            with part(f"the {type(stage.loss).__name__}"):
+                stage.loss.load_state_dict(loss)
+
+    def _take_networks(self, state: Mapping[str, Any]) -> None:
+        for name, network in (("trunk", self.trunk), ("embedder", self.embedder)):
+            with part(f"the {name}"):
+                network.load_state_dict(state[name])
 
     def everything(self, engine: Engine) -> dict[str, Any]:
         """All that is needed to go on, random generators included.
@@ -86,7 +98,7 @@ class Trained:
                 {
                     "loss": stage.loss.state_dict(),
                     "miner": stage.miner.state_dict() if stage.miner is not None else {},
-                    "sampler": sampler_state(stage.sampler),
+                    "sampler": _sampler_state(stage.sampler),
                     "optimizer": stage.optimizer.state_dict() if stage.optimizer is not None else None,
                     "scheduler": stage.scheduler.state_dict() if stage.scheduler is not None else None,
                 }
@@ -102,26 +114,33 @@ class Trained:
             state: what it gave.
             engine: trains the networks.
         """
-        self.trunk.load_state_dict(state["networks"]["trunk"])
-        self.embedder.load_state_dict(state["networks"]["embedder"])
-        engine.load_state_dict(state["engine"])
-        for key, optimizer in self.optimizers.steps.items():
-            optimizer.load_state_dict(state["optimizers"][key])
-        for key, scheduler in self.optimizers.schedules.items():
-            scheduler.load_state_dict(state["schedulers"][key])
-        for stage, saved in zip(self.stages, state["stages"], strict=True):
-            stage.loss.load_state_dict(saved["loss"])
-            if stage.miner is not None:
-                stage.miner.load_state_dict(saved["miner"])
-            set_sampler_state(stage.sampler, saved["sampler"])
-            if stage.optimizer is not None:
-                stage.optimizer.load_state_dict(saved["optimizer"])
-            if stage.scheduler is not None:
-                stage.scheduler.load_state_dict(saved["scheduler"])
-        checkpoint.set_random_state(state["random"])
+        self._take_networks(state["networks"])
+        with part("the engine's state"):
+            engine.load_state_dict(state["engine"])
+        for what, taken in (("optimizers", self.optimizers.steps), ("schedulers", self.optimizers.schedules)):
+            for key, each in taken.items():
+                with part(f"the {key} among the {what}"):
+                    each.load_state_dict(state[what][key])
+        with part("the number of its stages"):
+            pairs = list(zip(self.stages, state["stages"], strict=True))
+        for stage, saved in pairs:
+            for name, owner in (("loss", stage.loss), ("miner", stage.miner), ("optimizer", stage.optimizer),
+                                ("scheduler", stage.scheduler)):  # fmt: skip
+                if owner is not None:
+                    with part(f"the {name} {type(owner).__name__}"):
+                        owner.load_state_dict(saved[name])
+            with part(f"the sampler {type(stage.sampler).__name__}"):
+                set_sampler_state(stage.sampler, saved["sampler"])
+        with part("the state of the random generators"):
+            checkpoint.set_random_state(state["random"])
 
 
-def state_to_resume(path: Path, device: Any, processes: int) -> dict[str, Any] | None:
+def _sampler_state(sampler: Any) -> Any:
+    """A sampler's own state, or those of its attributes that a checkpoint can hold."""
+    return sampler_state(sampler) if hasattr(sampler, "state_dict") else attributes(sampler)
+
+
+def state_to_resume(path: Path, device: Any, processes: int) -> tuple[dict[str, Any], str] | None:
     """The state of a run that is to go on; None where there is no checkpoint yet.
 
     Args:
@@ -129,17 +148,46 @@ def state_to_resume(path: Path, device: Any, processes: int) -> dict[str, Any] |
         device: where its tensors go.
         processes: how many there are now.
 
+    Returns:
+        The state, and what to tell of it: "" unless it is that of ``previous.pt``.
+
     Raises:
         ConfigError: the run began with another number of processes.
-        DataError: the checkpoint is damaged.
+        DataError: no checkpoint can be read.
     """
-    if not from_rank_0(path.exists()):
-        return None
-    state = checkpoint.load(path, device, trusted=True)
-    if state["processes"] != processes:
-        before = state["processes"]
+    found = checkpoint.load_to_resume(path, device)
+    if found is not None:
+        _check_processes(path, found[0]["processes"], processes)
+    return found
+
+
+def state_within(path: Path, epoch: int, device: Any, processes: int) -> tuple[dict[str, Any] | None, str]:
+    """The state inside of an epoch, where a signal ended the run, and what to tell of it.
+
+    Args:
+        path: ``within.pt``.
+        epoch: that has ended; what is inside of another one than the next is of no use.
+        device: where its tensors go.
+        processes: how many there are now.
+
+    Raises:
+        ConfigError: the run began with another number of processes.
+    """
+    if not path.exists():
+        return None, ""
+    try:
+        state = checkpoint.load(path, device)
+    except DataError as error:
+        return None, str(error)
+    if state["epoch"] != epoch + 1:
+        return None, ""
+    _check_processes(path, state["processes"], processes)
+    return state, ""
+
+
+def _check_processes(path: Path, before: int, now: int) -> None:
+    if before != now:
         raise ConfigError(
-            f"{path.parent.parent} holds a run of {before} process{'es' * (before > 1)}, not {processes}; resume it "
+            f"{path.parent.parent} holds a run of {before} process{'es' * (before > 1)}, not {now}; resume it "
             f"with {f'torchrun --nproc-per-node {before} -m pml_ext' if before > 1 else 'pml-ext'} train ..."
         )
-    return state

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..data import raw_pixels
 from ..errors import TrainingError
-from ..evaluation import (
-    Evaluation,
-    NearestNeighbours,
-    default_neighbours,
-    evaluate,
-    learned_metric,
-    neighbours_under,
-    reranked_under,
-)
+from ..evaluation import Evaluation, NearestNeighbours, evaluate, learned_metric, neighbours_under, reranked_under
+from ..files import write_atomically
 from .finite import first_bad
-from .recipe import EvaluationTable
 from .stages import Stages
 from .view import View
 
 COLLAPSED = 0.99  # mean cosine similarity of different images above which the embeddings count as one point
-NEIGHBOURS = 8  # kept of a search, for the report
+NEIGHBOURS = 8  # kept of a search, for the report and for neighbours.npz
 
 Metrics = dict[str, float]
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """The metrics of raw pixels and of the untrained network, in one pass over the test images.
+    """The metrics of raw pixels and of the untrained network, in one pass over the images that are tested.
 
     Args:
         view: of the run, before it trains.
     """
-    embedded = view.embedded("test", also=raw_pixels)
-    assert embedded.also is not None
-    pixels = nn.functional.normalize(embedded.also)
-    raw = _evaluate(view.recipe.evaluation, pixels, embedded.labels)
-    return {"raw": raw.metrics, "before": metrics_of(view, "test")}
+    split = view.queries
+    pixels = {}
+    for part in dict.fromkeys((split, view.gallery_of(split))):
+        also = view.embedded(part, also=lambda images: nn.functional.normalize(raw_pixels(images))).also
+        assert also is not None
+        pixels[part] = also
+    raw = _searched(view, split, pixels).metrics | _clustered(view, split, pixels[split])
+    return {"raw": raw, "before": metrics_of(view, split)}
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
@@ -49,31 +47,39 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
         view: of the run, with the weights that are tested.
         stages: of the run, of which a loss may have a learned metric.
     """
-    metrics = {"after": metrics_of(view, "test"), "training": metrics_of(view, "train", clustering=False)}
+    split = view.queries
+    metrics = {"after": metrics_of(view, split)}
+    if view.tested_training is not None:
+        metrics["training"] = metrics_of(view, view.tested_training, clustering=False)
     # the distance that a component of the last stage declares, or one of another stage
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
     if metric is not None:
-        metrics["learned_metric"] = metrics_by(view, "test", neighbours_under(metric))
+        metrics["learned_metric"] = metrics_by(view, split, neighbours_under(metric))
         if shortlist := view.recipe.evaluation.shortlist:
-            # One more than the recipe says, since the query itself is among its own nearest.
-            metrics["shortlist"] = metrics_by(view, "test", reranked_under(metric, shortlist + 1))
+            # One more than the recipe says, where the query itself is among its own nearest.
+            more = int(view.gallery_of(split) == split)
+            metrics["shortlist"] = metrics_by(view, split, reranked_under(metric, shortlist + more))
     return metrics
 
 
 def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
-    """The metrics of a split, each image searched among all others of it by cosine similarity.
+    """The metrics of a split, computed once for each state of the network.
+
+    Each image is searched by cosine similarity among all others of the split; those of ``"query"`` among those of
+    ``"gallery"``.
 
     Args:
         view: of the run.
         split: a key of its splits.
-        clustering: whether clusters are wanted too.
+        clustering: whether clusters are wanted too, those of the split's images.
 
     Raises:
         TrainingError: embeddings that are not finite.
     """
-    result = _evaluate(view.recipe.evaluation, _directions(view, split), view.labels(split), clustering)
-    view.once(("neighbours", split), lambda: (result.distances, result.indices))
-    return result.metrics
+    metrics = dict(nearest(view, split).metrics)
+    if clustering:
+        metrics |= view.once(("clusters", split), lambda: _clustered(view, split, _directions(view, split)))
+    return metrics
 
 
 def metrics_by(view: View, split: str, search: NearestNeighbours) -> Metrics:
@@ -84,27 +90,65 @@ def metrics_by(view: View, split: str, search: NearestNeighbours) -> Metrics:
         split: a key of its splits.
         search: of embeddings that are not normalized.
     """
-    embedded = view.embedded(split)
-    return _evaluate(view.recipe.evaluation, embedded.embeddings, embedded.labels, False, search).metrics
+    points = {part: view.embeddings(part) for part in (split, view.gallery_of(split))}
+    return _searched(view, split, points, search).metrics
 
 
-def nearest(view: View, split: str) -> tuple[Tensor, Tensor]:
-    """The nearest neighbours of each image among the others of its split, on the CPU; from its test, if there was one.
+def nearest(view: View, split: str) -> Evaluation:
+    """Retrieval of a split's images by cosine similarity, with the 8 nearest of each; computed once.
 
     Args:
         view: of the run.
-        split: a key of its splits.
+        split: a key of its splits; ``"query"`` is searched in ``"gallery"``, others in themselves.
 
     Returns:
-        Distances and indices, ``[N, K]``; K is 8, or as many as there are.
+        Metrics and neighbors, without clusters.
     """
 
-    def search() -> tuple[Tensor, Tensor]:
-        points = _directions(view, split)
-        distances, indices = default_neighbours()(points, NEIGHBOURS, points, ref_includes_query=True)
-        return distances.cpu(), indices.cpu()
+    def search() -> Evaluation:
+        parts = dict.fromkeys((split, view.gallery_of(split)))
+        return _searched(view, split, {part: _directions(view, part) for part in parts})
 
-    return view.once(("neighbours", split), search)
+    return view.once(("nearest", split), search)
+
+
+def write_neighbours(view: View) -> None:
+    """Writes ``neighbours.npz``: the nearest images of every query, in one step.
+
+    Its arrays, of Q queries, K neighbors (8, or as many as there are) and G gallery images: ``query`` ``[Q]`` and
+    ``neighbours`` ``[Q, K]``, indices of images in their splits, -1 where there is none; ``distances`` ``[Q, K]``,
+    Euclidean, of normalized embeddings; ``right`` ``[Q, K]``, whether they are of the query's class; ``relevant``
+    ``[Q]``, how many there are of it; ``query_labels`` ``[Q]`` and ``neighbour_labels`` ``[Q, K]``; ``class_names``;
+    and ``query_paths`` ``[Q]`` and ``gallery_paths`` ``[G]`` where images are files.
+
+    Args:
+        view: of the run, with the weights that are tested.
+    """
+    result, queries, gallery = (
+        nearest(view, view.queries), view.images(view.queries), view.images(view.gallery_of(view.queries))
+    )  # fmt: skip
+    indices = result.indices.numpy()
+    arrays: dict[str, Any] = {
+        "query": np.arange(len(queries)), "neighbours": indices, "distances": result.distances.numpy(),
+        "right": result.right.numpy(), "relevant": result.relevant.numpy(), "query_labels": queries.labels,
+        "neighbour_labels": np.where(indices >= 0, gallery.labels[indices], -1),
+        "class_names": np.asarray(queries.class_names, dtype=np.str_),
+    }  # fmt: skip
+    for name, images in (("query_paths", queries), ("gallery_paths", gallery)):
+        if images.paths is not None:
+            arrays[name] = np.asarray([str(path) for path in images.paths], dtype=np.str_)
+
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+    write_atomically(view.folder / "neighbours.npz", write)
+
+
+def counts(view: View) -> dict[str, dict[str, int]]:
+    """How many images and classes the splits have: ``{split: {"images": N, "classes": C}}``."""
+    return {name: {"images": len(images), "classes": len(np.unique(images.labels))}
+            for name, images in view.splits.items()}  # fmt: skip
 
 
 def _directions(view: View, split: str) -> Tensor:
@@ -114,15 +158,23 @@ def _directions(view: View, split: str) -> Tensor:
     return nn.functional.normalize(embeddings)
 
 
-def _evaluate(
-    table: EvaluationTable, points: Tensor, labels: Tensor, clustering: bool = True,
-    search: NearestNeighbours | None = None,
-) -> Evaluation:  # fmt: skip
-    settings: dict[str, Any] = {"clusters_per_class": table.clusters_per_class if clustering else ()}
+def _searched(
+    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None
+) -> Evaluation:
+    table, where = view.recipe.evaluation, view.gallery_of(split)
+    apart: dict[str, Any] = {} if where == split else {"gallery": points[where], "gallery_labels": view.labels(where)}
     return evaluate(
-        points, labels, recall_at=table.recall_at, precision_at=table.precision_at, lone_queries=table.lone_queries,
-        search=search, keep=NEIGHBOURS if search is None else 0, **settings,
+        points[split], view.labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
+        lone_queries=table.lone_queries, clusters_per_class=(), search=search,
+        keep=NEIGHBOURS if search is None else 0,
     )  # fmt: skip
+
+
+def _clustered(view: View, split: str, points: Tensor) -> Metrics:
+    return evaluate(
+        points, view.labels(split), recall_at=(), precision_at=(), ranking=(),
+        clusters_per_class=view.recipe.evaluation.clusters_per_class,
+    ).metrics  # fmt: skip
 
 
 def mean_similarity(embeddings: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -9,15 +10,17 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..data import LabelledImages, hold_out_classes
+from ..data import LabelledImages, Steps, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
-from ..network import Preprocessing
+from ..errors import DataError
+from ..evaluation import some_of_each_class
 from ..plugin import RunView
 from . import checkpoint
 from .embedding import EmbeddedSplit, embed_batches, embed_split
-from .recipe import Recipe, build_dataset, build_network, normalization_of
+from .recipe import Recipe, build_dataset, build_network, preprocessing_of
 from .stages import classes_of
 
+SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
 T = TypeVar("T")
 Layer = Literal["embedder", "trunk"]
 
@@ -33,39 +36,51 @@ class View:
         seed: of all generators.
         device: ``"cpu"``, or an accelerator as torch names it.
         root: the folder of the data, where the data set wants one.
+        tell: called with a line before something that takes long.
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, seed: int = 0, device: str = "cpu", root: Path | None = None
-    ) -> None:
+        self, recipe: Recipe, folder: Path, seed: int = 0, device: str = "cpu", root: Path | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
         self.recipe, self.folder, self.seed = recipe, folder, seed
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
+        self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
-        self._load_data(root)
+        self.skipped: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
+        self._load_data(root, tell)
         self._build_networks()
 
-    def _load_data(self, root: Path | None) -> None:
+    def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
         table = self.recipe.data
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
         splits = build_dataset(table, root)
+        self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
+        self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
+        augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
+
+        def ready(name: str, images: LabelledImages, steps: Steps) -> LabelledImages:
+            prepared = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
+            if prepared.skipped:
+                self.skipped[name] = prepared.skipped
+            return prepared.images
+
+        train = ready("train", splits.train, augmented)
+        self.splits: dict[str, LabelledImages] = {
+            name: ready(name, images, plain).with_transform(plain) for name, images in splits.tested().items()
+        }
         if self.rank == 0:
             from_rank_0(None)
-        train, test = splits.train, splits.test
-        self.image_size, self.channels = splits.image_size, splits.channels
-        self._preprocessing = Preprocessing(
-            image_size=int(splits.image_size), channels=int(splits.channels), crop=splits.crop,  # type: ignore[arg-type]
-            normalize=normalization_of(self.recipe.model.trunk),
-        )  # fmt: skip
-        augmented, plain = self._preprocessing.transforms(**table.augment)
-        self.splits: dict[str, LabelledImages] = {"test": test.with_transform(plain)}
         if self.recipe.evaluation.validation:
             train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)
+        if 0 < (most := self.recipe.evaluation.training_images) < len(train):
+            self.splits[SAMPLE] = self.splits["train"].subset(some_of_each_class(train.labels, most, self.seed))
         self.training_images = train.with_transform(augmented)
 
     def _build_networks(self) -> None:
@@ -89,13 +104,32 @@ class View:
         facts = {"features": self.network.features, "classes": classes_of(self.training_images)}
         return self._preprocessing.model_dump() | facts
 
+    # What is tested
+
+    @property
+    def queries(self) -> str:
+        """The split whose images are searched for in a test: ``"test"``, or ``"query"`` where the data have one."""
+        return "query" if "query" in self.splits else "test"
+
+    @property
+    def tested_training(self) -> str | None:
+        """The split of the training images that are tested: ``"train"``, a sample of it, or None for no such test."""
+        if self.recipe.evaluation.training_images == 0:
+            return None
+        return SAMPLE if SAMPLE in self.splits else "train"
+
+    def gallery_of(self, split: str) -> str:
+        """The split in which the images of a split are searched: ``"gallery"`` for queries, else the split itself."""
+        return "gallery" if split == "query" else split
+
     # What components see
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """The network's output for all images of a split, not normalized.
 
         Args:
-            split: ``"train"``, ``"test"``, or ``"validation"`` where the recipe holds out classes.
+            split: a key of ``splits``: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``; ``"validation"``
+                where the recipe holds out classes.
             layer: ``"embedder"``, whose output is kept until the network changes, or ``"trunk"`` for the features
                 before it, which are not kept.
 
@@ -151,15 +185,20 @@ class View:
 
         Args:
             split: a key of ``splits``.
-            also: gives something else of each batch of images; see :func:`embed_split`. Then a new pass is made.
+            also: gives something else of each batch of images; see :func:`embed_split`. Then a new pass is made, and
+                what it gave is not kept.
         """
         key = ("embedded", split)
-        if also is not None:
-            self._kept.pop(key, None)
-        return self.once(key, lambda: embed_split(
-            self.trunk, self.embedder, self.images(split), self.device, self.recipe.evaluation.batch_size,
-            self.recipe.data.workers, also=also,
-        ))  # fmt: skip
+
+        def embed() -> EmbeddedSplit:
+            return embed_split(self.trunk, self.embedder, self.images(split), self.device,
+                               self.recipe.evaluation.batch_size, self.recipe.data.workers, also=also)  # fmt: skip
+
+        if also is None:
+            return self.once(key, embed)
+        with_also = embed()
+        self._kept[key] = dataclasses.replace(with_also, also=None)
+        return with_also
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
         """What is computed of the network as it is, by whoever asks first.
@@ -177,8 +216,24 @@ class View:
         self._kept.clear()
 
     def embeddings_before(self) -> Tensor:
-        """The test embeddings of the untrained network, ``[N, D]``."""
-        return checkpoint.load(self.checkpoint("before"), self.device)["embeddings"]  # type: ignore[no-any-return]
+        """The embeddings of the untrained network, of the test images or the queries, ``[N, D]``.
+
+        They are made again where their file cannot be read.
+        """
+        path = self.checkpoint("before")
+        try:
+            return checkpoint.load(path, self.device)["embeddings"]  # type: ignore[no-any-return]
+        except DataError:
+            if self.processes > 1:  # the others would have to load the data with this one
+                raise
+        random = checkpoint.random_state()
+        try:
+            view = View(self.recipe, self.folder, self.seed, str(self.device), self._root)
+            untrained = view.embeddings(view.queries)
+        finally:
+            checkpoint.set_random_state(random)
+        checkpoint.save(path, {"embeddings": untrained.cpu()})
+        return untrained
 
     def checkpoint(self, name: str) -> Path:
         """The file of a checkpoint: ``"before"``, ``"last"``, ``"best"`` or ``"model"``."""

@@ -111,7 +111,7 @@ class ImageEmbedder:
         if isinstance(image, (str, Path)):
             if not Path(image).is_file():
                 raise DataError(f"{image}: no such file")
-            image = read_image(Path(image), self.channels)
+            image = read_image(Path(image), self.channels, smallest=self.transform.smallest)
         if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3:
             raise TypeError(f"an image is a path or a uint8 tensor [C, H, W], not {type(image).__name__}")
         return self.transform(image)  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from ..errors import needs_extra
-from ..files import write_atomically
+from ..files import write_atomically, write_json
 
 
 def write_export(folder: Path, parts: Mapping[str, nn.Module], about: Mapping[str, Any]) -> None:
-    """Writes ``model.safetensors`` and ``preprocess.json``.
+    """Writes ``model.safetensors`` and ``preprocess.json``, which has the checksum of both.
 
     Args:
         folder: to write; created where it is missing.
@@ -32,6 +32,8 @@ def write_export(folder: Path, parts: Mapping[str, nn.Module], about: Mapping[st
         for part, module in parts.items()
         for name, tensor in module.state_dict().items()
     }
-    write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
-    text = json.dumps(about, indent=2) + "\n"
-    write_atomically(folder / "preprocess.json", lambda path: path.write_text(text, "utf-8"))
+    weights = folder / "model.safetensors"
+    write_atomically(weights, lambda path: save_file(tensors, path))
+    with weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    write_json(folder / "preprocess.json", {**about, "weights": {"file": weights.name, "sha256": digest}})

@@ -24,8 +24,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..errors import DataError
-from ..files import write_atomically
+from ..errors import DataError, shortened
+from ..files import unsealed, write_json
 from .checks import reason_of
 from .embedding import Embedded, save_npz
 from .faiss_index import FaissIndex
@@ -130,8 +130,7 @@ def write_index(place: Path, owner: Owner, embedded: Embedded, faiss: FaissIndex
             for name, _ in writers.values():
                 (place / name).unlink(missing_ok=True)
             raise
-        text = json.dumps(about, indent=2) + "\n"
-        write_atomically(place / _ABOUT, lambda path: path.write_text(text, "utf-8"))
+        write_json(place / _ABOUT, about)
         for path in old:
             path.unlink(missing_ok=True)
     return Gallery(place, embedded, str(about["factory"]), faiss)
@@ -213,8 +212,8 @@ def _read_about(place: Path, owner: Owner) -> bytes:
 
 def _parsed(place: Path, owner: Owner, text: bytes) -> _About:
     try:
-        about = _About.model_validate(json.loads(text))
-    except ValueError as error:  # pydantic's and json's both are
+        about = _About.model_validate(unsealed(json.loads(text)))
+    except (ValueError, RecursionError) as error:  # pydantic's and json's are ValueErrors
         raise DataError(f"{place / _ABOUT}: empty, cut or no index ({reason_of(error)}); "
                         f"type: {_command(place, owner)}") from None  # fmt: skip
     if about.identity != owner.identity:
@@ -285,9 +284,16 @@ def _read_embeddings(path: Path, part: _Part | None, owner: Owner) -> tuple[Tens
         raise _Unfit(f"{path}: embeddings of {points.dtype} {list(points.shape)}, wanted float32 [N, {owner.size}]")
     if paths.ndim != 1 or paths.dtype.kind != "U" or len(paths) != len(points):
         raise _Unfit(f"{path}: {len(points)} embeddings do not fit its paths, {paths.dtype} {list(paths.shape)}")
+    if (outside := next((name for name in paths.tolist() if not _is_inside(name)), None)) is not None:
+        raise _Unfit(f"{path}: the image {shortened(outside, 100)!r} is not in the folder that was indexed")
     if not np.isfinite(points).all():
         raise _Unfit(f"{path}: NaN or infinity among the embeddings")
     return torch.from_numpy(points).to(owner.device), paths.tolist()
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a path of an index stays in the folder that was indexed."""
+    return bool(name) and not name.startswith("/") and not {"..", ""} & set(name.split("/")) and "\0" not in name
 
 
 def _read_faiss(path: Path, part: _Part | None, factory: str, points: Tensor) -> FaissIndex:

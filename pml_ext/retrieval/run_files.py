@@ -11,9 +11,10 @@ import torch
 from pydantic import Field, ValidationError
 from torch import nn
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, shortened
 from ..experiment import checkpoint
 from ..experiment.recipe import Recipe, build_network, load_recipes
+from ..files import DamagedError, read_json, read_toml
 from ..network import Network, Preprocessing
 from .checks import reason_of
 
@@ -48,15 +49,19 @@ class RunFiles:
         for name in ("recipe.toml", "network.json", _WEIGHTS):
             if not (folder / name).is_file():
                 raise DataError(f"{folder}: no finished run (no {name} in it); pml-ext train RECIPE --out {folder}")
+        try:
+            read_toml(folder / "recipe.toml", "run")
+        except DamagedError as error:
+            raise self._damaged("recipe.toml", str(error)) from None
         self.recipe: Recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
         self.facts = self._read_facts()
         self.identity, self._state = self._read_weights(device)
 
     def _read_facts(self) -> NetworkFacts:
         try:
-            return NetworkFacts.model_validate_json((self.folder / "network.json").read_bytes())
-        except ValidationError as error:
-            raise self._damaged(reason_of(error)) from None
+            return NetworkFacts.model_validate(read_json(self.folder / "network.json"))
+        except (DamagedError, ValidationError) as error:
+            raise self._damaged("network.json", reason_of(error)) from None
 
     def _read_weights(self, device: torch.device) -> tuple[str, dict[str, Any]]:
         """A number of the weights, the start of the SHA-256 of ``model.pt``; and what is in it."""
@@ -73,10 +78,11 @@ class RunFiles:
         try:
             network = build_network(self.recipe.model, self.facts, self.facts.features, trained=True)
         except ConfigError as error:
-            raise self._damaged(str(error)) from None
+            raise self._damaged("network.json", str(error)) from None
         self.load(network.trunk, "trunk")
         self.load(network.embedder, "embedder")
-        self._state = {"loss": self._state["loss"]}  # the rest is in the network now, and needs no memory twice
+        # the rest is in the network now, and needs no memory twice
+        self._state = {key: self._state.get(key) for key in ("loss", "versions")}
         return network
 
     def load(self, module: nn.Module, part: str) -> None:
@@ -89,10 +95,15 @@ class RunFiles:
         Raises:
             DataError: the weights are of another module.
         """
-        with checkpoint.taking(self.folder / _WEIGHTS):
+        with checkpoint.taking(self.folder / _WEIGHTS, self._state), checkpoint.part(f"the {part}"):
             module.load_state_dict(self._state[part])
 
-    def _damaged(self, reason: str) -> DataError:
+    def _damaged(self, name: str, reason: str) -> DataError:
+        """A file of the run that cannot be used, and what writes it again."""
+        if name == "recipe.toml":
+            return DataError(f"{self.folder / name}: empty, cut or changed ({shortened(reason, 200)}); delete "
+                             f"{self.folder / 'metrics.json'} and type: pml-ext train RECIPE --out {self.folder} "
+                             "--resume")  # fmt: skip
         again = shlex.join(
             ["pml-ext", "train", str(self.folder / "recipe.toml"), "--out", str(self.folder), "--resume"]
         )

@@ -274,7 +274,10 @@ class TrainedRun:
             "features": self.network.features,
             "image_size": seen.image_size,
             "channels": seen.channels,
-            "resize": round(seen.image_size * 256 / 224) if seen.crop else None,
+            "resize": seen.resized_to,
+            "squash": seen.squash,
+            "bgr": seen.bgr,
+            "value_range": seen.value_range,
             "normalize": seen.normalize.model_dump() if seen.normalize is not None else None,
             "l2_normalize_embeddings": True,
         }

@@ -23,14 +23,15 @@ def needs(subject: Subject, *capabilities: str) -> None:
 
 def takes_labels(component: Any) -> bool:
     """Whether labels are passed to it: PML's regularizers take none, and all of its losses but a few do."""
-    if registry.kind_of(type(component)) == "loss":
-        return "labels" in registry.capabilities(component)
+    kind = registry.kind_of(type(component))
+    if kind in ("loss", "miner"):
+        return kind == "miner" or "labels" in registry.capabilities(component)
     return "labels" in getattr(component, "capabilities", ())
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
     """The value of a loss or a regularizer, the matrix of a distance, what a miner finds."""
-    if registry.kind_of(type(component)) == "miner" or more or takes_labels(component):
+    if more or takes_labels(component):
         return component(batch.embeddings, batch.labels, *more, **named)
     return component(batch.embeddings, **named)
 
@@ -67,7 +68,9 @@ def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generato
 
 def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
     """Fails, with a text, where two tensors differ."""
-    if actual.shape != expected.shape or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol):
+    same = actual.shape == expected.shape
+    # that neither is NaN is what other checks say
+    if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
         raise AssertionError(f"{text}: {actual.detach().flatten()[:4].tolist()} instead of "
                              f"{expected.detach().flatten()[:4].tolist()}")  # fmt: skip
 
@@ -79,7 +82,7 @@ def is_random(subject: Subject) -> bool:
         for seed in (0, 1):
             torch.manual_seed(seed)
             values.append(call(subject.make(), batch))
-        subject.cache["random"] = not torch.equal(*values)
+        subject.cache["random"] = not equal(*values)
     return bool(subject.cache["random"])
 
 
@@ -90,7 +93,14 @@ def has_state(subject: Subject) -> bool:
     for _ in range(2):
         torch.manual_seed(0)
         values.append(call(component, batch))
-    return not torch.equal(*values)
+    return not equal(*values)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values, or what two miners gave, are the same."""
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(torch.equal, one, other))
+    return torch.equal(one, other) or bool(one.isnan().all() and other.isnan().all())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-TORCH = str(Path(torch.__file__).parent)  # files that are no place to point at
+TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # files that are no place to point at
+
+
+def place_of(error: BaseException) -> str:
+    """The file and line of an author's code that raised an error; nothing where the kit itself did.
+
+    Args:
+        error: what was raised.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename.startswith(KIT):
+        return ""
+    theirs = [frame for frame in frames if not frame.filename.startswith((TORCH, KIT))]
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
 
 
 class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 
-from .checks import CHECKS, COMPARED, Check
+from .checks import CHECKS, COMPARED, Check, check_call_forms
+from .probes import place_of
 from .subject import Settings, SkipCheck, Subject, subject_of
 
 Reference = Callable[..., Any]
@@ -27,12 +29,19 @@ class CheckResult:
         status: ``"passed"``, ``"failed"``, ``"skipped"``, ``"xfail"`` (failed, as expected) or ``"xpass"`` (expected to
             fail, but passed).
         text: the failure's message, why it was skipped or expected, or what a check that passed found out.
+        error: what was raised, with its traceback; None where nothing was.
     """
 
     component: str
     check: str
     status: Literal["passed", "failed", "skipped", "xfail", "xpass"]
     text: str = ""
+    error: BaseException | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def traceback(self) -> str:
+        """Where it was raised, line by line; nothing where nothing was."""
+        return "".join(traceback.format_exception(self.error)) if self.error is not None else ""
 
     @property
     def fails(self) -> bool:
@@ -56,6 +65,8 @@ def check_component(
     reference: Reference | None = None,
     settings: Settings | None = None,
     without_effect: Iterable[str] = (),
+    embedding_size: int | None = None,
+    num_classes: int | None = None,
     checks: Iterable[str] | None = None,
     on_fail: Literal["raise", "warn"] | None = "raise",
     callback: Callable[[CheckResult], None] | None = None,
@@ -73,7 +84,8 @@ def check_component(
     among the settings of the class. ``check_settings`` fails a setting that changes neither value nor gradient.
 
     Args:
-        component: a :class:`pml_ext.Component`, a class, or an instance built with its settings.
+        component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, a function that makes one
+            (which may name ``embedding_size`` and ``num_classes``), or an instance built with its settings.
         expected_failed_checks: ``{check name: reason}``, beside what the class's attribute of this name says; one
             that passes nevertheless fails the run.
         reference: the slow form of a loss, a regularizer or a distance.
@@ -81,7 +93,11 @@ def check_component(
             scikit-learn's ``ParameterGrid``, or a list of such tables. The first combination is what all other checks
             use.
         without_effect: settings that change how the value is computed and not what it is, such as the size of a tile.
-        checks: names of the checks to run; all by default.
+        embedding_size: the length of the embeddings that it is called with; by default what it says in an attribute of
+            this name, or what its parameters fit.
+        num_classes: the number of classes of its batches, likewise.
+        checks: names of the checks to run; all by default. Without ``check_call_forms`` there is nothing to check of a
+            loss, so that the others are skipped where that fails.
         on_fail: raise an AssertionError after the last check, warn, or do nothing (None) if something failed.
         callback: called with every result.
 
@@ -89,7 +105,8 @@ def check_component(
         A result for each check.
 
     Raises:
-        AssertionError: a check failed, or one that was expected to fail passed; the text has all of them.
+        AssertionError: a check failed, or one that was expected to fail passed; the text has all of them, and its cause
+            is what the first one raised.
         ConfigError: a class that needs settings, settings that it does not have, or no component at all.
         ValueError: an expected failure without a reason, or a check that there is not.
 
@@ -101,20 +118,20 @@ def check_component(
         >>> [result.status for result in compared]
         ['passed', 'passed']
     """
-    subject = subject_of(component, reference, settings, without_effect)
+    subject = subject_of(component, reference, settings, without_effect, embedding_size, num_classes)
     chosen = _chosen(subject, checks)
     expected = _expected(subject, expected_failed_checks or {})
-    results = []
+    results, gated = [], check_call_forms.__name__ not in expected
     for check in chosen:
-        result = _run(subject, check, expected)
+        result = _run(subject, check, expected, gated)
         results.append(result)
         if callback:
             callback(result)
     failures = [f"{result.check}: {result.text}" for result in results if result.fails]
     if failures and on_fail is not None:
-        text = f"{subject.name} fails {len(failures)} of {len(chosen)} checks:\n  " + "\n  ".join(failures)
+        text = f"{subject.title} fails {len(failures)} of {len(chosen)} checks:\n  " + "\n  ".join(failures)
         if on_fail == "raise":
-            raise AssertionError(text)
+            raise AssertionError(text) from next((r.error for r in results if r.fails), None)
         warnings.warn(text, stacklevel=2)
     return results
 
@@ -146,25 +163,52 @@ def _expected(subject: Subject, given: Expected) -> Expected:
     return expected
 
 
-def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
+def _run(subject: Subject, check: Check, expected: Expected, gated: bool = True) -> CheckResult:
     name = check.__name__
-    make = functools.partial(CheckResult, subject.name, name)
+    make = functools.partial(CheckResult, subject.title, name)
     state = torch.get_rng_state()
-    torch.manual_seed(0)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            note = check(subject)
+        if gated and check is not check_call_forms and subject.kind == "loss":
+            _skip_what_cannot_be_called(subject)
+        note = _quietly(subject, check)
     except SkipCheck as reason:
         return make("skipped", str(reason))
-    except Exception as error:
-        text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        return make("xfail", expected[name]) if name in expected else make("failed", text or "an assertion failed")
+    except (Exception, SystemExit) as error:
+        text = expected[name] if name in expected else _said(error)
+        return make("xfail" if name in expected else "failed", text, error)
     finally:
         torch.set_rng_state(state)
     if name in expected:
         return make("xpass", f"it passes, but was expected to fail ({expected[name]}); take it off the list")
     return make("passed", note or "")
+
+
+def _quietly(subject: Subject, check: Check) -> str | None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return check(subject)
+
+
+def _said(error: BaseException) -> str:
+    """A check's own words, or what else was raised, and where."""
+    place = place_of(error)
+    if isinstance(error, AssertionError) and not place:
+        return str(error) or "an assertion failed"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
+
+
+def _skip_what_cannot_be_called(subject: Subject) -> None:
+    """Skips where a loss fails the check that all others build on."""
+    if "calls" not in subject.cache:
+        try:
+            _quietly(subject, check_call_forms)
+            subject.cache["calls"] = ""
+        except (Exception, SystemExit) as error:
+            subject.cache["calls"] = f"check_call_forms fails: {_said(error)}"
+    if why := subject.cache["calls"]:
+        raise SkipCheck(why)
 
 
 def parametrize_with_checks(
@@ -174,8 +218,12 @@ def parametrize_with_checks(
     reference: Reference | None = None,
     settings: Settings | None = None,
     without_effect: Iterable[str] = (),
+    embedding_size: int | None = None,
+    num_classes: int | None = None,
 ) -> Any:
     """A pytest decorator: one test for each component and check, called with ``component`` and ``check``.
+
+    The name of a test has the component's settings. What a check raises is raised as it is, with its traceback.
 
     Args:
         components: each as of :func:`check_component`.
@@ -184,6 +232,8 @@ def parametrize_with_checks(
         reference: as of :func:`check_component`, for all of them, as the two that follow.
         settings: values by name, or a list of such tables.
         without_effect: names of settings.
+        embedding_size: as of :func:`check_component`, for all of them.
+        num_classes: likewise.
 
     Example:
         >>> from pml_ext import CBMLLoss
@@ -195,27 +245,31 @@ def parametrize_with_checks(
 
     parameters = []
     for component in components:
-        subject = subject_of(component, reference, settings, without_effect)
+        subject = subject_of(component, reference, settings, without_effect, embedding_size, num_classes)
         chosen = _chosen(subject, None)
         expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
+        gated = check_call_forms.__name__ not in expected
         for check in chosen:
             name = check.__name__
             marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
             parameters.append(
-                pytest.param(component, _as_test(check, subject, component), id=f"{subject.name}-{name}", marks=marks)
+                pytest.param(
+                    component, _as_test(check, subject, component, gated), id=f"{subject.title}-{name}", marks=marks
+                )
             )
     return pytest.mark.parametrize(("component", "check"), parameters)
 
 
-def _as_test(check: Check, subject: Subject, given: Any) -> Callable[[Any], None]:
+def _as_test(check: Check, subject: Subject, given: Any, gated: bool) -> Callable[[Any], None]:
     @functools.wraps(check)
     def test(component: Any) -> None:
         import pytest
 
         # one subject for all checks of a component: they share what it knows
-        result = _run(subject if component is given else subject_of(component), check, {})
+        result = _run(subject if component is given else subject_of(component), check, {}, gated)
         if result.status == "skipped":
             pytest.skip(result.text)
-        assert result.status == "passed", result.text
+        if result.error is not None:
+            raise result.error
 
     return test

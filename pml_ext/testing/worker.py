@@ -26,7 +26,7 @@ def answer(question: bytes) -> dict[str, Any]:
         torch.manual_seed(0)
         value = DistributedLoss(loss)(x, labels[half])
         value.backward()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"value": value.detach(), "embeddings": x.grad, "parameters": [p.grad for p in loss.parameters()]}
 

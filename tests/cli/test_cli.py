@@ -53,7 +53,8 @@ def test_list_and_show_and_plugins(run):
     listed = json.loads(run("list", "--json").stdout)
     assert {"cbml", "regularized", "pml/contrastive"} <= {entry["name"] for entry in listed["losses"]}
     assert {"cbml/digits", "pml/multi-similarity/omniglot-small"} <= {entry["name"] for entry in listed["recipes"]}
-    assert {"digits", "digits-unseen", "omniglot-small", "folder:PATH"} == {e["name"] for e in listed["datasets"]}
+    names = {e["name"] for e in listed["datasets"]}
+    assert {"digits", "digits-unseen", "omniglot-small", "cub", "inshop", "folder:PATH", "table:FILE.csv"} <= names
     assert {"convnet", "mlp", "torchvision/resnet50"} <= {entry["name"] for entry in listed["trunks"]}
     table = run("list", "miners").stdout
     assert any(line.startswith("hard-pair") and "HardPairMiner" in line for line in table.splitlines())

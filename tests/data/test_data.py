@@ -111,37 +111,6 @@ def test_omniglot_that_is_missing_or_broken(omniglot_folder, tmp_path, monkeypat
         omniglot_small(omniglot_folder, image_size=500)
 
 
-def test_omniglot_is_downloaded_once_and_checked(omniglot_folder, tmp_path, monkeypatch):
-    import torchvision.datasets.utils as utils
-
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    asked = []
-
-    def download(url, root, filename):
-        asked.append(url)
-        (Path(root) / filename).write_bytes((omniglot_folder / url.rsplit("/", 1)[-1]).read_bytes())
-
-    monkeypatch.setattr(utils, "download_url", download)
-    with pytest.raises(DataError, match="not the expected file"):
-        omniglot_small()
-    assert not list(cache.rglob("*.zip"))
-    for name in (omniglot_module.TRAIN, omniglot_module.TEST):
-        monkeypatch.setitem(omniglot_module.SHA256, name, omniglot_module._sha256(omniglot_folder / name))
-    assert len(omniglot_small().train) == 15
-    count = len(asked)
-    assert len(omniglot_small().test) == 12
-    assert len(asked) == count
-
-    def fail(url, root, filename):
-        raise OSError("no network")
-
-    monkeypatch.setattr(utils, "download_url", fail)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    with pytest.raises(DataError, match=r"cannot be downloaded \(no network\).*type --data FOLDER"):
-        omniglot_small()
-
-
 def test_a_folder_is_split_by_class_or_by_image(tmp_path):
     place = photos(tmp_path / "photos")
     by_class = folder(path=str(place))
@@ -231,6 +200,17 @@ def test_splits_that_no_network_takes_are_refused(settings, text):
     images = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
     with pytest.raises(DataError, match=text):
         DataSplits(images, images, **{"image_size": 4, "channels": 1, **settings})
+
+
+def test_splits_are_tested_by_test_or_by_query_and_gallery():
+    images = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    about = {"image_size": 4, "channels": 1}
+    assert list(DataSplits(images, images, **about).tested()) == ["test"]
+    assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
+    wrong = [{}, {"query": images}, dict.fromkeys(("test", "query", "gallery"), images)]
+    for parts, found in zip(wrong, ("none of these", "not query", "test and query and gallery"), strict=True):
+        with pytest.raises(DataError, match=f"wanted test, or query and gallery, .*{found}"):
+            DataSplits(images, **parts, **about)
 
 
 def test_splits_by_image_are_disjoint_and_complete():

@@ -72,6 +72,14 @@ def test_precision_equals_a_slow_loop(k):
     assert found[f"precision_at_{k}"] == pytest.approx(float(np.mean(wanted)), abs=1e-6)
 
 
+def test_by_default_pmls_metrics_see_as_many_neighbors_as_the_largest_class_has():
+    points, labels = data()
+    names = ("mean_average_precision", "mean_reciprocal_rank", "r_precision")
+    assert RetrievalAccuracyCalculator(include=names).get_accuracy(points, labels) == pytest.approx(
+        AccuracyCalculator(include=names, k="max_bin_count").get_accuracy(points, labels)
+    )
+
+
 @pytest.mark.parametrize("k", [None, "max_bin_count", 3])
 def test_pmls_metrics_keep_their_values(k):
     points, labels = data()
@@ -84,7 +92,7 @@ def test_pmls_metrics_keep_their_values(k):
 
 def test_mean_reciprocal_rank_alone():
     points, labels = data()
-    found = RetrievalAccuracyCalculator(include=("mean_reciprocal_rank",)).get_accuracy(points, labels)
+    found = RetrievalAccuracyCalculator(include=("mean_reciprocal_rank",), k=None).get_accuracy(points, labels)
     wanted = [1 / (1 + next(i for i, j in enumerate(row) if labels[j] == labels[n]))
               for n, row in enumerate(ranked(points, points, True))]  # fmt: skip
     assert found["mean_reciprocal_rank"] == pytest.approx(float(np.mean(wanted)), abs=1e-6)
@@ -321,20 +329,22 @@ def test_a_subclass_sees_the_labels_that_were_given():
         (("recall_at_8", "r_precision"), 5, 8),
         (("mean_reciprocal_rank",), None, 59),
         (("mean_reciprocal_rank",), 5, 5),
+        (("mean_reciprocal_rank",), "default", "largest class"),
     ],
 )
 def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked, watched):
     points, labels = data()
-    RetrievalAccuracyCalculator(include=include, k=k, knn_func=watched).get_accuracy(points, labels)
+    settings = {} if k == "default" else {"k": k}
+    RetrievalAccuracyCalculator(include=include, knn_func=watched, **settings).get_accuracy(points, labels)
     wanted = int(labels.bincount().max()) - 1 if asked == "largest class" else asked
     assert watched.asked == [(60, wanted + 1)]  # and the query itself
 
 
 def test_tiles_change_nothing(monkeypatch, watched):
     points, labels = data()
-    whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI")).get_accuracy(points, labels)
+    whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None).get_accuracy(points, labels)
     monkeypatch.setattr(neighbours, "_NEIGHBOURS", 600)
-    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), knn_func=watched).get_accuracy(points, labels)
+    tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None, knn_func=watched).get_accuracy(points, labels)
     assert tiled == whole
     assert watched.asked == [(10, 60)] * 6
 
@@ -410,7 +420,8 @@ def test_label_comparison():
         (two, lambda x, y: (x[..., 0] == y[..., 0]) & (x[..., 1] != y[..., 1])),
         (first / 4, lambda x, y: (x - y).abs() < 0.3),
     ):
-        settings = {"exclude": ("NMI", "AMI"), "label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance())}
+        settings = {"exclude": ("NMI", "AMI"), "label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance()),
+                    "k": None}  # fmt: skip
         ours, theirs = (base(**settings).get_accuracy(points, labels)
                         for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs)  # PML has one of them in float32

@@ -83,16 +83,42 @@ def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
         [(0, [1, 2]), (2, [1])], [0, 0, 1], lambda index: torch.full((1, 4, 4), 50 * index, dtype=torch.uint8),
         ["cat", "dog"], [[0.25, 0.5], [0.75]],
     )  # fmt: skip
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["query\ncat", "✓ 0.25\ncat", "✗ 0.50\ndog", "query\ndog", "✗ 0.75\ncat", ""]
-    frames = [axes.spines["left"].get_edgecolor() for axes in figure.axes]
+    captions = [text.get_text() for text in figure.axes[0].texts]
+    assert captions == ["query\ncat", "✓ 0.25\ncat", "✗ 0.50\ndog", "query\ndog", "✗ 0.75\ncat"]
     from matplotlib.colors import to_rgba
 
-    assert frames[1] == to_rgba(figures.RIGHT)
-    assert frames[2] == to_rgba(figures.WRONG)
+    frames = [patch.get_edgecolor() for patch in figure.axes[0].patches]
+    assert frames == [to_rgba(getattr(figures, name)) for name in ("GREY", "RIGHT", "WRONG", "GREY", "WRONG")]
+    assert len(figure.axes[0].images) == 5
     image = pixels(figure)
     close = np.abs(image[..., :3] - np.array(to_rgba(figures.RIGHT))[:3]).max(axis=2) < 0.02
     assert close.sum() > 50
+
+
+def test_a_gallery_of_other_images_than_the_queries():
+    shown = []
+
+    def image(kind):
+        return lambda index: shown.append((kind, index)) or torch.zeros(3, 400, 200, dtype=torch.uint8)
+
+    figure = figures.gallery(
+        [(0, [1, 2])], [7], image("query"), [f"class {number}" for number in range(9)],
+        answer_labels=[0, 7, 8], answer_image=image("answer"),
+    )  # fmt: skip
+    assert shown == [("query", 0), ("answer", 1), ("answer", 2)]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["query\nclass 7", "✓\nclass 7", "✗\nclass 8"]
+    for picture in figure.axes[0].images:  # a large photograph is drawn small, in its own shape
+        left, right, bottom, top = picture.get_extent()
+        assert (right - left, bottom - top) == pytest.approx((0.5, 1.0))
+        assert picture.get_array().shape == (220, 110, 3)
+
+
+def test_curves_over_epochs_have_a_panel_per_metric():
+    figure = figures.epoch_curves({"recall_at_1": {"test images": ([0, 5], [0.5, 0.75]), "held out": ([5], [0.25])},
+                                   "nmi": {"test images": ([5], [0.1])}})  # fmt: skip
+    assert [axes.get_title() for axes in figure.axes] == ["recall_at_1, %", "nmi, %"]
+    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[50.0, 75.0], [25.0]]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["test images", "held out"]
 
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])

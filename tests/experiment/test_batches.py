@@ -1,11 +1,21 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
+import gc
+import os
+import signal
+
 import pytest
 import torch
 from pytorch_metric_learning.samplers import MPerClassSampler
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
+from pml_ext import registry
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, draw
+from pml_ext.experiment.embedding import embed_batches
+from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
+from pml_ext.experiment.stages import build_stages
+from pml_ext.experiment.workers import begin, processes_of
 
 CPU = torch.device("cpu")
 
@@ -128,3 +138,86 @@ def test_batches_copied_ahead_to_the_gpu_are_whole():
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert labels.is_cuda
         assert torch.equal(images.cpu(), batch)
+
+
+class Short(Sampler):
+    """A pass of 64 images, whatever is asked for."""
+
+    def __init__(self):
+        pass
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        return iter(range(64))
+
+
+def test_more_iterations_than_a_pass_has_are_refused():
+    images = build_dataset(DataTable(name="digits"), None).train
+    try:
+        registry.register(Short, name="short")
+        recipe = load_recipes("cbml/digits", ["sampler.name=short", "sampler.batch_size=16", "sampler.iterations=5"])
+        text = "sampler: iterations = 5, but a pass of short gives 4 batches of 16; make iterations smaller"
+        with pytest.raises(ConfigError, match=text):
+            build_stages(recipe["cbml/digits"], images, torch.device("cpu"), 0)
+    finally:
+        registry.unregister_local()
+
+
+class Deadly(torch.utils.data.Dataset):
+    """Ends the worker that reads image 13."""
+
+    paths = tuple(f"photographs/{number}.jpg" for number in range(20))
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(1, 4, 4), index
+
+
+def test_a_worker_that_dies_is_named_with_the_image_it_had():
+    wanted = (
+        r"worker \(process \d+\) died: (is killed by signal: Killed|exited unexpectedly); it read photographs/13.jpg"
+    )
+    reader = BatchReader(SeededImages(Deadly()), 2, CPU)
+    with pytest.raises(DataError, match=wanted), reader.naming():
+        list(reader.read(EpochBatches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
+    reader.close()
+    with pytest.raises(DataError, match=wanted):
+        list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+
+
+def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
+    reader = BatchReader(SeededImages(Noisy()), 1, CPU)
+    batches = reader.read(EpochBatches([[number] for number in range(12)], 0, 1))
+    next(batches)
+    (worker,) = processes_of(reader._loader)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(worker, number)
+    assert len(list(batches)) == 11
+    reader.close()
+
+
+class Collecting(Noisy):
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
+
+
+def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd):
+    reader = BatchReader(SeededImages(Noisy()), 2, CPU)
+    list(reader.read(EpochBatches([[1, 2]], 0, 1)))
+    cycle = [reader._loader._iterator]
+    cycle.append(cycle)  # what only the collector frees, in whichever process it runs
+    reader.close()
+    gc.disable()
+    try:
+        del cycle
+        list(DataLoader(Collecting(), num_workers=2, worker_init_fn=begin))
+    finally:
+        gc.enable()
+    assert "Traceback" not in capfd.readouterr().err

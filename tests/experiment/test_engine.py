@@ -344,3 +344,19 @@ def test_embeddings_that_a_loss_hides_are_not_finite_either(images, batches):
 def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function, text):
     with pytest.raises(TrainingError, match=text):
         Parts(Given(function)).train(images, batches)
+
+
+def test_a_step_that_is_not_finite_can_be_left_out():
+    """Nothing of it stays: no weight, no statistics of batch norms; after 30 one after the other training stops."""
+    parts = Parts()
+    engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    bad, before = torch.full_like(images, math.nan), parts.state()
+    (step,) = engine.epoch([(bad, labels)], parts.objective())
+    assert step.skipped
+    assert same(parts.state(), before)
+    steps = list(engine.epoch([(images, labels), (bad, labels), (images, labels)], parts.objective()))
+    assert [step.skipped for step in steps] == [False, True, False]
+    assert not same(parts.state(), before)
+    with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations one after the other"):
+        list(engine.epoch([(bad, labels)] * 31, parts.objective()))

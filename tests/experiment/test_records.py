@@ -1,6 +1,7 @@
 """Records: which numbers, under which names, and cut back where a run goes on."""
 
 import csv
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -108,33 +109,92 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
     }  # fmt: skip
 
 
-def test_a_run_that_goes_on_records_again_what_came_after_its_checkpoint(tmp_path):
-    def record(folder, first, last):
-        records = Records(folder, first - 1, (first - 1) // 2)
-        for iteration in range(first, last + 1):
-            records.add(iteration, {"loss_histories": {"total_loss": iteration / 4}})
-            if iteration % 2 == 0:
-                records.add(iteration // 2, {"accuracies_validation": {"map_at_r": iteration / 8}})
-                records.save()
-        records.close()
+def record(folder, first, last, warn=None):
+    records = Records(folder, first - 1, (first - 1) // 2, *([warn] if warn else []))
+    for iteration in range(first, last + 1):
+        records.add(iteration, {"loss_histories": {"total_loss": iteration / 4, "flag": True}})
+        if iteration % 2 == 0:
+            records.add(iteration // 2, {"accuracies_validation": {"map_at_r": iteration / 8}})
+            records.save()
+    records.add(4, {"accuracies_test": {"map_at_r": 0.5}})
+    records.close()
 
+
+def everything(folder):
+    return tables(folder), {path.name: csv_rows(path) for path in (folder / "records").glob("*.csv")}, scalars(folder)
+
+
+def test_a_run_that_goes_on_has_each_row_once(tmp_path):
     record(tmp_path / "whole", 1, 8)
     record(tmp_path / "killed", 1, 6)
     record(tmp_path / "killed", 5, 8)  # the checkpoint was that of epoch 2
-    assert tables(tmp_path / "killed") == tables(tmp_path / "whole")
-    for name in ("loss_histories.csv", "accuracies_validation.csv"):
-        paths = [tmp_path / run / "records" / name for run in ("killed", "whole")]
-        assert csv_rows(paths[0]) == csv_rows(paths[1])
-    assert scalars(tmp_path / "killed")["loss_histories/total_loss"] == [(n, n / 4) for n in range(1, 9)]
+    record(tmp_path / "killed", 9, 8)  # and killed after the test, once more
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+    assert csv_rows(tmp_path / "killed" / "records" / "accuracies_test.csv") == [
+        ["~iteration~", "map_at_r"],
+        ["4", "0.5"],
+    ]
+    assert len(list((tmp_path / "killed" / "tensorboard").iterdir())) == 1
 
 
-def test_columns_that_a_file_does_not_have_get_a_line_of_their_own(tmp_path):
+def test_what_a_kill_leaves_in_part_is_mended(tmp_path):
+    record(tmp_path / "whole", 1, 8)
+    record(tmp_path / "killed", 1, 8)
+    folder = tmp_path / "killed" / "records"
+    (folder / "loss_histories.csv").write_bytes(b"")
+    (folder / "accuracies_validation.csv").write_bytes((folder / "accuracies_validation.csv").read_bytes()[:-5])
+    (folder / ".accuracies_test.csv.1.tmp").write_text("half")
+    (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
+    events = next((tmp_path / "killed" / "tensorboard").iterdir())
+    events.write_bytes(events.read_bytes()[:-7])
+    record(tmp_path / "killed", 7, 8)
+    assert (folder / "of-a-component.csv").read_text() == "epoch,density\n1,2\n"
+    (folder / "of-a-component.csv").unlink()
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
+def test_a_damaged_database_is_made_again(tmp_path, content):
+    record(tmp_path / "whole", 1, 8)
+    record(tmp_path / "killed", 1, 6)
+    database, words = tmp_path / "killed" / "records" / "logs.db", []
+    series = loss_series(tmp_path / "killed", [])
+    database.write_bytes(content)
+    assert loss_series(tmp_path / "killed", []) == series  # for a report of a finished run
+    record(tmp_path / "killed", 7, 8, words.append)
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+    assert [word.partition(" was damaged (")[0] for word in words] == [str(database)]
+
+
+def test_records_are_never_in_the_way(tmp_path):
+    words = []
+    records = Records(tmp_path / "run", 0, 0, words.append)
+    records.add(1, {"t": {"a": 1}})
+    shutil.rmtree(tmp_path / "run")
+    for _ in range(3):
+        records.save()
+    records.close()
+    assert len(words) == 1
+    assert "training goes on without" in words[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_begins_again_has_no_rows_of_before(tmp_path):
+    record(tmp_path, 1, 4)
+    Records(tmp_path, 0, 0).close()
+    assert not (tmp_path / "records" / "logs.db").exists() or tables(tmp_path) == {}
+    assert not list((tmp_path / "records").glob("*.csv"))
+
+
+def test_a_column_that_comes_later_is_empty_before(tmp_path):
+    records = Records(tmp_path, 0, 0)
     for number, column in ((1, "a"), (2, "a"), (3, "b")):
-        records = Records(tmp_path, number - 1, 0)
         records.add(number, {"t": {column: number}})
-        records.close()
+        records.save()
+    records.close()
     rows = csv_rows(tmp_path / "records" / "t.csv")
-    assert rows == [["~iteration~", "a"], ["1", "1"], ["2", "2"], ["~iteration~", "b"], ["3", "3"]]
+    assert rows == [["~iteration~", "a", "b"], ["1", "1", ""], ["2", "2", ""], ["3", "", "3"]]
 
 
 def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path):

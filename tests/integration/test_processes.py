@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,9 +17,9 @@ QUICK = ("schedule.epochs=6", "schedule.milestones=[4]", "sampler.iterations=5",
 MEMORY = ("loss.memory.size=200", "loss.memory.start_epoch=2")
 
 
-def command(recipe, out, *overrides, processes=2):
+def command(recipe, out, *overrides, processes=2, launch=()):
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *launch]
     line = [sys.executable, *launcher, "-m", "pml_ext", "train", recipe, "--device", "cpu", "--out", str(out)]
     for override in overrides:
         line += ["--set", override]
@@ -75,25 +74,35 @@ def test_two_processes_are_one(tmp_path, with_memory, recipe, overrides):
         assert torch.equal(*(state["loss"]["label_memory"] for state in states))
 
 
-def test_a_killed_run_of_two_processes_resumes(tmp_path, with_memory):
-    overrides = (*QUICK, *MEMORY)
+DIES = """
+    import os, pathlib, signal, threading, time
+
+    def die():
+        while not (pathlib.Path(os.environ["DIES_IN"]) / "checkpoints" / "last.pt").exists():
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+        threading.Thread(target=die, daemon=True).start()
+"""
+
+
+def test_a_run_whose_process_is_killed_is_gone_on_with_when_torchrun_restarts_it(
+    tmp_path, with_memory, install_plugin, monkeypatch
+):
     killed, whole = tmp_path / "killed", with_memory[0]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command("cbml/digits", killed, *overrides), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=environment, start_new_session=True)  # fmt: skip
-    checkpoint = killed / "checkpoints" / "last.pt"
-    deadline = time.monotonic() + 120
-    while not checkpoint.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert 1 <= torch.load(checkpoint, weights_only=False)["epoch"] < 6
-    with pytest.raises(ConfigError, match=r"run of 2 processes, not 1; resume it with torchrun --nproc-per-node 2"):
-        train("cbml/digits", out=killed, overrides=overrides, device="cpu", resume=True)
-    assert run("cbml/digits", killed, *overrides, extra=["--resume"]).returncode == 0
+    folder = install_plugin("dies", DIES).parent
+    monkeypatch.setenv("DIES_IN", str(killed))
+    done = run("cbml/digits", killed, *QUICK, *MEMORY, path=folder, launch=["--max-restarts", "1"])
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1 of 6" in done.stderr
+    assert done.stderr.count("testing raw pixels") == 1  # the second time it went on
     assert loss_series(killed, []) == loss_series(whole, [])
     results = [json.loads((folder / "metrics.json").read_text()) for folder in (killed, whole)]
     assert results[0]["after"] == results[1]["after"]
+    (killed / "metrics.json").unlink()
+    with pytest.raises(ConfigError, match=r"run of 2 processes, not 1; resume it with torchrun --nproc-per-node 2"):
+        train("cbml/digits", out=killed, overrides=(*QUICK, *MEMORY), device="cpu", resume=True)
 
 
 LATE = """
@@ -120,5 +129,8 @@ def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
     assert done.returncode != 0
     assert "pml-ext (rank 1): RuntimeError: rank 1 ran out of luck" in done.stderr
     assert time.monotonic() - started < 120
-    assert torch.load(out / "checkpoints" / "last.pt", weights_only=False)["epoch"] == 1
+    others = [line for line in done.stderr.splitlines() if line.startswith("pml-ext (rank 0): ")]
+    assert all("rank 1 ran out of luck" in line or "stopped by SIGTERM" in line for line in others), others
+    assert "Connection closed" not in "".join(others)
+    assert torch.load(out / "checkpoints" / "last.pt", weights_only=True)["epoch"] == 1
     assert not (out / "metrics.json").exists()

@@ -20,6 +20,11 @@ def photos(runs, few, tmp_path):
     return run, place
 
 
+def captions(figure):
+    """The texts of a picture, in the order in which they were written."""
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
 def test_two_runs_side_by_side(runs, indexed, folder, tmp_path):
     other = load_run(runs[1], "cpu")
     with pytest.warns(UserWarning, match="skipped"):
@@ -28,7 +33,7 @@ def test_two_runs_side_by_side(runs, indexed, folder, tmp_path):
     query = folder / gallery.embedded.paths[0]
     beside = [("other", other.query(query, 4, theirs), theirs.embedded.folder)]
     figure = run.picture(run.query(query, 4), gallery, beside)
-    titles = [axes.get_title() for axes in figure.axes]
+    titles = captions(figure)
     assert titles[0].endswith("one")
     assert titles[5].endswith("other")
     assert all(title[0] in "✓✗" for title in titles[1:5])
@@ -80,7 +85,7 @@ def test_odd_names_are_answers_and_captions(command, photos):
         assert done.stdout.splitlines()[-1] == f"picture: {run / 'query.png'}"
         assert "$_0$/price $5_$6.png" in done.stdout or query.name == "price $5_$6.png"
     trained = load_run(run, "cpu")
-    titles = " ".join(axes.get_title() for axes in trained.picture(trained.query(files[0], 4)).axes)
+    titles = " ".join(captions(trained.picture(trained.query(files[0], 4))))
     assert all(name in titles for name in names)
     assert command("cluster", run, place, "--clusters", 3).returncode == 0
     assert rb"$_0$/caf" + b"\xe9.png" in (run / "clusters" / "clusters.csv").read_bytes()
@@ -101,4 +106,5 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
 def test_a_picture_has_the_nearest_of_many(indexed, folder):
     run, gallery = indexed
     answers = run.query(folder / gallery.embedded.paths[0], 150)
-    assert len(run.picture(answers, gallery).axes) == 51
+    (axes,) = run.picture(answers, gallery).axes
+    assert len(axes.images) == 51

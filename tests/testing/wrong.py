@@ -257,6 +257,19 @@ class MinesOnTheCPU(BaseMiner):
         return a, p, *torch.where(labels[:, None] != labels)
 
 
+class FailsWhereMixed(GoodLoss):
+    """Fails in the middle of other checks than that of calls: where the first two labels differ."""
+
+    def compute_loss(self, embeddings, labels, *more):
+        self.mixed = labels is not None and bool(labels[0] != labels[1])
+        return super().compute_loss(embeddings, labels, *more)
+
+    def values(self, s, positives, negatives):
+        if self.mixed:
+            return 1 / 0
+        return super().values(s, positives, negatives)
+
+
 # Settings
 
 

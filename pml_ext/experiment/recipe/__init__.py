@@ -13,9 +13,10 @@ from .building import (
     loss_context,
     normalization_of,
     own_optimizer,
+    preprocessing_of,
 )
 from .checking import validate
-from .loading import load_recipes, names_in, read_tables
+from .loading import load_recipes, names_in, pipelines, read_tables
 from .names import plugins_in
 from .schema import (
     SHUFFLE,
@@ -55,7 +56,9 @@ __all__ = [
     "names_in",
     "normalization_of",
     "own_optimizer",
+    "pipelines",
     "plugins_in",
+    "preprocessing_of",
     "read_tables",
     "validate",
 ]

@@ -13,26 +13,35 @@ import torch
 
 from ... import models, registry
 from ...building import BuildContext
-from ...data import DataSplits, folder
-from ...errors import ConfigError, PmlExtError
+from ...data import PATH_FACTORIES, DataSplits, Pipeline
+from ...errors import ConfigError, PmlExtError, shortened
 from ...losses import CrossBatchMemory, RegularizedLoss
 from ...network import Network, Normalization, Preprocessing
 from .schema import OPTIMIZERS, DataTable, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, merged
-from .values import adapter_of, listed, strictly
+from .values import adapter_of, refusal, strictly
 
 # What a run fills in by itself: no options of a recipe.
 FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:
-    """The factory of a data set; ``folder:PATH`` gives the factory of folders with its path filled in."""
+    """The factory of a data set; ``folder:PATH`` and ``table:FILE.csv`` give a factory with its path filled in."""
     prefix, _, path = name.partition(":")
-    if prefix != "folder":
+    if prefix not in PATH_FACTORIES:
         return registry.dataset(name)
+    factory, wanted = PATH_FACTORIES[prefix]
     if not path:
-        raise ConfigError("found 'folder:', wanted folder:PATH, a folder with one sub-folder of images per class")
+        raise ConfigError(f"found {name!r}, wanted {wanted}")
+    return functools.partial(factory, path=path)
 
-    return functools.partial(folder, path=path)
+
+def trunk_factory(name: str) -> Callable[..., Any]:
+    """The factory of a trunk; ``timm/NAME`` gives timm's factory with the name filled in, where timm is installed."""
+    if name.startswith(models.TIMM):
+        short = name.removeprefix(models.TIMM)
+        models.timm_library(short)
+        return functools.partial(models.timm_trunk, name=short)
+    return registry.trunk(name)
 
 
 def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
@@ -69,7 +78,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     Raises:
         ConfigError: the trunk refuses an option.
     """
-    factory = registry.trunk(table.name)
+    factory = trunk_factory(table.name)
     given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
     with _refusing("model.trunk", table):
         return factory(channels, image_size, **_converted(factory, FROM_RUN_FOR_TRUNK, given))  # type: ignore[no-any-return]
@@ -83,6 +92,43 @@ def normalization_of(table: NamedTable) -> Normalization | None:
     """
     values = models.pretrained_normalization(table.name, table.settings)
     return Normalization(mean=list(values[0]), std=list(values[1])) if values is not None else None
+
+
+def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
+    """What is done to a data set's images before the network sees them.
+
+    Args:
+        recipe: its ``[data.images]``, and the trunk whose weights want a normalization.
+        splits: of the data set.
+
+    Returns:
+        What is done to all images, and how those of training are cut and mirrored besides.
+
+    Raises:
+        ConfigError: settings for color images, and the data set's are gray; or what is cut out is larger than
+            what images are resized to.
+    """
+    images, size, channels = recipe.data.images, int(recipe.data.images.crop or splits.image_size), splits.channels
+    if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
+        raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
+    if images.resize is not None and images.resize < size:
+        raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} pixels that are cut "
+                          "out, which data.images.crop says")  # fmt: skip
+    normalize = normalization_of(recipe.model.trunk)
+    if images.mean is not None and images.std is not None:
+        normalize = Normalization(mean=images.mean * (channels // len(images.mean)),
+                                  std=images.std * (channels // len(images.std)))  # fmt: skip
+    elif images.bgr and normalize is not None:
+        normalize = Normalization(mean=normalize.mean[::-1], std=normalize.std[::-1])
+    preprocessing = Preprocessing(
+        image_size=size, channels=channels, crop=splits.crop, normalize=normalize, resize=images.resize,  # type: ignore[arg-type]
+        squash=images.squash, bgr=images.bgr, value_range=images.value_range,
+    )  # fmt: skip
+    area = images.random_crop_scale
+    cuts = Pipeline(
+        random_crop=images.random_crop, random_crop_scale=(area[0], area[1]) if area else None, flip=images.flip
+    )
+    return preprocessing, cuts
 
 
 def build_network(
@@ -118,8 +164,10 @@ def _refusing(key: str, table: NamedTable) -> Iterator[None]:
         yield
     except PmlExtError:
         raise
-    except (ValueError, TypeError, AssertionError) as error:
-        raise ConfigError(f"{key}: {table.name} refuses {listed(table.settings)}: {error}") from error
+    except OSError:  # a file that cannot be read, which the text of the system names
+        raise
+    except Exception as error:
+        raise ConfigError(shortened(f"{key}: {refusal(table.name, table.settings, error)}")) from error
 
 
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:

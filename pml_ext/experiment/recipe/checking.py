@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from ... import registry
 from ...building import BuildContext
+from ...components import KINDS
 from ...data import build_transforms
-from ...errors import ConfigError, PmlExtError
+from ...errors import ConfigError, PmlExtError, shortened
 from ...evaluation import learned_metric
 from .building import (
     FROM_RUN_FOR_DATA,
@@ -25,9 +26,10 @@ from .building import (
     loss_context,
     options_of,
     own_optimizer,
+    trunk_factory,
 )
 from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe, metric_names
-from .values import adapter_of, alike, listed, strictly, wanted_by
+from .values import adapter_of, alike, reason_of, refusal, strictly, wanted_by
 
 # What the run fills in where a component wants it; here with stand-ins, so that constructors can be tried.
 _SAMPLER_CONTEXT: BuildContext = {
@@ -59,11 +61,13 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
     try:
         recipe = Recipe.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_first_problem(error)}") from None
+        raise ConfigError(shortened(f"{source}: {_first_problem(error)}")) from None
+    except RecursionError:
+        raise ConfigError(f"{source}: tables nested too deep; wanted those of a recipe") from None
     try:
         _check_names(recipe)
     except _KeyProblem as problem:
-        raise ConfigError(f"{source}: {problem.key}: {problem.text}") from None
+        raise ConfigError(shortened(f"{source}: {problem.key}: {problem.text}")) from None
     return recipe
 
 
@@ -96,10 +100,10 @@ def _check_names(recipe: Recipe) -> None:
     """Looks up every name and checks every setting, so that a run does not fail on one an hour later."""
     factory = _looked_up("data.name", lambda: dataset_factory(recipe.data.name))
     _check_call("data", recipe.data.name, options_of(factory, FROM_RUN_FOR_DATA), recipe.data.settings)
-    augment = options_of(build_transforms, ("image_size", "channels", "crop", "normalize"))
+    augment = options_of(build_transforms, ("image_size", "channels", "crop", "normalize", "pipeline"))
     _check_call("data.augment", "augment", augment, recipe.data.augment)
     trunk = recipe.model.trunk
-    factory = _looked_up("model.trunk.name", lambda: registry.trunk(trunk.name))
+    factory = _looked_up("model.trunk.name", lambda: trunk_factory(trunk.name))
     _check_call("model.trunk", trunk.name, options_of(factory, FROM_RUN_FOR_TRUNK), trunk.settings)
     _check_optimizer("optimizer", recipe.optimizer)
     for index, stage in enumerate(recipe.all_stages()):
@@ -145,8 +149,8 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
     if table.memory is not None:
         try:
             build_loss(table, context)
-        except (TypeError, ValueError) as error:
-            raise _KeyProblem(f"{key}.memory", error) from None
+        except Exception as error:
+            raise _KeyProblem(f"{key}.memory", reason_of(error)) from None
     try:
         _check_optimizer(f"{key}.optimizer", own_optimizer(recipe.optimizer, table))
     except ValidationError as error:
@@ -163,8 +167,8 @@ def _check_component(key: str, kind: str, table: NamedTable, context: Mapping[st
         build(kind, table, context)
     except PmlExtError as error:
         raise _KeyProblem(key, error) from None
-    except (ValueError, TypeError, AssertionError) as error:
-        raise _KeyProblem(key, f"{table.name} refuses {listed(table.settings)}: {error}") from None
+    except Exception as error:  # what constructors raise is not limited
+        raise _KeyProblem(key, refusal(table.name, table.settings, error)) from None
 
 
 def _check_optimizer(key: str, table: OptimizerTable) -> None:
@@ -174,8 +178,8 @@ def _check_optimizer(key: str, table: OptimizerTable) -> None:
     _check_call(key, table.name, accepted, table.settings, supplied=("params",))
     try:
         build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
-    except (ValueError, TypeError) as error:
-        raise _KeyProblem(key, error) from None
+    except Exception as error:
+        raise _KeyProblem(key, refusal(table.name, table.settings, error)) from None
 
 
 def _looked_up(key: str, look_up: Callable[[], Any]) -> Any:
@@ -200,10 +204,12 @@ def _check_call(key: str, owner: str, accepted: Mapping[str, inspect.Parameter],
 def _check_type(key: str, parameter: inspect.Parameter, value: Any) -> None:
     """Checks a value against the annotation, or against the default's type where that says nothing."""
     annotation, default = parameter.annotation, parameter.default
-    if isinstance(value, dict) and "name" in value:  # a component of its own, built and so checked later
-        return
-    adapter = adapter_of(annotation)
+    adapter, kind = adapter_of(annotation), key.rsplit(".", 1)[-1].rsplit("_", 1)[-1]
+    if kind in KINDS and isinstance(value, dict) and isinstance(value.get("name"), str):
+        return  # a component of its own, built and so checked later
     if adapter is None:
+        if kind in KINDS and parameter.default is None:
+            raise _KeyProblem(key, f"found {value!r}; wanted a table with the name of a {kind}")
         if isinstance(default, (bool, int, float, str)) and not alike(default, value):
             wanted = {bool: "true or false", str: "text"}.get(type(default), "a number")
             raise _KeyProblem(key, f"found {value!r}; wanted {wanted} (default {default!r})")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.resources
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
@@ -11,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, PluginError, UnknownNameError
+from ...errors import ConfigError, PluginError, UnknownNameError, shortened, unknown
+from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
 from .schema import Recipe, merged
+
+_MOST_VARIANTS = 10_000
+PIPELINES = "pipelines/"  # how their names begin
 
 
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
@@ -33,6 +39,15 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         UnknownNameError: no such recipe.
         PluginError: a run's recipe, and a plugin that it was trained with is not in use.
     """
+    try:
+        return _load(name, overrides)
+    except (ConfigError, UnknownNameError) as error:
+        raise type(error)(shortened(error)) from error.__cause__
+    except RecursionError:
+        raise ConfigError(shortened(f"{name}: tables or values nested too deep; wanted those of a recipe")) from None
+
+
+def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
     base, variant = _without_variant(name)
     source, tables, run = _read(base)
     home = home_of(base, run)
@@ -43,8 +58,10 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), _value(text.strip()), f"--set {override}", home)
+        _assign(tables, key.strip(), toml_value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
+    if math.prod(map(len, sweep.values())) > _MOST_VARIANTS:
+        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
     variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
                 for values in itertools.product(*sweep.values())}  # fmt: skip
     if variant:
@@ -108,33 +125,62 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     """The file's name, its tables, merged into those that it extends, and what a run says of itself in it."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
-    file: Traversable
-    if name.endswith(".toml"):
-        file = Path(name)
-        if not file.is_file():
-            raise ConfigError(f"{name}: no such recipe file")
-    else:
-        file = registry.recipe(name)
+    file = _file(name)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:  # no UTF-8 and integers of thousands of digits too
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     run = tables.pop("run", {})
     run = run if isinstance(run, dict) else {}
-    parent = tables.pop("extends", None)
+    parents = tables.pop("extends", [])
     tables = settled(tables, home_of(name, run))
-    if parent is None:
-        return str(file), tables, run
-    if not isinstance(parent, str):
-        raise ConfigError(f"{file}: extends: found {parent!r}, wanted the name of a recipe")
-    if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
-        parent = str(file.parent / parent)
-    try:
-        _, base, _ = _read(parent, (*children, name))
-    except UnknownNameError as error:
-        raise ConfigError(f"{file}: extends: {error}") from None
-    base.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
-    return str(file), merged(base, tables), run
+    base: dict[str, Any] = {}
+    images: dict[str, Any] = {}  # of pipelines, which hold for any data set
+    for parent in parents if isinstance(parents, list) else [parents]:
+        if not isinstance(parent, str):
+            raise ConfigError(f"{file}: extends: found {parents!r}, wanted the name of a recipe, or several")
+        if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
+            parent = str(file.parent / parent)
+        try:
+            _, more, _ = _read(parent, (*children, name))
+        except UnknownNameError as error:
+            raise ConfigError(f"{file}: extends: {error}") from None
+        more.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
+        if parent.startswith(PIPELINES):
+            images = merged(images, more["data"]["images"])
+        else:
+            base = merged(base, more)
+    result = merged(base, tables)
+    if images:
+        own = tables["data"].get("images", {}) if isinstance(tables.get("data"), dict) else {}
+        result["data"] = {**result.get("data", {}), "images": merged(images, own)}
+    return str(file), result, run
+
+
+def _file(name: str) -> Traversable:
+    """The file of a recipe, or of a pipeline, which is a part of one."""
+    if name.endswith(".toml"):
+        try:
+            known = Path(name).is_file()
+        except OSError as error:  # a name that is too long
+            raise ConfigError(f"{name}: no recipe file ({error.strerror})") from None
+        if not known:
+            raise ConfigError(f"{name}: no such recipe file")
+        return Path(name)
+    if name.startswith(PIPELINES):
+        files = pipelines()
+        if name not in files:
+            raise UnknownNameError(unknown("pipeline", name, files))
+        return files[name]
+    return registry.recipe(name)
+
+
+def pipelines() -> dict[str, Traversable]:
+    """The packaged pipelines by name: files with ``[data.images]`` alone, which recipes extend."""
+    files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
+    return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 
 
 def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str) -> None:
@@ -148,13 +194,6 @@ def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str
         raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
     tables.clear()
     tables.update(updated)
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _label(values: Iterable[Any]) -> str:

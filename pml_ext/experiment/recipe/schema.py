@@ -43,11 +43,71 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class ImagesTable(Table):
+    """``[data.images]``: how photographs become what the network gets, in training, tests and retrieval.
+
+    Args:
+        resize: the shorter side in pixels, before the cut; by default 256 / 224 of the cut.
+        crop: height and width of what is cut out, and what the network gets; by default the data set's image size.
+        squash: images become squares of ``resize`` pixels, or of what the network gets, whatever their form was.
+        random_crop: in training, the cut is anywhere in the image; in tests it is in the middle, always.
+        random_crop_scale: in training, the cut is a part of the image, resized: its area is a share in this range.
+        flip: in training, images are mirrored left to right half of the time.
+        bgr: channels are blue, green, red.
+        value_range: the greatest value before the mean is subtracted, 1 or 255.
+        mean: subtracted per channel, in the order of the channels; by default what the trunk's weights want.
+        std: divided by, per channel.
+    """
+
+    resize: int | None = Field(None, ge=1)
+    crop: int | None = Field(None, ge=1)
+    squash: bool = False
+    random_crop: bool = False
+    random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    flip: bool = False
+    bgr: bool = False
+    value_range: Literal[1, 255] = 1
+    mean: Annotated[list[float], Field(min_length=1, max_length=3)] | None = None
+    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=3)] | None = None
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> ImagesTable:
+        if (self.mean is None) != (self.std is None) or len(self.mean or []) != len(self.std or []):
+            raise ValueError(
+                "mean and std go together, a value of each per channel; std = [1, 1, 1] divides by nothing"
+            )
+        if len(self.mean or [0]) == 2:
+            raise ValueError("mean and std have one value, or three")
+        if self.value_range == 255 and self.mean is None:
+            raise ValueError("value_range = 255 goes with the mean and std of such values")
+        if self.resize is not None and self.crop is not None and self.resize < self.crop:
+            raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
+        low, high = self.random_crop_scale or (1, 1)
+        if not 0 < low <= high <= 1:
+            raise ValueError("random_crop_scale is a range of areas above 0 and up to 1, smaller first")
+        if self.random_crop and self.random_crop_scale is not None:
+            raise ValueError(
+                "random_crop cuts a square in its size, random_crop_scale resizes what it cuts; leave out one"
+            )
+        return self
+
+
 class DataTable(NamedTable):
-    """``[data]``: the data set, its options, and ``[data.augment]``, settings of ``build_transforms``."""
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
     workers: int = Field(0, ge=0)
+    cache: Literal["none", "memory", "disk"] = "none"
+    unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
+    images: ImagesTable = ImagesTable()
+
+    @model_validator(mode="after")
+    def _one_cut(self) -> DataTable:
+        if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
+            raise ValueError(
+                "[data.images] and [data.augment] both say how images are cut; leave out augment.random_crop"
+            )
+        return self
 
 
 class ModelTable(Table):
@@ -155,29 +215,57 @@ class EngineTable(Table):
 
 
 class EvaluationTable(Table):
-    """``[evaluation]``: what is measured, and how the tested epoch is chosen."""
+    """``[evaluation]``: what is measured, and how the tested epoch is chosen.
+
+    Args:
+        recall_at: every K of ``recall_at_K``, 1 among them.
+        precision_at: every K of ``precision_at_K``, 1 among them.
+        clusters_per_class: every c for which k-means finds c clusters per class, 1 among them.
+        lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is left out.
+        baselines: whether raw pixels and the untrained network are tested too.
+        training_images: how many training images are tested at most, beside the test images; a sample by class where
+            there are more, none for 0.
+        shortlist: the learned metric is tested among this number of nearest images, too.
+        batch_size: images per forward pass.
+        test_every: every such number of epochs, and after the last, the test images are tested for a curve in the
+            report, which chooses nothing; 0 for no curve.
+        validation: the share of the training classes that are held out to choose the epoch by.
+        select: the metric to choose the epoch by; None tests the last epoch.
+        select_on: what ``select`` is measured on: the held-out classes (``"validation"``), or the test images
+            themselves (``"test"``), as some programs of papers do, whose numbers are too good; the report says so.
+        every: the epoch is chosen among every such number of epochs and the last.
+    """
 
     recall_at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
     precision_at: list[Annotated[int, Field(ge=1)]] = [1]
     clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"
+    baselines: bool = True
+    training_images: int = Field(10_000, ge=0)
     shortlist: int | None = Field(None, ge=1)
     batch_size: int = Field(256, ge=1)
+    test_every: int = Field(0, ge=0)
     validation: float = Field(0.0, ge=0, lt=1)
     every: int = Field(1, ge=1)
     select: str | None = None
+    select_on: Literal["validation", "test"] = "validation"
 
     @model_validator(mode="after")
-    def _selection_needs_classes(self) -> EvaluationTable:
-        if (self.select is None) != (self.validation == 0):
+    def _selection_needs_images(self) -> EvaluationTable:
+        if self.select_on == "test":
+            if self.select is None:
+                raise ValueError("select_on = 'test' goes with select, a metric to choose the epoch by; add it")
+            if self.validation:
+                raise ValueError(f"found validation = {self.validation}, but the epoch is chosen by the test images "
+                                 "(select_on = 'test'); leave one of the two out")  # fmt: skip
+        elif (self.select is None) != (self.validation == 0):
             raise ValueError(
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
                 "out for that), for example validation = 0.2, select = 'map_at_r'"
             )
-        if not {1, 2, 4, 8} <= set(self.recall_at):
-            raise ValueError("recall_at includes 1, 2, 4 and 8, which every run reports")
-        if 1 not in self.precision_at or 1 not in self.clusters_per_class:
-            raise ValueError("precision_at and clusters_per_class include 1, which every run reports")
+        for key in ("recall_at", "precision_at", "clusters_per_class"):
+            if 1 not in getattr(self, key):
+                raise ValueError(f"{key} includes 1, which every run reports")
         return self
 
 

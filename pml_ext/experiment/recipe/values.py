@@ -47,6 +47,24 @@ def alike(default: Any, value: Any) -> bool:
     return isinstance(value, str) == isinstance(default, str) and isinstance(value, (int, float, str))
 
 
+def reason_of(error: BaseException) -> str:
+    """What an exception says, with its class where that says more than its text."""
+    text = str(error).strip()
+    plain = isinstance(error, (ValueError, TypeError, AssertionError)) and text
+    return text if plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def refusal(name: str, settings: Mapping[str, Any], error: BaseException) -> str:
+    """What a component, a factory or an optimizer says of its settings.
+
+    Args:
+        name: of it.
+        settings: what it was given.
+        error: what it raised.
+    """
+    return f"{name} refuses {listed(settings)}: {reason_of(error)}"
+
+
 def listed(settings: Mapping[str, Any]) -> str:
     """Settings and their values, for the texts of errors."""
     return ", ".join(f"{name} = {value!r}" for name, value in settings.items()) or "no settings"

@@ -7,9 +7,10 @@ from typing import Any
 
 import tomli_w
 
-from ..recipe import Recipe
+from ..recipe import EvaluationTable, Recipe
 from ..stages import Stages
-from ..view import View
+from ..testing import counts
+from ..view import SAMPLE, View
 from .figures import PHASES, figures_of_components, figures_of_run
 from .html import Cell, ReportTable, write_report
 
@@ -33,11 +34,11 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         title=metrics["recipe"],
         subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
         f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
-        f"of {view.recipe.schedule.epochs}.",
-        tables=[_metrics_table(metrics)],
+        f"of {view.recipe.schedule.epochs}{_how_chosen(view.recipe.evaluation)}.",
+        tables=[_metrics_table(view, metrics), _images_table(view)],
         figures=figures,
         appendix=[*_paper_table(view.recipe), _versions_table(metrics)],
-        warnings=metrics["warnings"],
+        warnings=[*_optimistic(view.recipe.evaluation), *metrics["warnings"]],
         recipe=tomli_w.dumps(view.recipe.as_dict()),
     )
 
@@ -54,7 +55,20 @@ def _heading(name: str) -> str:
     return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
 
 
-def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
+def _how_chosen(table: EvaluationTable) -> str:
+    where = "the test images" if table.select_on == "test" else "held-out training classes"
+    return f", chosen by {table.select} on {where}" if table.select else ""
+
+
+def _optimistic(table: EvaluationTable) -> Iterator[str]:
+    if table.select_on == "test":
+        yield (
+            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test"), '
+            "so that the numbers after training are too good for unseen images"
+        )
+
+
+def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     phases = [phase for phase in PHASES if phase in metrics]
     names = list(metrics["after"])
     compared = [phase for phase in phases if phase != "training"]  # on other images
@@ -64,11 +78,27 @@ def _metrics_table(metrics: Mapping[str, Any]) -> ReportTable:
          *(_percent(metrics[phase].get(name), best[name] if phase in compared else -1) for name in names)]
         for phase in phases
     ]  # fmt: skip
-    return ReportTable(
-        "Retrieval and clustering on the test images", ["%", *(_heading(name) for name in names)], rows,
-        "Every test image is searched among all others by cosine similarity; k-means has as many clusters as classes. "
-        "The row of the training images shows what is lost on unseen ones.",
-    )  # fmt: skip
+    apart = view.queries == "query"
+    how = "Every query is searched in the gallery" if apart else "Every test image is searched among all others"
+    caption = f"{how} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
+    if view.tested_training is not None:
+        sampled = "" if view.tested_training == "train" else f", {len(view.images(view.tested_training)):,} of them,"
+        caption += f" The row of the training images{sampled} shows what is lost on unseen ones."
+    return ReportTable(f"Retrieval and clustering {'of the queries' if apart else 'on the test images'}",
+                       ["%", *(_heading(name) for name in names)], rows, caption)  # fmt: skip
+
+
+_SPLITS = {
+    "train": "training", "validation": "held-out training classes", "test": "test", "query": "queries",
+    "gallery": "gallery", SAMPLE: "training images that are tested",
+}  # fmt: skip
+
+
+def _images_table(view: View) -> ReportTable:
+    table = counts(view)
+    rows = [[Cell(text), *(Cell(f"{table[name][what]:,}") for what in ("images", "classes"))]
+            for name, text in _SPLITS.items() if name in table]  # fmt: skip
+    return ReportTable("Images", ["", "images", "classes"], rows)
 
 
 def _percent(value: float | None, best: float) -> Cell:

@@ -11,7 +11,15 @@ import torch
 from matplotlib.figure import Figure
 
 from ...errors import one_line
-from ...evaluation.figures import gallery, loss_curves, projections, recall_curve, similarity_distributions
+from ...evaluation.figures import (
+    epoch_curves,
+    gallery,
+    loss_curves,
+    projections,
+    recall_curve,
+    similarity_distributions,
+)
+from ..curves import CURVE, VALIDATION, metric_series
 from ..records import loss_series
 from ..stages import Stages
 from ..testing import nearest
@@ -41,33 +49,65 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         terms = ", ".join(series).capitalize()
         yield ReportFigure.drawn("The loss and its terms", lambda: loss_curves(series),
                                  f"{terms}: in every iteration, and smoothed.")  # fmt: skip
+    yield from _curves_over_epochs(view, metrics)
+    kind, gallery_kind = _kinds(view)
     yield ReportFigure.drawn("Recall@K before and after training",
                              lambda: recall_curve(_curves(metrics, "recall_at_")),
-                             "The share of test images with one of their class among the K nearest.")  # fmt: skip
+                             f"The share of {kind} with one of their class among the K nearest.")  # fmt: skip
     if len(view.recipe.evaluation.precision_at) > 1:
         yield ReportFigure.drawn("Query accuracy (precision@K) before and after training",
                                  lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
                                  "The mean share of the query's class among the K nearest.")  # fmt: skip
-    test, labels = view.embeddings("test"), view.labels("test")
+    queries, training = view.queries, view.tested_training
+    test, labels = view.embeddings(queries), view.labels(queries)
+    compared = {} if training is None else {"training images": (view.embeddings(training), view.labels(training))}
     yield ReportFigure.drawn(
         "Similarities of positive and negative pairs",
-        lambda: similarity_distributions(
-            {"training images": (view.embeddings("train"), view.labels("train")), "test images": (test, labels)}
-        ),
+        lambda: similarity_distributions({**compared, kind: (test, labels)}),
         "The further apart the two, the easier the retrieval; the legends give mean and standard deviation.",
     )
 
     def flat(method: Literal["tsne", "pca"]) -> Figure:
-        parts = {"before training": (view.embeddings_before(), labels), "after training": (test, labels)}
-        return projections(parts, view.splits["test"].class_names, method, seed=view.seed)
+        parts = {"after training": (test, labels)}
+        if view.recipe.evaluation.baselines:
+            parts = {"before training": (view.embeddings_before(), labels), **parts}
+        return projections(parts, view.splits[queries].class_names, method, seed=view.seed)
 
+    when = "Before and after training, the same images" if view.recipe.evaluation.baselines else "After training"
     methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
     for method, title in methods.items():
-        yield ReportFigure.drawn(f"The test embeddings in two dimensions: {title}", functools.partial(flat, method),
-                                 "Before and after training, the same images, colored by class.")  # fmt: skip
-    yield ReportFigure.drawn("Queries and their nearest test images", lambda: _gallery(view),
+        yield ReportFigure.drawn(f"The embeddings of {kind} in two dimensions: {title}",
+                                 functools.partial(flat, method), f"{when}, colored by class.")  # fmt: skip
+    yield ReportFigure.drawn(f"Queries and their nearest {gallery_kind}", lambda: _gallery(view),
                              "Half of these queries were answered wrongly, as far as there are such; framed green (✓): "
                              "the query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip
+
+
+def _kinds(view: View) -> tuple[str, str]:
+    """What the images that are searched for are called, and those among which they are searched."""
+    return ("test images", "test images") if view.queries == "test" else ("queries", "gallery images")
+
+
+def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    """The metrics that were measured between epochs, if any were."""
+    table, kind = view.recipe.evaluation, _kinds(view)[0]
+    names = {VALIDATION: "held-out training classes", CURVE: kind}
+    panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for metric in dict.fromkeys(["recall_at_1", "map_at_r", *([table.select] if table.select else [])]):
+        if curves := metric_series(view.folder, metric):
+            lines = {names[where]: curve for where, curve in curves.items()}
+            if kind in lines and metric in metrics.get("before", {}):
+                epochs, values = lines[kind]
+                lines[kind] = [0, *epochs], [metrics["before"][metric], *values]
+            panels[metric] = lines
+    if panels:
+        chosen = {
+            None: "They choose nothing: the last epoch is tested.",
+            "validation": "The epoch is chosen by the held-out classes alone.",
+            "test": f'The epoch is chosen by {table.select} of the {kind} themselves (select_on = "test").',
+        }
+        yield ReportFigure.drawn("Metrics over the epochs", lambda: epoch_curves(panels),
+                                 chosen[table.select_on if table.select else None])  # fmt: skip
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -94,7 +134,8 @@ def _figure_of(component: str, title: str, figure: Figure) -> ReportFigure:
 
 
 def _curves(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
-    return {PHASES[phase]: _at_each_k(metrics[phase], prefix) for phase in ("raw", "before", "after", "training")}
+    return {PHASES[phase]: _at_each_k(metrics[phase], prefix)
+            for phase in ("raw", "before", "after", "training") if phase in metrics}  # fmt: skip
 
 
 def _at_each_k(metrics: Mapping[str, float], prefix: str) -> dict[int, float]:
@@ -111,17 +152,19 @@ def _recorded_terms(stages: Stages) -> list[str]:
 
 
 def _gallery(view: View) -> Figure:
-    distances, indices = nearest(view, "test")
-    split, labels = view.splits["test"], torch.as_tensor(view.splits["test"].labels)
-    wrong = labels[indices[:, 0]] != labels
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(view.seed))
+    result = nearest(view, view.queries)
+    queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
+    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
+    wrong = ~result.right[:, :1].any(dim=1)
     failures, successes = order[wrong[order]], order[~wrong[order]]
     half = GALLERY_QUERIES // 2
-    queries = torch.cat([failures[:half], successes])[:GALLERY_QUERIES].tolist()
+    chosen = torch.cat([failures[:half], successes])[:GALLERY_QUERIES].tolist()
+    apart = {} if shown is queries else {"answer_labels": shown.labels.tolist(), "answer_image": shown.image}
     return gallery(
-        [(query, indices[query].tolist()) for query in queries],
-        labels.tolist(),
-        split.image,
-        split.class_names,
-        [distances[query].tolist() for query in queries],
+        [(query, result.indices[query].tolist()) for query in chosen],
+        queries.labels.tolist(),
+        queries.image,
+        queries.class_names,
+        [result.distances[query].tolist() for query in chosen],
+        **apart,
     )

@@ -7,15 +7,15 @@ import dataclasses
 import io
 import pickle
 import re
-import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..calling import call, close, is_random, quiet, takes_labels
-from ..probes import TORCH
+from ..calling import call, close, equal, is_random, quiet, takes_labels
+from ..probes import place_of
 from ..subject import SkipCheck, Subject, batch_of
 
 
@@ -40,9 +40,42 @@ def check_state_dict(subject: Subject) -> None:
     for each in (loss, fresh_one):
         torch.manual_seed(0)
         values.append(call(each, batch))
-    if not torch.equal(*values):
+    if not equal(*values):
         raise AssertionError(f"after load_state_dict the next loss is {values[1].item():.8g} instead of "
                              f"{values[0].item():.8g}: something that changes is not in the state dict")  # fmt: skip
+
+
+def check_tensors_are_registered(subject: Subject) -> None:
+    """A tensor in a plain attribute stays behind when ``.to(device)`` moves a module, and is not saved with it.
+
+    One that a call leaves there must not keep the call's graph, and with it the memory of the batch.
+    """
+    component = subject.make()
+    if not isinstance(component, torch.nn.Module):
+        raise SkipCheck("it is no module")
+    known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
+    for where, name, tensor in _plain_tensors(component):
+        if id(tensor) not in known:
+            raise AssertionError(f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a "
+                                 f"buffer: write self.register_buffer({name!r}, ...), or nn.Parameter for what is "
+                                 "learned")  # fmt: skip
+    if subject.kind != "distance":
+        torch.manual_seed(0)
+        call(component, batch_of(subject))
+    for where, name, tensor in _plain_tensors(component):
+        if tensor.grad_fn is not None:
+            raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}, and so the memory of "
+                                 "the whole batch; detach() what is kept")  # fmt: skip
+
+
+def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """The class, the name and the tensor of attributes that are not registered by torch."""
+    for module in component.modules():
+        for name, value in vars(module).items():
+            several = [*value.values()] if isinstance(value, dict) else value
+            for tensor in several if isinstance(several, (list, tuple)) else [value]:
+                if isinstance(tensor, Tensor) and not name.startswith("_"):
+                    yield type(module).__name__, name, tensor
 
 
 def check_pickle(subject: Subject) -> None:
@@ -79,7 +112,7 @@ def check_eval_keeps_state(subject: Subject) -> None:
     for each in (trained, tested):
         torch.manual_seed(0)
         values.append(call(each, batch))
-    if not torch.equal(*values):
+    if not equal(*values):
         raise AssertionError(f"after a call in eval() mode the next loss in training is {values[1].item():.8g} instead "
                              f"of {values[0].item():.8g}: something beside its state moves; {remedy}")  # fmt: skip
 
@@ -215,8 +248,7 @@ def check_forward_mode(subject: Subject) -> None:
 
 def _skip_what_says_so(error: Exception) -> None:
     """Skips what an ``autograd.Function`` lacks, or torch itself."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(TORCH)]
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    where = place_of(error)
     for text, lacks in (("setup_context", "no setup_context"), ("implement the jvp function", "no jvp")):
         if text in str(error):
             raise SkipCheck(f"the autograd.Function that is called at {where} has {lacks}") from None

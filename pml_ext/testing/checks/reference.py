@@ -15,12 +15,9 @@ from ... import registry
 from ...errors import ConfigError
 from ..calling import all_of, call, some_of, takes_labels
 from ..probes import gradients
-from ..subject import Batch, Grid, SkipCheck, Subject, batch_of, fresh
+from ..subject import OF_PML, Batch, Grid, SkipCheck, Subject, batch_of, fresh
 
 KINDS = ("loss", "regularizer", "distance")  # that can be compared
-# What PML's base classes and ours take, which are components of their own, or no part of the equation.
-_OF_PML = frozenset({"distance", "reducer", "embedding_regularizer", "embedding_reg_weight", "weight_regularizer",
-                     "weight_reg_weight", "weight_init_func", "collect_stats", "tile_size"})  # fmt: skip
 _PASSED = ("indices_tuple", "ref_emb", "ref_labels", "component")  # to a reference that names them
 _TOLERANCE = 1e-9  # relative, and absolute
 _TOLERANCE_OF_DIFFERENCES = 1e-6
@@ -145,7 +142,7 @@ def _declared(subject: Subject) -> dict[str, Any]:
     """The settings of a class that have a default, by name, without the settings of PML's base classes."""
     assert subject.cls is not None
     parameters = registry.settings_of(subject.cls)
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in _OF_PML}
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_PML}
 
 
 def _candidates(value: Any) -> list[Any]:

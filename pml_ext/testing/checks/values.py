@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calling import call, close, has_state, is_random, needs
+from ..calling import all_of, call, close, has_state, is_random, takes_labels
 from ..probes import gradient
 from ..subject import Batch, SkipCheck, Subject, batch_of, fresh
 
@@ -98,6 +98,19 @@ def check_duplicates(subject: Subject) -> None:
         raise AssertionError("exact duplicates give a loss or a gradient that is not finite")
 
 
+def check_collapsed_embeddings(subject: Subject) -> None:
+    """A network may begin, or end, with one point for all images; NaN there ends the run, instead of a gradient."""
+    for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
+        batch = batch_of(subject)
+        with torch.no_grad():
+            batch.embeddings.copy_(scale * batch.embeddings[:1].expand_as(batch.embeddings))
+        torch.manual_seed(0)
+        value = call(subject.make(), batch)
+        if not value.isfinite() or not gradient(value, batch.embeddings).isfinite().all():
+            raise AssertionError(f"embeddings that are all {what} give a loss or a gradient that is not finite; norms "
+                                 "and roots want eps below them, as pml_ext.plugin.normalize has it")  # fmt: skip
+
+
 def check_gradients(subject: Subject) -> None:
     """The gradient that training follows is that of the loss, by finite differences."""
     batch, loss = batch_of(subject, (3, 3)), subject.make().double()
@@ -106,7 +119,7 @@ def check_gradients(subject: Subject) -> None:
     if has_state(subject):
         raise SkipCheck("its values depend on the calls before")
     if not torch.autograd.gradcheck(lambda x: call(loss, Batch(x, batch.labels)), (batch.embeddings,), atol=1e-4,
-                                    raise_exception=False):  # fmt: skip
+                                    raise_exception=False, fast_mode=subject.size > 32):  # fmt: skip
         raise AssertionError("the gradient differs from finite differences of the loss")
 
 
@@ -130,14 +143,60 @@ def check_order_does_not_matter(subject: Subject) -> None:
 
 
 def check_names_of_classes(subject: Subject) -> None:
-    """Labels are names: 7 and 3 instead of 0 and 1 mean the same to a loss without parameters for classes."""
-    needs(subject, "labels")
-    if any(True for _ in subject.make().parameters()) or is_random(subject):
-        raise SkipCheck("it has parameters for classes, or random values")
+    """Labels are names: 7 and 3 instead of 0 and 1 mean the same to a component without a row per class."""
+    component = subject.make()
+    if not takes_labels(component):
+        raise SkipCheck("it takes no labels")
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    tensors = [*component.parameters(), *component.buffers()] if isinstance(component, torch.nn.Module) else []
+    if any(length and length % subject.classes == 0 for tensor in tensors for length in tensor.shape):
+        raise SkipCheck("it has a row per class, which labels are numbers of")
     batch = batch_of(subject)
-    expected = subject.make()(batch.embeddings, batch.labels)
-    actual = subject.make()(batch.embeddings, 100 - 7 * batch.labels)
-    close(actual, expected, "other names of the classes change the loss", rtol=1e-7)
+    names = torch.randperm(1000, generator=torch.Generator().manual_seed(6))[: subject.classes]
+    other = Batch(batch.embeddings, names[batch.labels])
+    if subject.kind == "miner":
+        pairs = zip(call(component, batch), call(subject.make(), other), strict=True)
+        if not all(torch.equal(*pair) for pair in pairs):
+            raise AssertionError("other names of the classes change what is mined; compare labels, never calculate "
+                                 "with them")  # fmt: skip
+        return
+    try:
+        renamed = call(subject.make(), other)
+    except IndexError:
+        if tensors:
+            raise SkipCheck("it has rows per class, which labels are numbers of") from None
+        raise
+    close(renamed, call(subject.make(), batch), "other names of the classes change the value; compare labels, never "
+          "calculate with them", rtol=1e-7)  # fmt: skip
+
+
+def check_inputs_unchanged(subject: Subject) -> None:
+    """What a component is given is used again: by the network's backward pass, by a regularizer, by the next loss."""
+    batch, other = batch_of(subject), batch_of(subject, seed=1)
+    more: list[Any] = []
+    component = subject.make()
+    if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
+        more = [all_of(batch)]
+        if "references" in subject.capabilities:
+            more += [other.embeddings.detach(), other.labels]
+    elif subject.kind == "miner" and "references" in subject.capabilities:
+        more = [other.embeddings.detach(), other.labels]
+    given = {"embeddings": batch.embeddings.detach(), "labels": batch.labels}
+    given |= (
+        {f"indices_tuple[{n}]": index for n, index in enumerate(more[0]) if isinstance(more[0], tuple)} if more else {}
+    )
+    given |= dict(zip(("ref_emb", "ref_labels"), more[-2:], strict=True)) if len(more) > 1 else {}
+    before = {name: tensor.clone() for name, tensor in given.items()}
+    calls = [()] + [tuple(more)] * bool(more)
+    for arguments in calls:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            call(component, Batch(given["embeddings"], batch.labels), *arguments)
+    for name, tensor in given.items():
+        if not torch.equal(tensor, before[name]):
+            raise AssertionError(f"a call changes {name} in place, which others use too; write x = x + 1 for x += 1, "
+                                 "masked_fill for masked_fill_, or clone() first")  # fmt: skip
 
 
 def check_determinism(subject: Subject) -> None:
@@ -147,4 +206,13 @@ def check_determinism(subject: Subject) -> None:
         torch.manual_seed(0)
         values.append(call(subject.make(), batch))
     if not torch.equal(*values):
-        raise AssertionError("two equal calls after torch.manual_seed(0) give two values")
+        raise AssertionError("two equal calls after torch.manual_seed(0) give two values; draw by torch's generators, "
+                             "and keep no state in the class")  # fmt: skip
+    drawn = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        call(subject.make(), batch)
+        drawn.append(torch.rand(3))
+    if torch.equal(*drawn):
+        raise AssertionError("a call seeds torch's global generator, so that augmentation and dropout draw the same in "
+                             "every iteration; use a torch.Generator of its own")  # fmt: skip

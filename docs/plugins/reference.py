@@ -1,0 +1,52 @@
+"""Writes ``reference.md``: ``python docs/plugins/reference.py``; a test holds it to what there is."""
+
+import inspect
+from pathlib import Path
+
+from pml_ext import hookspecs, plugin
+from pml_ext.answers import HOOKS
+
+PATH = Path(__file__).with_suffix(".md")
+HEAD = """# Reference of hooks and helpers
+
+Written by `python docs/plugins/reference.py`. `help(pml_ext.plugin.NAME)` has arguments, ranges and errors.
+"""
+
+
+def first_line(thing):
+    """The first sentence of a docstring; what inherits one says whose class it is."""
+    own = vars(thing).get("__doc__") if isinstance(thing, type) else inspect.getdoc(thing)
+    if not own and isinstance(thing, type):
+        return f"`{thing.__module__.partition('.')[0]}`'s"
+    return inspect.cleandoc(own or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
+def signature(thing):
+    """How it is called, without what is said of types."""
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    shown = [p.replace(annotation=p.empty) for p in parameters if p.name != "self"]
+    return str(inspect.Signature(shown)).replace("|", "\\|")
+
+
+def text():
+    """The page."""
+    lines = [HEAD, "## Hooks\n", "| hook | |", "|---|---|"]
+    lines += [
+        f"| `{name}{signature(getattr(hookspecs, name))}` | {first_line(getattr(hookspecs, name))} |" for name in HOOKS
+    ]
+    mine = {name: getattr(plugin, name) for name in plugin.__all__}
+    classes = {name: thing for name, thing in mine.items() if isinstance(thing, type)}
+    functions = {name: thing for name, thing in mine.items() if name not in classes and callable(thing)}
+    others = {name: thing for name, thing in mine.items() if name not in classes and name not in functions}
+    for title, part in (("Classes", classes), ("Functions", functions), ("Modules and values", others)):
+        lines += [f"\n## {title}\n", "| name in `pml_ext.plugin` | |", "|---|---|"]
+        lines += [f"| `{name}{signature(thing) if part is not others else ''}` | {first_line(thing)} |"
+                  for name, thing in sorted(part.items(), key=lambda item: item[0].lower())]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), "utf-8")

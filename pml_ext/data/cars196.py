@@ -1,0 +1,67 @@
+"""Cars196: photographs of cars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, one_line
+from .published import About, Archive, Count, Counts, Entry, assemble, place_of
+from .splits import DataSplits
+
+ABOUT = About(
+    name="cars196",
+    title="Stanford Cars",
+    page="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (dead; copies are found by the names of the files)",
+    license="for research; the photographs belong to their owners",
+    archives=(
+        Archive("car_ims.tgz", 1_960, "d5c8f0aa497503f355e17dc7886c3f14"),
+        Archive("cars_annos.mat", 1, "b407c6086d669747186bd1d764ff9dbc", unpack=False),
+    ),
+    layout="car_ims/ with 000001.jpg and so on, and cars_annos.mat",
+    counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
+    note="Classes 1 to 98 train, 99 to 196 test; the division in cars_annos.mat is of another protocol.",
+)
+
+
+def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
+    """Cars196: 8,054 photographs of 98 cars to train, 8,131 of 98 others to test.
+
+    Args:
+        root: the folder with ``car_ims`` and ``cars_annos.mat``; ``pml-ext data cars196`` has the default.
+        image_size: height and width of what the network gets, in pixels.
+    """
+    return read(root, image_size, ABOUT.counts)
+
+
+def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
+    """What :func:`cars196` gives, with other counts.
+
+    Args:
+        root: as of :func:`cars196`.
+        image_size: likewise.
+        counts: how many images and classes there are to be; class numbers up to the first count of classes train.
+    """
+    place = place_of(ABOUT, root, "cars_annos.mat", ["cars196", "CARS196"])
+    names, listed = _annotations(place / "cars_annos.mat")
+    parts: dict[str, list[Entry]] = {"train": [], "test": []}
+    for path, number in listed:
+        parts["train" if number <= counts["train"].classes else "test"].append(Entry(path, names[number - 1]))
+    return assemble(ABOUT, place / "cars_annos.mat", place, parts, counts, image_size, names)
+
+
+def _annotations(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
+    """The classes, and the path and class number (from 1) of each image."""
+    from scipy.io import loadmat
+
+    try:
+        tables: dict[str, Any] = loadmat(path, squeeze_me=True)
+        names = [str(name) for name in tables["class_names"]]
+        rows = tables["annotations"]
+        listed = list(zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True))
+    except Exception as error:  # of many kinds, from the reader of a damaged file
+        raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
+    bad = [number for _, number in listed if not 1 <= number <= len(names)]
+    if bad:
+        raise DataError(f"{path}: a class {bad[0]} among {len(names)} classes; get the file again")
+    return names, listed

@@ -1,0 +1,70 @@
+"""CUB-200-2011: photographs of birds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import DataError
+from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
+from .reading import Box
+from .splits import DataSplits
+
+ABOUT = About(
+    name="cub",
+    title="Caltech-UCSD Birds-200-2011",
+    page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    license="images from Flickr, for non-commercial research and education",
+    archives=(
+        Archive("CUB_200_2011.tgz", 1_150, "97eceeb196236b17998738112f37df78",
+                "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"),
+    ),
+    layout="CUB_200_2011/ with images/, images.txt, image_class_labels.txt, classes.txt, bounding_boxes.txt",
+    counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
+    note="Classes 1 to 100 train, 101 to 200 test; train_test_split.txt is of another protocol.",
+)  # fmt: skip
+
+
+def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) -> DataSplits:
+    """CUB-200-2011: 5,864 photographs of 100 birds to train, 5,924 of 100 others to test.
+
+    Args:
+        root: the folder ``CUB_200_2011``, or the one that it lies in; ``pml-ext data cub`` has the default.
+        image_size: height and width of what the network gets, in pixels.
+        boxes: whether each photograph is cut to its bird, as ``bounding_boxes.txt`` says.
+    """
+    return read(root, image_size, boxes, ABOUT.counts)
+
+
+def read(root: Path | None, image_size: int, boxes: bool, counts: Counts) -> DataSplits:
+    """What :func:`cub` gives, with other counts.
+
+    Args:
+        root: as of :func:`cub`.
+        image_size: likewise.
+        boxes: likewise.
+        counts: how many images and classes there are to be; class ids up to the first count of classes train.
+    """
+    place = place_of(ABOUT, root, "images.txt", ["CUB_200_2011"])
+    names = dict(read_lines(place / "classes.txt", 2))
+    classes = dict(read_lines(place / "image_class_labels.txt", 2))
+    boxed = {}
+    if boxes:
+        for image, *numbers in read_lines(place / "bounding_boxes.txt", 5):
+            try:
+                left, top, width, height = map(float, numbers)
+            except ValueError:
+                found = " ".join(numbers)
+                raise DataError(f"{place / 'bounding_boxes.txt'}: found {found!r} for image {image}, wanted four "
+                                "numbers; unpack it again") from None  # fmt: skip
+            boxed[image] = Box(left, top, left + width, top + height)
+    parts: dict[str, list[Entry]] = {"train": [], "test": []}
+    for image, path in read_lines(place / "images.txt", 2):
+        number = classes.get(image)
+        if number not in names:
+            raise DataError(f"{place / 'image_class_labels.txt'}: no class of image {image} ({path}); unpack it again")
+        if boxes and image not in boxed:
+            raise DataError(f"{place / 'bounding_boxes.txt'}: no box of image {image} ({path}); unpack it again")
+        part = "train" if int(number) <= counts["train"].classes else "test"
+        parts[part].append(Entry(path, names[number], boxed.get(image)))
+    listed = list(names.values())
+    return assemble(ABOUT, place / "images.txt", place / "images", parts, counts, image_size, listed)

@@ -1,0 +1,95 @@
+"""ImageNet, divided into classes to train with and classes to search for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ConfigError, DataError
+from .published import About, Archive, Count, Counts, Entry, assemble, place_of
+from .splits import DataSplits
+
+ABOUT = About(
+    name="imagenet",
+    title="ImageNet, ILSVRC 2012",
+    page="https://www.image-net.org/challenges/LSVRC/2012/",
+    license="for non-commercial research, after registration",
+    archives=(
+        Archive("ILSVRC2012_img_train.tar", 147_897, "1d675b47d978889d74fa0da5fadfb00e"),
+        Archive("ILSVRC2012_img_val.tar", 6_745, "29b22e2961454d5413ddabcf34fc5622"),
+    ),
+    layout="train/n01440764/*.JPEG and val/n01440764/*.JPEG, as torchvision.datasets.ImageNet unpacks them",
+    counts={"train": Count(667_289, 500), "gallery": Count(638_878, 500), "query": Count(25_000, 500)},
+    note="Classes in the order of their WordNet ids. split = 'pddm': 800 classes train, 200 are tested.",
+)
+PDDM: Counts = {"train": Count(None, 800), "test": Count(None, 200)}
+
+
+def imagenet(
+    root: Path | None = None,
+    image_size: int = 224,
+    split: Literal["cbml", "pddm"] = "cbml",
+    test_classes: Path | None = None,
+) -> DataSplits:
+    """ImageNet 2012: the first 500 classes train; of the others, validation images are searched among training images.
+
+    The classes are in the order of their WordNet ids. With ``split = "cbml"`` the images of the first half train, those
+    of validation included. With ``split = "pddm"`` 800 classes train and 200 are tested, each image among all others;
+    that paper used ImageNet 2010 and the 200 classes of an earlier one, which it does not print: ``test_classes`` lists
+    them for those who have them, and by default they are the last.
+
+    Args:
+        root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.
+        image_size: height and width of what the network gets, in pixels.
+        split: ``"cbml"`` or ``"pddm"``.
+        test_classes: a file with the WordNet ids of the classes to test, one per line; goes with ``split = "pddm"``.
+    """
+    if test_classes is not None and split != "pddm":
+        raise ConfigError(f"test_classes of imagenet does not go with split = {split!r}; leave it out")
+    return read(root, image_size, ABOUT.counts if split == "cbml" else PDDM, test_classes)
+
+
+def read(root: Path | None, image_size: int, counts: Counts, test_classes: Path | None = None) -> DataSplits:
+    """What :func:`imagenet` gives, with other counts.
+
+    Args:
+        root: as of :func:`imagenet`.
+        image_size: likewise.
+        counts: how many images and classes there are to be; with ``query`` and ``gallery``, as CBML divides them.
+        test_classes: likewise.
+    """
+    place = place_of(ABOUT, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
+    if not (place / "val").is_dir():
+        raise DataError(f"{place} has no val; pml-ext data imagenet says what to get and where to put it")
+    wordnet_ids = [_classes(place / part) for part in ("train", "val")]
+    if wordnet_ids[0] != wordnet_ids[1]:
+        first = min(set(wordnet_ids[0]) ^ set(wordnet_ids[1]))
+        raise DataError(
+            f"{place}: train and val have not the same folders, {first} first; both want one per WordNet id"
+        )
+    tested = set(_listed(test_classes)) if test_classes else set(wordnet_ids[0][counts["train"].classes :])
+    if strange := tested - set(wordnet_ids[0]):
+        raise DataError(f"{test_classes}: {min(strange)} is no folder of {place / 'train'}; mend the list")
+    parts: dict[str, list[Entry]] = {part: [] for part in counts}
+    of_training, of_validation = ("gallery", "query") if "query" in counts else ("test", "test")
+    for folder, part in (("train", of_training), ("val", of_validation)):
+        for name in wordnet_ids[0]:
+            entries = parts[part if name in tested else "train"]
+            entries.extend(Entry(f"{folder}/{name}/{file}", name) for file in _images(place / folder / name))
+    return assemble(ABOUT, place / "train", place, parts, counts, image_size, wordnet_ids[0])
+
+
+def _classes(place: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and entry.name.startswith("n"))
+
+
+def _images(place: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(place) if entry.name.upper().endswith((".JPEG", ".JPG")))
+
+
+def _listed(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); wanted one WordNet id per line") from None

@@ -1,0 +1,46 @@
+"""A sample of images to test with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PER_CLASS = 20
+
+
+def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = PER_CLASS) -> NDArray[np.int64]:
+    """Indices of some images, so drawn that retrieval among them means something.
+
+    Classes are taken in random order, up to ``per_class`` images of each, until there are ``most``: small classes are
+    whole, since a few images of each would find no other one of their class. Where all classes together have fewer
+    than ``most`` images by that, ``per_class`` is larger.
+
+    Args:
+        labels: ``[N]``, integers.
+        most: how many, at least 1.
+        seed: of the draw.
+        per_class: images per class at most, as long as that is enough.
+
+    Returns:
+        ``[most]``, rising; all N where these are no more.
+    """
+    labels = np.asarray(labels)
+    if most >= len(labels):
+        return np.arange(len(labels))
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(labels))
+    # the place of every image among those of its class, in that order
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    classes, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
+    place = np.empty(len(labels), dtype=np.int64)
+    place[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
+    rank = np.empty(len(classes), dtype=np.int64)
+    rank[generator.permutation(len(classes))] = np.arange(len(classes))
+    of_class = rank[np.searchsorted(classes, labels)]
+    while np.minimum(counts, per_class).sum() < most:
+        per_class *= 2
+    candidates = np.flatnonzero(place < per_class)
+    chosen = candidates[np.lexsort((place[candidates], of_class[candidates]))[:most]]
+    return np.sort(chosen)

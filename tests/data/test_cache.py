@@ -1,0 +1,142 @@
+"""Images that are kept resized: the same numbers, made once, whole or not at all; files that cannot be read."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext.data import Box, LabelledImages, Pipeline, build_transforms, prepare
+from pml_ext.data import cache as cache_module
+from pml_ext.data.cache import MappedImages, cache_folder
+from pml_ext.errors import ConfigError, DataError
+
+TRAIN, PLAIN = build_transforms(20, 3, crop=True, pipeline=Pipeline(resize=30, random_crop_scale=(0.2, 1.0), flip=True))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PML_EXT_IMAGES", str(tmp_path / "kept"))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    generator = np.random.default_rng(0)
+    paths = []
+    for number in range(9):
+        small = generator.integers(256, size=(8, 6 + number % 3, 3), dtype=np.uint8)
+        paths.append(tmp_path / f"{number}.jpg")
+        Image.fromarray(small).resize((60 + 20 * (number % 3), 80)).save(paths[-1], quality=95)
+    return paths
+
+
+def labeled(paths, **settings) -> LabelledImages:
+    return LabelledImages(paths, [0] * len(paths), ["one"], **settings)
+
+
+def items(images: LabelledImages, transform) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    images = images.with_transform(transform)
+    return [images[index][0] for index in range(len(images))]
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("boxes", [None, [Box(3, 5, 50, 70)] * 9])
+def test_what_is_kept_gives_the_same_numbers_without_the_files(photos, where, boxes):
+    images = labeled(photos, boxes=boxes)
+    kept = prepare(images, TRAIN, where, workers=2).images
+    wanted = [items(images, transform) for transform in (TRAIN, PLAIN)]
+    some = [items(images.subset([5, 2]), transform) for transform in (TRAIN, PLAIN)]
+    for path in photos:
+        path.unlink()
+    assert all(map(torch.equal, items(kept, TRAIN), wanted[0]))
+    assert all(map(torch.equal, items(kept, PLAIN), wanted[1]))
+    assert all(map(torch.equal, items(kept.subset([5, 2]), TRAIN), some[0]))
+    assert all(map(torch.equal, items(pickle.loads(pickle.dumps(kept)).subset([5, 2]), PLAIN), some[1]))
+    _, other = build_transforms(20, 3, crop=True, pipeline=Pipeline(resize=31))
+    with pytest.raises(DataError, match="0.jpg: no such file"):  # another first step reads the files
+        items(kept, other)
+
+
+def test_a_file_is_made_once_for_what_it_is_made_from(photos, monkeypatch):
+    told = []
+
+    def keep(images, steps=TRAIN):
+        told.clear()
+        prepare(images, steps, "disk", tell=told.append)
+        return bool(told)
+
+    assert keep(labeled(photos))
+    assert "writing 9 resized images to" in told[0]
+    assert not keep(labeled(photos))
+    assert not keep(labeled(photos), PLAIN)  # the same first step
+    assert keep(labeled(photos, channels=1))
+    assert keep(labeled(photos, boxes=[Box(0, 0, 9, 9)] * 9))
+    assert keep(labeled(photos), build_transforms(20, 3, crop=True, pipeline=Pipeline(resize=31))[1])
+    assert keep(labeled(photos[::-1]))
+    os.utime(photos[3], (1, 1))
+    assert keep(labeled(photos))
+    count = len(list(cache_folder().iterdir()))
+    kept = next(path for path in cache_folder().iterdir() if len(MappedImages(path)) == 9)
+    whole = kept.read_bytes()
+    for damaged in (whole[:-5], whole[: len(whole) // 2], b"", whole[100:]):
+        kept.write_bytes(damaged)
+        with pytest.raises(ValueError, match=".*"):
+            MappedImages(kept)
+    assert len(list(cache_folder().iterdir())) == count
+
+
+def test_a_damaged_file_is_made_again_and_half_of_one_is_not_left(photos):
+    prepare(labeled(photos), TRAIN, "disk")
+    (kept,) = cache_folder().iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-5])
+    assert torch.equal(
+        items(prepare(labeled(photos), TRAIN, "disk").images, PLAIN)[4], items(labeled(photos), PLAIN)[4]
+    )
+    assert kept.read_bytes() == whole
+    kept.unlink()
+    photos[7].write_bytes(photos[7].read_bytes()[:200])
+    with pytest.raises(DataError, match="7.jpg: not a readable image"):
+        prepare(labeled(photos), TRAIN, "disk")
+    assert list(cache_folder().iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["none", "memory", "disk"])
+def test_unreadable_files_are_left_out_and_told(photos, where):
+    photos[2].write_bytes(photos[2].read_bytes()[:300])
+    photos[5].write_text("no image")
+    for _ in range(2):  # the second time, the disk knows
+        prepared = prepare(labeled(photos), TRAIN, where, skip_unreadable=True)
+        assert list(prepared.skipped) == [str(photos[2]), str(photos[5])]
+        assert "not a readable image" in prepared.skipped[str(photos[5])]
+        assert prepared.images.paths == [photos[n] for n in (0, 1, 3, 4, 6, 7, 8)]
+        good = labeled([photos[n] for n in (0, 1, 3, 4, 6, 7, 8)])
+        assert all(map(torch.equal, items(prepared.images, TRAIN), items(good, TRAIN)))
+    if where != "none":
+        with pytest.raises(DataError, match="2.jpg: not a readable image"):
+            prepare(labeled(photos), TRAIN, where)
+    for path in photos:
+        path.write_text("no image")
+    with pytest.raises(DataError, match="none of 9 images can be read; the first: .*0.jpg"):
+        prepare(labeled(photos), TRAIN, where, skip_unreadable=True)
+
+
+def test_what_cannot_be_kept(photos, monkeypatch):
+    numbers = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    with pytest.raises(ConfigError, match="data.cache: found 'disk', but the images of this data set are in memory"):
+        prepare(numbers, TRAIN, "disk")
+    assert prepare(numbers, TRAIN, skip_unreadable=True).skipped == {}
+    whole, _ = build_transforms(20, 3, crop=True, random_crop=True)
+    with pytest.raises(ConfigError, match="which leaves nothing to keep; data.images.resize"):
+        prepare(labeled(photos), whole, "memory")
+    assert len(prepare(labeled(photos), whole, skip_unreadable=True).images) == 9
+    monkeypatch.setattr(cache_module, "SAMPLE", 3)
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    with pytest.raises(
+        DataError, match=r"kept: 0 MB more are needed for resized images, 0 MB are free; PML_EXT_IMAGES"
+    ):
+        prepare(labeled(photos), TRAIN, "disk")
+    assert list(cache_folder().iterdir()) == []

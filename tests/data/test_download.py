@@ -1,0 +1,252 @@
+"""Fetching and unpacking archives, from a server on this machine: checksums, broken connections, bad archives."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pml_ext.data import cub, download, omniglot, omniglot_small, sop
+from pml_ext.data.published import Archive, Count
+from pml_ext.errors import DataError
+
+BODY = np.random.default_rng(0).integers(256, size=300_000, dtype=np.uint8).tobytes()
+
+
+class Server(ThreadingHTTPServer):
+    """Files by path; ``breaks`` are the numbers of bytes after which the next connections break off."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.breaks: list[int] = []
+        self.asked: list[tuple[str, str | None]] = []
+        self.ranges = True
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        server = self.server
+        server.asked.append((self.path[1:], self.headers.get("Range")))
+        if self.path[1:] not in server.files:
+            self.send_error(404, "Gone")
+            return
+        body, start = server.files[self.path[1:]], 0
+        if self.headers.get("Range") and server.ranges:
+            start = int(self.headers["Range"].removeprefix("bytes=").partition("-")[0])
+            if start >= len(body):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        rest = body[start:]
+        self.wfile.write(rest[: server.breaks.pop(0)] if server.breaks else rest)
+
+
+@pytest.fixture
+def server():
+    serving = Server()
+    thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield serving
+    serving.shutdown()
+    serving.server_close()
+    thread.join()
+
+
+def archive(server, name="set.bin", body=BODY, **settings) -> Archive:
+    server.files[name] = body
+    return Archive(name, 1, hashlib.md5(body).hexdigest(), server.url + name, **settings)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_goes_on_where_it_broke_off(server, tmp_path, ranges):
+    server.ranges = ranges
+    server.breaks = [100_000, 50_000]
+    wanted = archive(server)
+    if not ranges:  # then it begins anew each time, and the third connection holds
+        server.breaks = [50_000, 100_000]
+    told = []
+    download.fetch(wanted, tmp_path / "new" / "set.bin", lambda *progress: told.append(progress))
+    assert (tmp_path / "new" / "set.bin").read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["set.bin"]
+    assert told[-1] == ("set.bin", len(BODY), len(BODY))
+    starts = [asked for _, asked in server.asked]
+    assert starts == ([None, "bytes=100000-", "bytes=150000-"] if ranges else [None, "bytes=50000-", "bytes=100000-"])
+
+
+def test_what_has_arrived_is_kept_and_never_under_its_name(server, tmp_path):
+    wanted, path = archive(server), tmp_path / "set.bin"
+    server.breaks = [70_000] + [0] * download.TRIES
+    with pytest.raises(DataError, match=r"set.bin cannot be downloaded \(the connection broke off\); try again, which"):
+        download.fetch(wanted, path)
+    assert not path.exists()
+    assert (tmp_path / "set.bin.part").read_bytes() == BODY[:70_000]
+    server.breaks = []
+    download.fetch(wanted, path)
+    assert server.asked[-1] == ("set.bin", "bytes=70000-")
+    assert path.read_bytes() == BODY
+
+
+def test_another_file_is_not_taken(server, tmp_path):
+    wanted = archive(server)
+    (tmp_path / "set.bin.part").write_bytes(BODY + b"more")  # longer than what the server has
+    with pytest.raises(DataError, match="not the expected file"):
+        download.fetch(wanted, tmp_path / "set.bin")
+    server.files["set.bin"] = BODY[::-1]
+    with pytest.raises(DataError, match="not the expected file"):
+        download.fetch(wanted, tmp_path / "set.bin")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="404 Gone; fetch other.bin yourself and put it into"):
+        download.fetch(dataclasses.replace(wanted, name="other.bin", url=server.url + "other"), tmp_path / "other.bin")
+
+
+def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, body in entries.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+        for name, target in links.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            tar.addfile(info)
+    return buffer.getvalue()
+
+
+def zipped(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, body in entries.items():
+            archive.writestr(name, body)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_archives_are_unpacked_over_what_is_there(tmp_path, pack):
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    (tmp_path / "set" / "images" / "1.jpg").write_bytes(b"half")
+    (tmp_path / "set.arc").write_bytes(
+        pack({"set/images/1.jpg": b"one", "set/images/2.jpg": b"two", "set/list": b"12"})
+    )
+    download.unpack(tmp_path / "set.arc", tmp_path)
+    files = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*.jpg")}
+    assert files == {"set/images/1.jpg": b"one", "set/images/2.jpg": b"two"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set", "set.arc"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [tarred({"../out.txt": b"x"}), tarred({}, {"set/link": "/etc"}), tarred({}, {"link": "../.."}),
+     zipped({"../out.txt": b"x"}), zipped({"/tmp/out.txt": b"x"}), zipped({"a\\..\\..\\out.txt": b"x"})],
+    ids=["tar above", "tar link to root", "tar link above", "zip above", "zip at root", "zip backslashes"],
+)  # fmt: skip
+def test_archives_cannot_write_outside_of_their_folder(tmp_path, body):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "set.arc").write_bytes(body)
+    with pytest.raises(DataError, match=r"set.arc: .*outside .*do not use this archive"):
+        download.unpack(place / "set.arc", place)
+    assert [path.name for path in place.iterdir()] == ["set.arc"]
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+def test_truncated_archives_leave_nothing(tmp_path, pack):
+    whole = pack({f"set/{number}.jpg": BODY[:9000] for number in range(5)})
+    (tmp_path / "set.arc").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="set.arc: not a readable archive .*delete it and get it again"):
+        download.unpack(tmp_path / "set.arc", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["set.arc"]
+
+
+def drawings(name: str, alphabets: dict[str, int]) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("1", (105, 105), 1).save(buffer, "png")
+    stem = name.removesuffix(".zip")
+    return zipped({f"{stem}/{alphabet}/character{number:02}/0001_01.png": buffer.getvalue()
+                   for alphabet, characters in alphabets.items() for number in range(characters)})  # fmt: skip
+
+
+def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("PML_EXT_DATA", raising=False)
+    sets = {omniglot.TRAIN: {"Greek": 5}, omniglot.TEST: {"Greek": 2, "Sanskrit": 4}}
+    about = dataclasses.replace(omniglot.SMALL, archives=tuple(
+        archive(server, name, drawings(name, alphabets), unpack=False) for name, alphabets in sets.items()
+    ))  # fmt: skip
+    monkeypatch.setattr(omniglot, "SMALL", about)
+    for _ in range(2):
+        assert (len(omniglot_small().train), len(omniglot_small().test)) == (5, 4)
+    assert len(server.asked) == 2
+    stored = tmp_path / "pml_ext" / "omniglot-small" / omniglot.TEST
+    stored.write_bytes(stored.read_bytes()[:-9])
+    with pytest.raises(DataError, match="not the file that is meant, or cut"):
+        omniglot_small()
+
+
+def test_the_command_says_what_to_get_and_checks_what_is_there(pml_ext_command, tmp_path):
+    sets = json.loads(pml_ext_command("data", "--json").stdout)
+    assert {each["name"] for each in sets} >= {"cub", "cars196", "sop", "inshop", "imagenet", "omniglot"}
+    told = pml_ext_command("data", "sop", "--data", str(tmp_path), COLUMNS="200")
+    assert told.returncode == 1
+    wanted = ["Stanford_Online_Products.zip", "7f73d41a2f44250d4779881525aea32e", "by hand", "59,551", str(tmp_path)]
+    assert [text for text in [*wanted, "has no Ebay_train.txt"] if text not in told.stdout] == []
+    by_hand = pml_ext_command("data", "sop", "--data", str(tmp_path), "--download")
+    assert (by_hand.returncode, by_hand.stderr.count("\n")) == (2, 1)
+    assert "no address that a program may fetch it from" in by_hand.stderr
+    assert "nearest: sop" in pml_ext_command("data", "spo").stderr
+    (tmp_path / "Stanford_Online_Products.zip").write_bytes(b"half")
+    found = json.loads(pml_ext_command("data", "sop", "--data", str(tmp_path), "--json").stdout)
+    assert "Stanford_Online_Products.zip: not the file that is meant, or cut" in found["problem"]
+    assert found["archives"][0]["megabytes"] == sop.ABOUT.archives[0].megabytes
+
+
+def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, monkeypatch):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "jpeg")
+    entries = {f"CUB_200_2011/images/{n}.B/{n}.jpg": buffer.getvalue() for n in range(1, 5)}
+    for name, line in (
+        ("images.txt", "{0} {0}.B/{0}.jpg"),
+        ("image_class_labels.txt", "{0} {0}"),
+        ("classes.txt", "{0} {0}.B"),
+    ):
+        entries[f"CUB_200_2011/{name}"] = "\n".join(line.format(n) for n in range(1, 5)).encode()
+    counts = {"train": Count(2, 2), "test": Count(2, 2)}
+    packed = archive(server, "CUB_200_2011.tgz", tarred(entries))
+    monkeypatch.setattr(cub, "ABOUT", dataclasses.replace(cub.ABOUT, archives=(packed,), counts=counts))
+    missing = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"))
+    assert missing.returncode == 1
+    assert "pml-ext data cub --download fetches it" in missing.stdout
+    done = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")
+    assert (done.returncode, "complete" in done.stdout) == (0, True)
+    assert "CUB_200_2011.tgz: 100% of" in done.stderr
+    assert len(cub.cub(tmp_path / "birds").train) == 2
+    asked = len(server.asked)
+    assert pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download").returncode == 0
+    assert len(server.asked) == asked
+    (Path(tmp_path) / "birds" / "CUB_200_2011" / "images" / "2.B" / "2.jpg").unlink()
+    again = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")  # from the archive there
+    assert (again.returncode, len(server.asked)) == (0, asked)

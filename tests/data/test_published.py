@@ -1,0 +1,297 @@
+"""Published data sets in small folders of their own layouts: splits, labels, names, counts and what is refused."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pml_ext.data import cars196, cub, imagenet, inshop, omniglot, published_sets, sop, table
+from pml_ext.data.published import Count
+from pml_ext.errors import ConfigError, DataError
+
+COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
+
+
+def jpeg(path: Path, shade: int = 0, size=(20, 16)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, shade, shade)).save(path, quality=95)
+    return path
+
+
+def cub_folder(place: Path) -> Path:
+    """Four birds of three photographs; class ids from 1, image ids from 1."""
+    images = [(f"{n + 1:03}.Bird_{n + 1}/Bird_{k}.jpg", n + 1) for n in range(4) for k in range(3)]
+    for number, (path, _) in enumerate(images):
+        jpeg(place / "images" / path, 10 * number)
+    lists = {
+        "images.txt": [f"{i} {path}" for i, (path, _) in enumerate(images, 1)],
+        "image_class_labels.txt": [f"{i} {label}" for i, (_, label) in enumerate(images, 1)],
+        "classes.txt": [f"{n} {n:03}.Bird_{n}" for n in range(1, 5)],
+        "bounding_boxes.txt": [f"{i} 2.0 3.0 10.0 8.0" for i in range(1, 13)],
+    }
+    for name, lines in lists.items():
+        (place / name).write_text("\n".join(lines) + "\n")
+    return place
+
+
+def cars_folder(place: Path) -> Path:
+    from scipy.io import savemat
+
+    fields = [("relative_im_path", "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]
+    rows = np.zeros((1, 12), dtype=fields)
+    for i in range(12):  # the official split, "test", has nothing to do with the classes
+        rows[0, i] = (f"car_ims/{i + 1:06}.jpg", 1, i % 4 + 1, i % 2)
+        jpeg(place / "car_ims" / f"{i + 1:06}.jpg", 10 * i)
+    names = np.array([f"Maker {n} 2012" for n in range(4)], dtype=object)[None]
+    savemat(place / "cars_annos.mat", {"annotations": rows, "class_names": names})
+    return place
+
+
+def sop_folder(place: Path) -> Path:
+    for part, first in (("train", 0), ("test", 2)):
+        lines = ["image_id class_id super_class_id path"]
+        for i in range(6):
+            path = f"{'bicycle' if i < 3 else 'mug'}_final/{1000 + first + i // 3}_{i % 3}.JPG"
+            jpeg(place / path, 10 * i)
+            lines.append(f"{i + 1} {first + i // 3 + 1} {1 + i // 3} {path}")
+        (place / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
+    return place
+
+
+def inshop_folder(place: Path) -> Path:
+    lines = []
+    for item in range(4):
+        for k in range(3):
+            path = f"img/WOMEN/Blouses_Shirts/id_{item:08}/0{k}_1_front.jpg"
+            jpeg(place / path, 20 * item + k)
+            part = "train" if item < 2 else "query" if k == 0 else "gallery"
+            lines.append(f"{path:<70} id_{item:08}   {part}")
+    (place / "list_eval_partition.txt").write_text(
+        f"{len(lines)}\nimage_name item_id evaluation_status\n" + "\n".join(lines)
+    )
+    return place
+
+
+def imagenet_folder(place: Path) -> Path:
+    for n in range(4):
+        for part, images in (("train", 3), ("val", 1)):
+            for k in range(images):
+                jpeg(place / part / f"n0{1440764 + n}" / f"{part}_{k}.JPEG", 10 * n + k)
+    return place
+
+
+def test_cub_trains_on_the_first_classes(tmp_path):
+    place = cub_folder(tmp_path / "CUB_200_2011")
+    for root in (place, tmp_path):  # the folder itself, or the one above
+        splits = cub.read(root, 64, False, COUNTS)
+        assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
+        assert splits.test.labels.tolist() == [2] * 3 + [3] * 3
+    assert splits.test.class_names == [f"{n:03}.Bird_{n}" for n in range(1, 5)]
+    assert splits.test.paths[0] == place / "images" / "003.Bird_3" / "Bird_0.jpg"
+    assert (splits.image_size, splits.channels, splits.crop) == (64, 3, True)
+    assert tuple(splits.train[0][0].shape) == (3, 16, 20)
+    boxed = cub.read(place, 64, True, COUNTS)
+    assert tuple(boxed.train[0][0].shape) == (3, 8, 10)
+    assert tuple(boxed.test.subset([1, 2])[0][0].shape) == (3, 8, 10)
+
+
+def test_cars_are_split_by_class_not_officially(tmp_path):
+    splits = cars196.read(cars_folder(tmp_path), 64, COUNTS)
+    assert splits.train.labels.tolist() == [0, 1] * 3
+    assert splits.test.labels.tolist() == [2, 3] * 3
+    assert splits.train.class_names[0] == "Maker 0 2012"
+    assert splits.test.paths[0].name == "000003.jpg"
+
+
+def test_products_are_labeled_on_from_the_training_classes(tmp_path):
+    sop_folder(tmp_path / "Stanford_Online_Products")
+    splits = sop.read(tmp_path, 64, COUNTS)
+    assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
+    assert splits.test.labels.tolist() == [2] * 3 + [3] * 3
+    assert splits.train.class_names == ["bicycle_final/1000", "mug_final/1001", "bicycle_final/1002", "mug_final/1003"]
+
+
+@pytest.mark.parametrize("layout", ["old", "new"])
+def test_inshop_has_queries_and_a_gallery(tmp_path, layout):
+    inshop_folder(tmp_path)
+    if layout == "new":
+        for name, folder in (("list_eval_partition.txt", "Eval"), ("img", "Img")):
+            (tmp_path / folder).mkdir()
+            shutil.move(tmp_path / name, tmp_path / folder)
+    splits = inshop.read(tmp_path, 64, {"train": Count(6, 2), "query": Count(2, 2), "gallery": Count(4, 2)})
+    assert splits.test is None
+    assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
+    assert splits.query.labels.tolist() == [2, 3]
+    assert splits.gallery.labels.tolist() == [2, 2, 3, 3]
+    assert splits.query.class_names == [f"id_{n:08}" for n in range(4)]
+    assert splits.gallery.paths[-1].name == "02_1_front.jpg"
+    assert tuple(splits.gallery[0][0].shape) == (3, 16, 20)
+
+
+def test_imagenet_is_divided_as_the_papers_do(tmp_path):
+    place = imagenet_folder(tmp_path)
+    counts = {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)}
+    splits = imagenet.read(place, 64, counts)
+    assert sorted(splits.train.labels.tolist()) == [0] * 4 + [1] * 4  # validation images train as well
+    assert splits.gallery.labels.tolist() == [2] * 3 + [3] * 3
+    assert [path.parent.parent.name for path in splits.query.paths] == ["val", "val"]
+    assert splits.train.class_names[0] == "n01440764"
+    pddm = imagenet.read(place, 64, {"train": Count(None, 3), "test": Count(None, 1)})
+    assert (len(pddm.train), pddm.test.labels.tolist()) == (12, [3] * 4)
+    (tmp_path / "unseen.txt").write_text("n01440765\n")
+    listed = imagenet.read(place, 64, {"train": Count(None, 3), "test": Count(None, 1)}, tmp_path / "unseen.txt")
+    assert set(listed.test.labels.tolist()) == {1}
+    with pytest.raises(ConfigError, match="test_classes of imagenet does not go with split = 'cbml'"):
+        imagenet.imagenet(place, test_classes=tmp_path / "unseen.txt")
+    shutil.rmtree(place / "val" / "n01440764")
+    with pytest.raises(DataError, match="train and val have not the same folders, n01440764 first"):
+        imagenet.read(place, 64, counts)
+
+
+def test_a_set_with_an_image_missing_says_which(tmp_path):
+    place = cub_folder(tmp_path)
+    (place / "images" / "001.Bird_1" / "Bird_1.jpg").unlink()
+    message = (r"expected 6 training images of 2 classes, found 5; is an image missing\? "
+               r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again")  # fmt: skip
+    with pytest.raises(DataError, match=message):
+        cub.read(place, 64, False, COUNTS)
+    with pytest.raises(DataError, match="expected 5,864 training images of 100 classes, found 11 of 4; is an image"):
+        cub.cub(place)
+
+
+def test_lists_that_do_not_fit(tmp_path):
+    place = sop_folder(tmp_path)
+    train, test = place / "Ebay_train.txt", place / "Ebay_test.txt"
+    whole = test.read_text()
+    test.write_text(whole + "7 4 1 bicycle_final/1000_0.JPG\n")
+    with pytest.raises(DataError, match="the image bicycle_final/1000_0.JPG is in train and in test"):
+        sop.read(place, 64, COUNTS)
+    jpeg(place / "bicycle_final" / "1000_9.JPG")
+    test.write_text(whole + "7 1 1 bicycle_final/1000_9.JPG\n")
+    with pytest.raises(DataError, match="1 classes are in train and in test, bicycle_final/1000 first"):
+        sop.read(place, 64, COUNTS)
+    test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
+    jpeg(place / "mug_final" / "1003_9.JPG")
+    with pytest.raises(DataError, match="expected 6 test images of 2 classes, found 7; is this another edition"):
+        sop.read(place, 64, COUNTS)
+    test.write_text(whole + "7 4")
+    with pytest.raises(DataError, match="Ebay_test.txt, line 8: found '7 4', wanted 4 columns; is the file cut"):
+        sop.read(place, 64, COUNTS)
+    train.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match="Ebay_train.txt: no text in UTF-8"):
+        sop.read(place, 64, COUNTS)
+
+
+def test_a_set_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PML_EXT_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=f"{tmp_path}/cub: no such folder; pml-ext data cub says what to get"):
+        cub.cub()
+    (tmp_path / "cub").mkdir()
+    (tmp_path / "cub" / "CUB_200_2011.tgz").write_bytes(b"")
+    with pytest.raises(DataError, match="has CUB_200_2011.tgz, but no images.txt: not unpacked, or not all of it"):
+        cub.cub()
+    cub_folder(tmp_path / "cub")
+    with pytest.raises(DataError, match="expected 5,864 training images"):
+        cub.cub()
+    (tmp_path / "cars_annos.mat").write_bytes(b"no matlab")
+    with pytest.raises(DataError, match="cars_annos.mat: not the annotations of Cars196"):
+        cars196.cars196(tmp_path)
+
+
+def test_the_published_counts():
+    counts = {name: about.counts for name, about in published_sets().items()}
+    assert counts == {
+        "cub": {"train": (5864, 100), "test": (5924, 100)},
+        "cars196": {"train": (8054, 98), "test": (8131, 98)},
+        "sop": {"train": (59551, 11318), "test": (60502, 11316)},
+        "inshop": {"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)},
+        "imagenet": {"train": (667289, 500), "gallery": (638878, 500), "query": (25000, 500)},
+        "omniglot": {"train": (19280, 964), "test": (13180, 659)},
+        "omniglot-small": {"train": (2720, 136), "test": (2120, 106)},
+    }
+
+
+def table_of(place: Path, rows: list[str], columns="label,path,split,is_query,is_gallery,x_1,x_2,y_1,y_2") -> Path:
+    for number in range(8):
+        jpeg(place / "photos" / f"{number}.jpg", 20 * number)
+    file = place / "mine.csv"
+    file.write_text("\n".join([columns, *rows]) + "\n")
+    return file
+
+
+TRAIN = ["10,photos/0.jpg,train,,,,,,", "10,photos/1.jpg,train,,,2,8,3,7", "9,photos/2.jpg,train,,,,,,"]
+
+
+def test_a_table_of_ones_own(tmp_path):
+    tested = [f"{label},photos/{n}.jpg,validation,True,True,,,," for n, label in ((3, 7), (4, 7), (5, 8))]
+    splits = table(path=str(table_of(tmp_path, TRAIN + tested)))
+    assert splits.train.class_names == ["7", "8", "9", "10"]
+    assert splits.train.labels.tolist() == [3, 3, 2]
+    assert splits.test.labels.tolist() == [0, 0, 1]
+    assert tuple(splits.train[1][0].shape) == (3, 4, 6)  # rows 3 to 7 and columns 2 to 8
+    assert tuple(splits.train[0][0].shape) == (3, 16, 20)
+    short = [",".join(row.split(",")[:3]) for row in TRAIN + tested]
+    (tmp_path / "elsewhere").mkdir()
+    file = table_of(tmp_path / "elsewhere", short, "label,path,split")
+    assert table(tmp_path, path=str(file)).test.paths[0] == tmp_path / "photos" / "3.jpg"
+
+
+def test_a_table_with_queries_and_a_gallery(tmp_path):
+    tested = ["7,photos/3.jpg,validation,True,False,,,,", "7,photos/4.jpg,validation,False,True,,,,",
+              "8,photos/5.jpg,validation,False,True,,,,"]  # fmt: skip
+    splits = table(path=str(table_of(tmp_path, TRAIN + tested)))
+    assert splits.test is None
+    assert [path.name for path in splits.query.paths] == ["3.jpg"]
+    assert [path.name for path in splits.gallery.paths] == ["4.jpg", "5.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("7,photos/3.jpg,test,,,,,,", "line 5: found split 'test', wanted train or validation"),
+     ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
+     ("10,photos/3.jpg,validation,True,True,,,,", "1 classes are in train and in validation, 10 first"),
+     ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
+     ("7,photos/3.jpg,validation,yes,True,,,,", "line 5: found is_query 'yes', wanted True or False"),
+     ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
+     ("7,photos/3.jpg,validation,True,True,5,,1,2", "wanted four numbers, or none"),
+     ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
+     ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted two or more"),
+     (",photos/3.jpg,validation,True,True,,,,", "line 5: no label")],
+)  # fmt: skip
+def test_tables_that_do_not_serve(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        table(path=str(table_of(tmp_path, [*TRAIN, row])))
+
+
+def test_tables_that_are_none(tmp_path):
+    with pytest.raises(DataError, match="no column split among label, path; wanted label, path, split"):
+        table(path=str(table_of(tmp_path, ["1,a"], "label,path")))
+    with pytest.raises(DataError, match=r"absent.csv: cannot be read as a table"):
+        table(path=str(tmp_path / "absent.csv"))
+    tested = ["10,photos/3.jpg,validation,True,True,,,,", "10,photos/4.jpg,validation,True,True,,,,"]
+    assert len(table(path=str(table_of(tmp_path, TRAIN + tested)), shared_classes=True).test) == 2
+
+
+def test_omniglot_whole(tmp_path):
+    import io
+    import zipfile
+
+    for name, alphabets in ((omniglot.BACKGROUND, ("Greek", "Latin")), (omniglot.EVALUATION, ("Tibetan",))):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for alphabet in alphabets:
+                for number in range(6):
+                    buffer = io.BytesIO()
+                    Image.new("1", (105, 105), 1).save(buffer, "png")
+                    file = f"{name[:-4]}/{alphabet}/character0{number // 2}/{number:04}_01.png"
+                    archive.writestr(file, buffer.getvalue())
+    splits = omniglot.read(tmp_path, 20, {"train": Count(12, 6), "test": Count(6, 3)})
+    assert splits.train.class_names[0] == "Greek/character00"
+    assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert tuple(splits.test[0][0].shape) == (1, 20, 20)
+    with pytest.raises(DataError, match="expected 19,280 training images of 964 classes, found 12 of 6"):
+        omniglot.omniglot(tmp_path)
+    (tmp_path / omniglot.EVALUATION).unlink()
+    with pytest.raises(DataError, match="no images_evaluation.zip"):
+        omniglot.omniglot(tmp_path)

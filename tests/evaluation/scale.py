@@ -1,0 +1,67 @@
+"""Metrics at the size of Stanford Online Products, beside a plain faiss search: run by hand, some minutes.
+
+python tests/evaluation/scale.py            # time, memory and ratio of the calculator
+python tests/evaluation/scale.py --spread 1 # embeddings that have classes; 0 (the default): random ones
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+POINTS, SIZE, CLASSES, RECALL_AT = 60_502, 128, 11_316, (1, 10, 100, 1000)
+
+
+def embeddings(spread):
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.arange(CLASSES), torch.randint(CLASSES, (POINTS - CLASSES,), generator=generator)])
+    points = torch.randn(POINTS, SIZE, generator=generator)
+    points += spread * torch.randn(CLASSES, SIZE, generator=generator)[labels]
+    return torch.nn.functional.normalize(points), labels
+
+
+def plain_search(points, labels):
+    import faiss
+
+    index = faiss.IndexFlatL2(SIZE)
+    index.add(points.numpy())
+    index.search(points.numpy(), max(RECALL_AT) + 1)
+
+
+def ranking(points, labels):
+    from pml_ext import RetrievalAccuracyCalculator
+
+    names = (*(f"recall_at_{k}" for k in RECALL_AT), "mean_average_precision_at_r")
+    print(RetrievalAccuracyCalculator(include=names, recall_at=RECALL_AT).get_accuracy(points, labels))
+
+
+def clusters(points, labels):
+    from pml_ext import RetrievalAccuracyCalculator
+
+    print(RetrievalAccuracyCalculator(include=("NMI", "f1")).get_accuracy(points, labels))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--spread", type=float, default=0.0)
+    parser.add_argument("--part", choices=["plain_search", "ranking", "clusters"])
+    given = parser.parse_args()
+    if given.part is None:  # each in a process of its own, which has a peak of memory of its own
+        for part in ("plain_search", "ranking", "clusters"):
+            subprocess.run([sys.executable, __file__, "--spread", str(given.spread), "--part", part], check=True)
+        return
+    import torch
+
+    torch.set_num_threads(2)
+    data = embeddings(given.spread)
+    started = time.perf_counter()
+    globals()[given.part](*data)
+    seconds, peak = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{given.part}: {seconds:.1f} s, {peak:.2f} GB resident at most", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""K-means: how many starts it has; agreement of clusters and classes without a table of classes x clusters."""
+
+import tracemalloc
+
+import faiss
+import numpy as np
+import pytest
+import sklearn.cluster
+import torch
+
+from pml_ext.evaluation import clustering, kmeans, nmi, pairwise_f1, purity
+
+
+@pytest.mark.parametrize(
+    ("points", "clusters", "starts"),
+    [(5_924, 100, 10), (13_180, 659, 10), (13_180, 3 * 659, 10), (14_218, 3_985, 8), (60_502, 11_316, 1)],
+)  # fmt: skip
+def test_starts_are_fewer_where_points_x_clusters_is_large(points, clusters, starts):
+    assert clustering.starts_of(points, clusters) == starts
+    assert clustering.starts_of(points, clusters, most=3) == min(3, starts)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
+    made = []
+    module, name, setting = (faiss, "Kmeans", "nredo") if installed else (clustering, "KMeans", "n_init")
+
+    def noted(*args, original=sklearn.cluster.KMeans if not installed else faiss.Kmeans, **settings):
+        made.append(settings[setting])
+        return original(*args, **settings)
+
+    monkeypatch.setattr(module, name, noted)
+    if not installed:
+        monkeypatch.setattr(clustering, "has_faiss", lambda: False)
+    points = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    kmeans(points, 7)
+    monkeypatch.setattr(clustering, "CHEAP", 2 * 60 * 7)
+    kmeans(points, 7)
+    assert made == [10 if installed else 3, 2]
+
+
+def test_agreement_of_many_classes_and_clusters_takes_memory_of_the_points_alone():
+    generator = np.random.default_rng(0)
+    labels, clusters = (generator.integers(11_316, size=60_502) for _ in range(2))
+    tracemalloc.start()
+    for function in (nmi, pairwise_f1, purity):
+        function(labels, clusters)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50e6  # a table of classes x clusters has 128 million entries

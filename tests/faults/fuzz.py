@@ -1,0 +1,237 @@
+"""Recipes, overrides, settings and files mutated, with fixed seeds: the project's own error, or a valid recipe.
+
+As commands: ``python -m tests.faults.fuzz recipes --count 10000``, ``... settings --count 60000`` and
+``... files --count 2000`` print what got through raw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import os
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MOST = 600
+MEMORY = 7 << 30  # bytes, of addresses
+ODD: tuple[Any, ...] = (
+    0, 1, -1, 2, 3, 7, 10**6, 2**31, 2**63, -(2**63), 10**30, 0.0, -0.0, 0.5, 1.0, -1.5, 1e-320, 1e300, float("inf"),
+    float("-inf"), float("nan"), True, False, "", "a", "cosine", "none", "mean", "a" * 5000, "\x00\x1b[31m\n",
+    "é\u202e", "../..", [], [1], [1, 2], ["a"], [[]], [0.1, 0.2, 0.3], {}, {"name": ""}, {"name": "pml/mean"},
+    {"name": "cbml"}, {"name": 3}, {"a": {"b": [1]}}, {"name": "pml/contrastive", "reducer": {"name": "pml/nothing"}},
+)  # fmt: skip
+
+
+def odd(draw: random.Random) -> Any:
+    """A value that no setting expects, or that one might."""
+    return copy.deepcopy(draw.choice(ODD))
+
+
+def places(tables: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of everything in nested tables and lists."""
+    items = tables.items() if isinstance(tables, dict) else enumerate(tables) if isinstance(tables, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def mutated(tables: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Tables with one to three things changed, taken out, put in, renamed or moved."""
+    tables = copy.deepcopy(tables)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        known = list(places(tables))
+        if not known:
+            break
+        path = draw.choice(known)
+        owner = tables
+        for key in path[:-1]:
+            owner = owner[key]
+        what = draw.randrange(6)
+        if what <= 1:
+            owner[path[-1]] = odd(draw)
+        elif what == 2:
+            del owner[path[-1]]
+        elif what == 3 and isinstance(owner, dict):
+            owner[draw.choice(("name", "weight", "x" * 300, "", "reducer", "distance", "miner", "a.b"))] = odd(draw)
+        elif what == 4 and isinstance(owner, dict):
+            owner[str(path[-1]) + draw.choice(("s", "_", "\x07"))] = owner.pop(path[-1])
+        else:
+            value: Any = odd(draw)
+            for _ in range(draw.choice((1, 2, 200))):
+                value = {"name": value} if draw.random() < 0.5 else [value]
+            owner[path[-1]] = value
+    return tables
+
+
+def override(tables: dict[str, Any], draw: random.Random) -> str:
+    """What somebody might type behind ``--set``."""
+    path = ".".join(map(str, draw.choice(list(places(tables)))))
+    values = ("1", "-1", "nan", "inf", "[]", "{", "{}", '{name=""}', "[" * 2000, "9" * 5000, "x" * 3000, "true", "''",
+              "\x1b[2J", "2020-01-01", "[1, 2]", '{name="pml/mean", a={b=[1]}}', "\udcff", "=", "")  # fmt: skip
+    return draw.choice(
+        (f"{path}={draw.choice(values)}", f"{path}.x={draw.choice(values)}", f"{'a.' * 500}b=1", path, "=1")
+    )
+
+
+def told(attempt: Callable[[], Any]) -> str:
+    """What is wrong with how an attempt has ended; "" if it did well, or with an error of the project's own."""
+    from pml_ext.errors import PmlExtError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attempt()
+    except PmlExtError as error:
+        text = str(error)
+        if len(text) > MOST:
+            return f"a message of {len(text)} characters: {text[:80]}"
+        if not text.isprintable():
+            return f"a message that cannot be printed: {text[:200]!r}"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {str(error)[:100]!r}"
+    return ""
+
+
+def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
+    """Mutated recipes and overrides, and what is wrong with how each is taken."""
+    from pml_ext import registry
+    from pml_ext.experiment import load_recipes, validate
+    from pml_ext.experiment.recipe import read_tables
+
+    draw, names = random.Random(seed), sorted(registry.recipes())
+    known = {name: read_tables(name) for name in names}
+    for number in range(count):
+        name = draw.choice(names)
+        if number % 4 == 3:
+            text = override(known[name], draw)
+            yield text, told(lambda name=name, text=text: load_recipes(name, [text]))
+        else:
+            tables = mutated({key: value for key, value in known[name].items() if key != "sweep"}, draw)
+            yield tables, told(lambda tables=tables, name=name: validate(tables, name))
+
+
+def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each setting of each component with each odd value: kind, what it is, and the tables of a recipe with it."""
+    from pml_ext import registry
+
+    base = {
+        "data": {"name": "digits"},
+        "model": {"trunk": {"name": "mlp"}, "embedding_size": 4},
+        "schedule": {"epochs": 2},
+    }
+    hosts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "loss": lambda table: {"loss": table},
+        "miner": lambda table: {"loss": {"name": "pml/contrastive", "miner": table}},
+        "regularizer": lambda table: {"loss": {"name": "pml/contrastive", "regularizer": table}},
+        "distance": lambda table: {"loss": {"name": "pml/contrastive", "distance": table}},
+        "reducer": lambda table: {"loss": {"name": "pml/contrastive", "reducer": table}},
+        "sampler": lambda table: {"loss": {"name": "pml/contrastive"}, "sampler": table},
+    }
+    for kind, host in hosts.items():
+        for component in registry.components(kind):
+            for setting in (*component.settings, "weight", "no_such_setting"):
+                for value in ODD:
+                    yield kind, f"{component.name}.{setting}", base | host({"name": component.name, setting: value})
+    for table, keys in (("optimizer", ("name", "lr", "weight_decay", "betas", "momentum", "eps", "amsgrad",
+                                       "head_lr_factor")),
+                        ("schedule", ("epochs", "name", "milestones", "gamma")),
+                        ("engine", ("precision", "compile", "channels_last", "clip_gradient")),
+                        ("evaluation", ("recall_at", "precision_at", "batch_size", "validation", "every", "select",
+                                        "shortlist", "lone_queries", "clusters_per_class")),
+                        ("data", ("name", "workers", "augment", "image_size")),
+                        ("model", ("trunk", "embedding_size", "hidden_sizes", "freeze_batch_norm"))):  # fmt: skip
+        for key, value, other in itertools.product(keys, ODD, (None, "adam", "sgd", "rmsprop")):
+            tables = copy.deepcopy({**base, "loss": {"name": "pml/contrastive"}})
+            tables.setdefault(table, {})[key] = value
+            if table == "optimizer" and key != "name" and other is not None:
+                tables[table]["name"] = other
+            yield "recipe", f"{table}.{key}", tables
+
+
+def _is_large(value: Any, largest: float) -> bool:
+    if isinstance(value, dict):
+        return any(_is_large(item, largest) for item in value.values())
+    return isinstance(value, int) and value > largest
+
+
+def settings(count: int, seed: int = 0, largest: float = float("inf")) -> Iterator[tuple[Any, str]]:
+    """Some of the single settings, spread over all, and what is wrong with how each is taken.
+
+    Sizes above ``largest`` are left out: what a machine can just hold takes it a while to fill.
+    """
+    from pml_ext.experiment import validate
+
+    everything = [case for case in single_settings() if not _is_large(case[2], largest)]
+    random.Random(seed).shuffle(everything)
+    for kind, name, tables in itertools.islice(everything, count):
+        yield (kind, name, tables), told(lambda tables=tables: validate(tables, "recipe.toml"))
+
+
+def damaged(whole: bytes, draw: random.Random) -> bytes:
+    """A file's content damaged in one of five ways: empty, cut, a bit flipped, a part of zeros, something else."""
+    place = draw.randrange(max(1, len(whole)))
+    what = draw.randrange(5)
+    if what == 0:
+        return b""
+    if what == 1:
+        return whole[:place]
+    if what == 2 and whole:
+        return whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :]
+    if what == 3:
+        return whole[:place] + bytes(min(200, len(whole) - place)) + whole[place + 200 :]
+    return draw.randbytes(draw.choice((3, 100, 5000)))
+
+
+def files(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
+    """Recipes as files, damaged, and what is wrong with how each is read."""
+    import tempfile
+
+    from pml_ext import registry
+    from pml_ext.experiment import load_recipes
+
+    draw = random.Random(seed)
+    texts = [registry.recipe(name).read_bytes() for name in sorted(registry.recipes())]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.toml"
+        for _ in range(count):
+            content = damaged(draw.choice(texts), draw)
+            path.write_bytes(content)
+            yield content, told(lambda: load_recipes(str(path)))
+
+
+def main() -> int:
+    """The sweep."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("what", choices=["recipes", "settings", "files"])
+    options.add_argument("--count", type=int, default=10_000)
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if sys.platform != "win32":
+        import resource
+
+        # What is too large for any machine is refused, and does not fill this one.
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    started, kinds, number = time.monotonic(), Counter[str](), 0
+    sweep = {"recipes": recipes, "settings": settings, "files": files}[given.what]
+    for number, (case, text) in enumerate(sweep(given.count, given.seed), 1):  # noqa: B007
+        if text:
+            kinds[text] += 1
+            if kinds[text] == 1:
+                print(f"{text}\n    {repr(case)[:300]}", flush=True)
+    seconds = time.monotonic() - started
+    print(f"{number} {given.what}, {sum(kinds.values())} raw, of {len(kinds)} kinds; {seconds:.0f} s")
+    return 1 if kinds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,373 @@
+"""Runs in processes of their own that are killed at a chosen place, resumed, and compared with one that nobody killed.
+
+A place is a moment: before and after each file is moved, linked or removed, before its bytes are flushed, between two
+records, after each iteration, before and after each test. They are counted from the beginning of a run, so that place
+number 17 is the same moment in each run of a scenario.
+
+As a command, ``python -m tests.faults.kills --kills 200`` spreads kills over all scenarios and prints what differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A run, or several, that is killed.
+
+    Args:
+        recipe: its name.
+        overrides: ``KEY=VALUE`` pairs.
+        processes: how many train together.
+        seeds: how many runs.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    processes: int = 1
+    seeds: int = 1
+
+
+SCENARIOS = {
+    "cbml": Scenario("cbml/digits", QUICK),
+    "pddm": Scenario(
+        "pddm/digits",
+        (*QUICK, "sampler.m=3", "sampler.batch_size=30", 'stages=[{epochs=1, loss={name="pml/triplet-margin"}}]'),
+    ),
+    "density": Scenario("density/digits", QUICK),
+    "memory": Scenario("cbml/digits", (*QUICK, "loss.memory.size=200", "loss.memory.start_epoch=2")),
+    "proxies": Scenario("pml/proxy-anchor/digits", QUICK),
+    "pool": Scenario(
+        "triplets/digits",
+        (*QUICK, "sampler={name='hard-negative-pool', batch_size=30, refresh=1}", "sampler.iterations=3"),
+    ),
+    "selection": Scenario(
+        "cbml/digits",
+        (*QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"),
+    ),
+    "workers": Scenario("cbml/digits", (*QUICK, "data.workers=1", "data.augment.shift=1")),
+    "sweep": Scenario("cbml/digits", QUICK, seeds=2),
+    "two processes": Scenario("cbml/digits", QUICK, processes=2),
+}
+
+
+class Counter:
+    """Counts the places of this process, and ends it at one of them.
+
+    Args:
+        at: the number of the place; 0 for none.
+        log: a file that gets a line per place.
+        how: the signal.
+    """
+
+    def __init__(self, at: int = 0, log: Path | None = None, how: int = signal.SIGKILL) -> None:
+        self.at, self.how, self.count = at, how, 0
+        self._log = log.open("a", buffering=1) if log is not None else None
+
+    def __call__(self, place: str) -> None:
+        self.count += 1
+        if self._log is not None:
+            self._log.write(f"{place}\n")
+        if self.count == self.at:
+            os.kill(os.getpid(), self.how)
+
+    def around(self, owner: Any, name: str, describe: Callable[..., str]) -> None:
+        """Counts two places, before and after a function of a module or a class is called in this process."""
+        real, process = getattr(owner, name), os.getpid()
+
+        def counted(*arguments: Any, **settings: Any) -> Any:
+            if os.getpid() != process:  # a data loader's worker
+                return real(*arguments, **settings)
+            place = describe(*arguments, **settings)
+            self(f"before {place}")
+            value = real(*arguments, **settings)
+            self(f"after {place}")
+            return value
+
+        setattr(owner, name, counted)
+
+    def everywhere(self) -> None:
+        """Counts the places that this module's text names."""
+        from pml_ext.experiment import records, run, testing
+        from pml_ext.experiment.run import Run
+
+        for name in ("replace", "link", "unlink"):
+            self.around(os, name, lambda *paths, name=name, **_: f"{name} {Path(paths[-1]).name}")
+        self.around(os, "fsync", lambda handle: "fsync")
+        self.around(records, "_insert", lambda connection, table, *_: f"rows of {table} in the database")
+        self.around(records.Records, "_append", lambda _, table, *__: f"rows of {table} in its CSV file")
+        self.around(records._Events, "_write_waiting", lambda *_: "events")
+        self.around(records.Records, "add", lambda _, number, __: f"iteration or epoch {number}")
+        self.around(testing, "_searched", lambda *_, **__: "an evaluation")
+        self.around(run, "write_run_report", lambda *_, **__: "the report")
+        self.around(Run, "call_parts", lambda _, method: method)
+
+
+def execute(
+    scenario: Scenario, out: Path, at: int = 0, resume: bool = False, log: Path | None = None,
+    how: int = signal.SIGKILL, report: bool = False, rank: int = 0,
+) -> int:  # fmt: skip
+    """Does a scenario's runs in processes of their own, forked from this one.
+
+    Args:
+        scenario: what to do.
+        out: the folder.
+        at: the place at which one of the processes gets a signal.
+        resume: whether it goes on.
+        log: a file that gets a line per place.
+        how: the signal.
+        report: whether the reports are drawn as always; without, they are an empty file.
+        rank: the process that gets the signal.
+
+    Returns:
+        0, or how the process that was to be killed has ended: minus the signal's number, or its exit status.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    children = []
+    for number in range(scenario.processes):
+        child = os.fork()
+        if child == 0:
+            if scenario.processes > 1:
+                os.environ |= {"RANK": str(number), "WORLD_SIZE": str(scenario.processes), "MASTER_PORT": str(port),
+                               "MASTER_ADDR": "localhost", "LOCAL_RANK": str(number)}  # fmt: skip
+            mine = number == rank
+            _work(scenario, out, at if mine else 0, resume, log if mine else None, how, report)
+        children.append(child)
+    ended = os.waitstatus_to_exitcode(os.waitpid(children[rank], 0)[1])
+    for number, child in enumerate(children):
+        if number != rank:
+            if ended != 0:  # as torchrun does
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return ended
+
+
+def _work(
+    scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool
+) -> None:  # fmt: skip
+    """In a forked process: the runs, and its end."""
+    from pml_ext.errors import PmlExtError
+    from pml_ext.experiment import run, train
+
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        os.environ.setdefault("RANK", "0")
+        if not report:
+            run.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
+        Counter(at, log, how).everywhere()
+        train(scenario.recipe, out, seeds=scenario.seeds, device="cpu", overrides=scenario.overrides, resume=resume)
+        status = 0
+    except PmlExtError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        status = error.exit_code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+# What two folders must have in common
+
+
+def difference(one: Path, other: Path) -> str:
+    """What differs between two folders of the same runs, or is left over in the second; "" if nothing does.
+
+    Args:
+        one: of the run that nobody killed.
+        other: of the one that was resumed.
+    """
+    for check in (_files, _metrics, _weights, _databases, _csv_files, _events):
+        if text := check(one, other):
+            return text
+    return ""
+
+
+def _files(one: Path, other: Path) -> str:
+    names = [{_without_numbers(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (one, other)]
+    return f"files: {sorted(names[0] ^ names[1])}" if names[0] != names[1] else ""
+
+
+def _without_numbers(path: Path) -> str:
+    return "events" if path.name.startswith("events.out.tfevents") else str(path)
+
+
+def _metrics(one: Path, other: Path) -> str:
+    for path in sorted(one.rglob("metrics.json")):
+        values = [json.loads(each.read_bytes()) for each in (path, other / path.relative_to(one))]
+        for value in values:
+            for key in ("seconds", "sha256"):
+                del value[key]
+        for key in values[0]:
+            if values[0][key] != values[1].get(key):
+                return f"{path.name}: {key} {values[0][key]} became {values[1].get(key)}"
+    return ""
+
+
+def _weights(one: Path, other: Path) -> str:
+    for path in sorted(one.rglob("*.pt")):
+        states = [torch.load(each, weights_only=True) for each in (path, other / path.relative_to(one))]
+        for state in states:
+            for key in ("train_seconds", "test_seconds"):
+                state.pop(key, None)
+        if text := _unequal(*states):
+            return f"{path.name}: {text}"
+    return ""
+
+
+def _unequal(one: Any, other: Any, place: str = "") -> str:
+    if isinstance(one, dict) and isinstance(other, dict) and list(one) == list(other):
+        return next((text for key in one if (text := _unequal(one[key], other[key], f"{place}.{key}"))), "")
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((text for index, pair in pairs if (text := _unequal(*pair, f"{place}[{index}]"))), "")
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        return "" if same else f"{place} differs"
+    return "" if one == other else f"{place}: {one!r} became {other!r}"[:300]
+
+
+def _databases(one: Path, other: Path) -> str:
+    for path in sorted(one.rglob("logs.db")):
+        tables = []
+        for each in (path, other / path.relative_to(one)):
+            with closing(sqlite3.connect(each)) as connection:
+                names = sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master"))
+                tables.append({name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names})
+        if text := _unequal(*tables):
+            return f"{path.name}: {text}"
+    return ""
+
+
+def _csv_files(one: Path, other: Path) -> str:
+    for path in sorted(one.rglob("*.csv")):
+        rows = []
+        for each in (path, other / path.relative_to(one)):
+            with each.open(newline="") as file:
+                rows.append(list(csv.reader(file)))
+        if text := _unequal(*rows):
+            return f"{path.name}: {text}"
+    return ""
+
+
+def _events(one: Path, other: Path) -> str:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    for folder in sorted(one.rglob("tensorboard")):
+        scalars = []
+        for each in (folder, other / folder.relative_to(one)):
+            values: dict[str, list[Any]] = {}
+            for path in sorted(each.iterdir()):
+                for event in EventFileLoader(str(path)).Load():
+                    for value in event.summary.value:
+                        values.setdefault(value.tag, []).append([event.step, list(value.tensor.float_val)])
+            scalars.append({tag: sorted(values[tag]) for tag in sorted(values)})
+        if text := _unequal(*scalars):
+            return f"events: {text}"
+    return ""
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for runs, removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as place:
+        yield Path(place)
+
+
+@dataclasses.dataclass
+class Whole:
+    """A scenario's run that nobody killed.
+
+    Args:
+        folder: of the run.
+        places: of it, one text each.
+    """
+
+    folder: Path
+    places: list[str]
+
+    @classmethod
+    def of(cls, scenario: Scenario, place: Path, report: bool = False) -> Whole:
+        """Does the run."""
+        log = place / "places.txt"
+        assert execute(scenario, place / "whole", log=log, report=report) == 0
+        return cls(place / "whole", log.read_text().splitlines())
+
+
+def kill_and_resume(scenario: Scenario, whole: Whole, out: Path, places: Sequence[int], report: bool = False) -> str:
+    """What differs after a run was killed once or more, and resumed; "" if nothing does.
+
+    Args:
+        scenario: the run.
+        whole: what nobody killed.
+        out: a folder that is not there.
+        places: at which it is killed: the first time, and each time that it was resumed.
+        report: as of :func:`execute`.
+    """
+    for at in places:
+        ended = execute(scenario, out, at, resume=out.exists(), report=report)
+        if ended not in (0, -signal.SIGKILL):
+            return f"it ended with {ended}, not killed"
+    if (ended := execute(scenario, out, resume=out.exists(), report=report)) != 0:
+        return f"the resumed run ended with {ended}"
+    return difference(whole.folder, out)
+
+
+def main() -> int:
+    """The sweep."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--kills", type=int, default=200, help="of all scenarios together")
+    options.add_argument("--only", choices=[*SCENARIOS], help="one scenario")
+    options.add_argument("--twice", type=int, default=5, help="each n-th run is killed again when it was resumed")
+    options.add_argument("--report", action="store_true", help="draw the reports as well, which takes most of the time")
+    given = options.parse_args()
+    import pml_ext.experiment  # noqa: F401  # once, for all forked processes
+
+    chosen = {name: scenario for name, scenario in SCENARIOS.items() if given.only in (None, name)}
+    each, failures, kills, started = -(-given.kills // len(chosen)), 0, 0, time.monotonic()
+    for name, scenario in chosen.items():
+        with scratch() as place:
+            whole = Whole.of(scenario, place, given.report)
+            last = len(whole.places)
+            for number in range(each):
+                at = 1 + number * (last - 1) // max(1, each - 1)
+                places = [at, 1 + at // 2] if number % given.twice == given.twice - 1 else [at]
+                out = place / "killed"
+                text = kill_and_resume(scenario, whole, out, places, given.report)
+                kills += len(places)
+                if text:
+                    failures += 1
+                    print(f"{name}, {places} of {last}, {whole.places[at - 1]}: {text}", flush=True)
+                shutil.rmtree(out, ignore_errors=True)
+        print(f"{name}: {each} runs killed over {last} places, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{kills} kills, {failures} runs that differ")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""A small selection of :mod:`fuzz`: recipes, overrides, settings and files that nobody meant."""
+
+import itertools
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+import fuzz
+
+from pml_ext.errors import ConfigError, printable, shortened
+from pml_ext.experiment import load_recipes, validate
+from pml_ext.experiment.recipe import read_tables
+
+TABLES = read_tables("cbml/digits")
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(st.integers(0, 2**32))
+def test_a_mutated_recipe_is_valid_or_refused_in_a_line(seed):
+    tables = fuzz.mutated(TABLES, random.Random(seed))
+    assert fuzz.told(lambda: validate(tables, "recipe.toml")) == ""
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@given(st.integers(0, 2**32))
+def test_an_override_is_taken_or_refused_in_a_line(seed):
+    text = fuzz.override(TABLES, random.Random(seed))
+    assert fuzz.told(lambda: load_recipes("cbml/digits", [text])) == ""
+
+
+def test_single_settings_are_taken_or_refused_in_a_line():
+    raw = {text: case for case, text in fuzz.settings(100, 1, largest=10_000) if text}
+    assert raw == {}
+
+
+def test_a_damaged_recipe_is_taken_or_refused_in_a_line():
+    assert [text for _, text in itertools.islice(fuzz.files(40), 40) if text] == []
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("optimizer.betas={name=''}", r"optimizer.*betas.*found \{'name': ''\}|optimizer.*refuses"),
+        ("loss={name='pml/contrastive', pos_margin={name='pml/mean'}}", r"loss.pos_margin: found"),
+        (
+            "loss={name='pml/contrastive', reducer='mean'}",
+            r"loss.reducer: found 'mean'; wanted a table .* of a reducer",
+        ),
+        ("loss.mvc_weight=" + "9" * 5000, r"integer"),
+        ("loss.mvc_weight=" + "[" * 3000, r"nested too deep"),
+        ("loss.name=" + "x" * 9000, r"no loss 'xxx"),
+    ],
+)
+def test_what_came_through_raw(override, wanted):
+    with pytest.raises(ConfigError, match=wanted) as caught:
+        load_recipes("cbml/digits", [override])
+    assert len(str(caught.value)) <= 600
+    assert str(caught.value).isprintable()
+
+
+def test_control_characters_are_escaped_and_long_texts_cut_in_the_middle():
+    assert printable("a\x1b[2Jb\ud800\n") == "a\\x1b[2Jb\\ud800\\n"
+    text = shortened("begin " + "x" * 10**6 + " end")
+    assert len(text) <= 600
+    assert text.startswith("begin x")
+    assert text.endswith("x end")
+    assert shortened("two\nlines") == "two lines"
+    assert shortened("short") == "short"

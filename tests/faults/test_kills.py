@@ -1,0 +1,69 @@
+"""A small selection of :mod:`kills`: processes killed at chosen places, resumed, and compared with one that was not."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import kills  # the tests are no package
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    import pml_ext.experiment  # noqa: F401  # before processes are forked
+
+    return kills.Whole.of(kills.SCENARIOS["selection"], tmp_path_factory.mktemp("kills"))
+
+
+def place(whole, text, number=1):
+    """The number of a place, from 1; the n-th of this name."""
+    return [at for at, name in enumerate(whole.places, 1) if name == text][number - 1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [("before replace recipe.toml", 1)],
+        [("after replace before.pt", 1)],
+        [("before replace last.pt", 2), ("after replace previous.pt", 1)],
+        [("after rows of loss_histories in the database", 2)],
+        [("after rows of accuracies_test in its CSV file", 1), ("before replace metrics.json", 1)],
+    ],
+    ids=lambda names: ", ".join(name for name, _ in names),
+)
+def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, names):
+    places = [place(whole, *name) for name in names[:1]]
+    scenario, out = kills.SCENARIOS["selection"], tmp_path / "killed"
+    assert kills.execute(scenario, out, places[0]) == -signal.SIGKILL
+    for name, _ in names[1:]:  # killed again, at a place that the resumed run counts anew
+        log = tmp_path / "places.txt"
+        rehearsal = tmp_path / "rehearsal"
+        kills.shutil.copytree(out, rehearsal)
+        assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
+        at = log.read_text().splitlines().index(name) + 1
+        assert kills.execute(scenario, out, at, resume=True) == -signal.SIGKILL
+    assert kills.execute(scenario, out, resume=True) == 0
+    assert kills.difference(whole.folder, out) == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_a_run_with_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd, number):
+    """Right after an iteration, in a validation, and in the test at the end, by turns."""
+    scenario, out = kills.SCENARIOS["selection"], tmp_path / "stopped"
+    at = {
+        signal.SIGINT: place(whole, "after iteration or epoch 5"),
+        signal.SIGTERM: place(whole, "before an evaluation", 4),  # two tests before, one validation, and this
+        signal.SIGHUP: place(whole, "before replace model.pt"),
+    }[number]
+    assert kills.execute(scenario, out, at, how=number) == 128 + number
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert f"stopped by {number.name}" in error
+    assert f"go on with: pml-ext train cbml/digits --out {out} --device cpu --set" in error
+    assert error.endswith("--resume")
+    kept = {path.name for path in (out / "checkpoints").iterdir()}
+    assert ("within.pt" in kept) == (number != signal.SIGHUP)
+    assert not (out / "run.lock").exists()
+    assert kills.execute(scenario, out, resume=True) == 0
+    assert kills.difference(whole.folder, out) == ""

@@ -1,0 +1,237 @@
+"""What a run tests: queries in a gallery, samples of training images, curves over epochs, the file of neighbors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from pml_ext import registry
+from pml_ext.data import LabelledImages
+from pml_ext.errors import ConfigError
+from pml_ext.experiment import draw_report, load_recipes, train
+from pml_ext.experiment.curves import metric_series
+from pml_ext.experiment.run import Run
+from pml_ext.plugin import RunView
+
+QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
+SHOP = """
+    import torch
+    from pml_ext.plugin import DataSplits, LabelledImages, hookimpl
+
+    def shop(root=None):
+        names = [f"item {number}" for number in range(20)]
+        generator = torch.Generator().manual_seed(0)
+
+        def part(count, first, classes):
+            labels = torch.arange(count) % classes + first
+            noise = torch.randint(160, (count, 1, 8, 8), generator=generator)
+            return LabelledImages((noise + 4 * labels[:, None, None, None]).byte(), labels, names, channels=1)
+
+        parts = {"query": part(33, 10, 6), "gallery": part(57, 12, 8)}  # nothing in the gallery is of items 10 and 11
+        return DataSplits(part(160, 0, 10), **parts, image_size=8, channels=1)
+
+    @hookimpl
+    def pml_ext_datasets():
+        return {"shop": shop}
+"""
+
+
+BARE = ("evaluation.baselines=false", "evaluation.training_images=0")
+
+
+@pytest.fixture(autouse=True)
+def projected(monkeypatch) -> list[list[str]]:
+    """The panels of every projection that a report would draw; t-SNE takes most of a report's time."""
+    drawn: list[list[str]] = []
+
+    def projections(parts, *_, **__):
+        drawn.append(list(parts))
+        return Figure()
+
+    monkeypatch.setattr("pml_ext.experiment.report.figures.projections", projections)
+    return drawn
+
+
+@pytest.fixture
+def shop(install_plugin):
+    """A plugin that is found by its entry point, with a data set that has queries and a gallery."""
+    with registry.isolated():
+        install_plugin("shop_plugin", SHOP, entry_point="shop")
+        yield
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[Run]:
+    """The runs that a test makes."""
+    made: list[Run] = []
+
+    class Kept(Run):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            made.append(self)
+
+    monkeypatch.setattr("pml_ext.experiment.runs.Run", Kept)
+    return made
+
+
+def quick(out: Path, *overrides: str) -> dict:
+    return train("cbml/digits", out=out, overrides=(*QUICK, *overrides), device="cpu")[0]
+
+
+def by_a_loop(query, query_labels, gallery, gallery_labels, recall_at, itself=False):
+    """Recall@K and precision@1 from the definition; and the nearest of each query."""
+    rows = []
+    for i, point in enumerate(query):
+        distances = [(float((point - other).norm()), j) for j, other in enumerate(gallery) if not (itself and i == j)]
+        rows.append([j for _, j in sorted(distances)])
+    hits = [[bool(gallery_labels[j] == label) for j in row] for row, label in zip(rows, query_labels, strict=True)]
+    metrics = {f"recall_at_{k}": sum(any(row[:k]) for row in hits) / len(hits) for k in recall_at}
+    answered = [row[0] for row in hits if any(row)]
+    return metrics | {"precision_at_1": sum(answered) / len(answered)}, rows, hits
+
+
+def directions(run, split):
+    return torch.nn.functional.normalize(run.embeddings(split).double())
+
+
+@pytest.mark.usefixtures("shop")
+def test_queries_are_searched_in_the_gallery(tmp_path, runs):
+    metrics = quick(
+        tmp_path / "out", "data.name=shop", "data.augment={}", "sampler={name='shuffle', batch_size=40, iterations=4}",
+        "evaluation.recall_at=[1, 10, 100]", "evaluation.training_images=50", "evaluation.test_every=2",
+    )  # fmt: skip
+    run = runs[0]
+    assert isinstance(run, RunView)
+    assert list(run.splits) == ["query", "gallery", "train", "train_sample"]
+    assert metrics["images"] == {
+        "query": {"images": 33, "classes": 6}, "gallery": {"images": 57, "classes": 8},
+        "train": {"images": 160, "classes": 10}, "train_sample": {"images": 50, "classes": 4},
+    }  # fmt: skip
+    labels, others = run.labels("query"), run.labels("gallery")
+    assert (len(run.embeddings("query")), len(run.embeddings("gallery"))) == (len(labels), len(others)) == (33, 57)
+    wanted, rows, hits = by_a_loop(
+        directions(run, "query"), labels, directions(run, "gallery"), others, (1, 10, 100)
+    )  # fmt: skip
+    assert {name: metrics["after"][name] for name in wanted} == pytest.approx(wanted)
+    assert wanted["recall_at_100"] == pytest.approx(int((labels >= 12).sum()) / 33)  # the others are lone
+    sample = directions(run, "train_sample")
+    wanted = by_a_loop(sample, run.labels("train_sample"), sample, run.labels("train_sample"), (1, 10), True)[0]
+    assert {name: metrics["training"][name] for name in wanted} == pytest.approx(wanted)
+
+    held = np.load(tmp_path / "out" / "neighbours.npz")
+    assert held["neighbours"].tolist() == [row[:8] for row in rows]
+    assert held["right"].tolist() == [hit[:8] for hit in hits]
+    assert held["query"].tolist() == list(range(33))
+    assert held["relevant"].tolist() == [sum(hit) for hit in hits]
+    assert held["query_labels"].tolist() == labels.tolist()
+    assert held["class_names"][held["neighbour_labels"]][0, 0] == f"item {others[rows[0][0]]}"
+    far = (directions(run, "query")[7] - directions(run, "gallery")[rows[7][5]]).norm()
+    assert held["distances"][7, 5] == pytest.approx(float(far), rel=1e-3)
+    assert "query_paths" not in held  # the images are no files
+
+    epochs, values = metric_series(tmp_path / "out", "recall_at_1")["accuracies_test_by_epoch"]
+    assert epochs == [2, 3]
+    assert values[-1] == metrics["after"]["recall_at_1"]
+    report = (tmp_path / "out" / "report.html").read_text()
+    for text in (
+        "<td>queries</td><td>33</td><td>6</td>",
+        "<td>gallery</td><td>57</td><td>8</td>",
+        "Every query is searched in the gallery",
+        "Queries and their nearest gallery images",
+        "They choose nothing: the last epoch is tested",
+        "The row of the training images, 50 of them,",
+    ):
+        assert text in report
+    assert "could not be drawn" not in report
+    (tmp_path / "out" / "report.html").unlink()
+    draw_report(tmp_path / "out", "cpu")
+    assert (tmp_path / "out" / "report.html").read_text() == report
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A run that tests nothing but what it must, its folder, and how many images it reads."""
+    read = []
+    item = LabelledImages.__getitem__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LabelledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        out = tmp_path_factory.mktemp("bare") / "out"
+        return quick(out, *BARE), out, len(read)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_what_is_left_out_changes_no_number_and_reads_no_image(tmp_path, bare):
+    whole = quick(tmp_path / "whole")
+    metrics, out, read = bare
+    assert metrics["after"] == whole["after"]
+    assert {"raw", "before", "training"} & set(metrics) == set()
+    assert not (out / "checkpoints" / "before.pt").exists()
+    trained = 3 * 4 * 80
+    assert read == trained + metrics["images"]["test"]["images"]
+
+
+def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tmp_path, bare, projected):
+    curve = quick(tmp_path / "curve", *BARE, "evaluation.test_every=1")
+    assert curve["after"] == bare[0]["after"]
+    assert curve["best_epoch"] == 3
+    epochs, values = metric_series(tmp_path / "curve", "map_at_r")["accuracies_test_by_epoch"]
+    assert epochs == [1, 2, 3]
+    chosen = quick(tmp_path / "chosen", *BARE, "evaluation.select=map_at_r", "evaluation.select_on=test")
+    assert chosen["best_epoch"] == 1 + int(np.argmax(values))
+    assert chosen["after"]["map_at_r"] == max(values)
+    assert metric_series(tmp_path / "chosen", "map_at_r") == {"accuracies_test_by_epoch": (epochs, values)}
+    report = (tmp_path / "chosen" / "report.html").read_text()
+    assert "chosen by map_at_r on the test images" in report
+    assert "([evaluation] select_on = &#34;test&#34;), so that the numbers after training are too good" in report
+    other = (tmp_path / "curve" / "report.html").read_text().partition("<details>")[0]
+    assert not [text for text in ("select_on", "row of the training images", "raw pixels") if text in other]
+    assert projected == [["after training"]] * 4
+
+
+def test_neighbours_of_files_have_their_paths(tmp_path):
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for number in range(24):
+        place = tmp_path / "images" / f"class {number % 6}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(255, size=(9, 9, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f"""
+        data = {{ name = "folder:{tmp_path / "images"}", image_size = 8 }}
+        model = {{ trunk = "mlp", embedding_size = 4 }}
+        loss = {{ name = "pml/triplet-margin" }}
+        sampler = {{ batch_size = 12 }}
+        schedule = {{ epochs = 1 }}
+        evaluation = {{ baselines = false, training_images = 0 }}
+        """
+    )
+    train(str(recipe), out=tmp_path / "out", device="cpu")
+    held = np.load(tmp_path / "out" / "neighbours.npz")
+    assert np.array_equal(held["query_paths"], held["gallery_paths"])
+    for query, nearest, right in zip(held["query"], held["neighbours"], held["right"], strict=True):
+        paths = [Path(held["gallery_paths"][index]) for index in (query, *nearest)]
+        assert all(path.is_file() for path in paths)
+        assert [path.parent == paths[0].parent for path in paths[1:]] == right.tolist()
+    written = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert written["after"]["recall_at_1"] == held["right"][:, 0].mean()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["evaluation.select_on=test"], "select_on = 'test' goes with select"),
+        (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "leave one of the two"),
+        (["evaluation.select=nmi"], "goes with validation"),
+        (["evaluation.recall_at=[10, 100]"], "recall_at includes 1"),
+        (["evaluation.training_images=-1"], "found -1"),
+    ],
+)  # fmt: skip
+def test_settings_of_evaluation_that_do_not_fit(overrides, text):
+    with pytest.raises(ConfigError, match=text):
+        load_recipes("cbml/digits", overrides)

@@ -1,0 +1,33 @@
+"""Bugs planted in components: the check that finds each, and that it names the fault."""
+
+import re
+
+import planted
+import pytest
+
+from pml_ext import registry
+from pml_ext.testing import check_component, checks_of
+
+PLANTED = [*planted.LOSSES, *planted.OTHERS]
+LONG = {"check_compile", "check_fullgraph", "check_two_processes", "check_memory_growth"}
+
+
+@pytest.mark.parametrize(("component", "check", "text", "given"), PLANTED, ids=[each[0].__name__ for each in PLANTED])
+def test_a_bug_is_found_and_named(component, check, text, given):
+    (result,) = check_component(component, checks=[check], on_fail=None, **given)
+    assert result.status == "failed"
+    assert re.search(text, result.text), result.text
+
+
+@pytest.mark.parametrize("component", planted.GOOD)
+def test_what_they_are_planted_in_passes(component):
+    kind = registry.kind_of(component)
+    some = [check.__name__ for check in checks_of(kind) if check.__name__ not in LONG]
+    results = check_component(component, on_fail=None, checks=some)
+    assert not [(result.check, result.text) for result in results if result.fails]
+
+
+def test_how_many():
+    assert len(planted.LOSSES) >= 40
+    assert len(planted.OTHERS) >= 20
+    assert len({component for component, *_ in PLANTED}) == len(PLANTED)
