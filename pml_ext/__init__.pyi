@@ -60,6 +60,11 @@ from .losses import MultipleLosses as MultipleLosses
 from .losses import PairLoss as PairLoss
 from .losses import RegularizedLoss as RegularizedLoss
 from .losses import SelfSupervisedLoss as SelfSupervisedLoss
+from .losses import TiledContrastiveLoss as TiledContrastiveLoss
+from .losses import TiledMultiSimilarityLoss as TiledMultiSimilarityLoss
+from .losses import TiledNTXentLoss as TiledNTXentLoss
+from .losses import TiledSupConLoss as TiledSupConLoss
+from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
 from .registry import register as register
 from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .regularizers import LabelledRegularizer as LabelledRegularizer

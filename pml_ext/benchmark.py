@@ -133,7 +133,7 @@ def bench(
     found_device = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else list(losses)
     for loss in chosen:
-        _functions_of(loss, shapes[0] if shapes else SHAPES[0])  # a wrong name is refused before anything is measured
+        functions_of(loss, shapes[0] if shapes else SHAPES[0])  # a wrong name is refused before anything is measured
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -170,7 +170,7 @@ def _bench_shape(
 ) -> list[Row]:
     functions: dict[tuple[str, str], Compute] = {(FLOOR, FLOOR): floor}
     for loss in losses:
-        name, named = _functions_of(loss, shape)
+        name, named = functions_of(loss, shape)
         functions |= {(name, what): function for what, function in named.items()}
     functions = {key: f.to(device) if isinstance(f, torch.nn.Module) else f for key, f in functions.items()}
     generator = torch.Generator().manual_seed(seed)
@@ -200,8 +200,13 @@ def _bench_shape(
     ]
 
 
-def _functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[str, Compute]]:
-    """A loss's name; the loss and its peers by label, the loss first."""
+def functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[str, Compute]]:
+    """A loss's name; the loss and its peers by label, the loss first.
+
+    Args:
+        loss: the name of a registered loss or regularizer, or a loss.
+        shape: the batch, from which settings follow.
+    """
     if not isinstance(loss, str):
         return type(loss).__name__, {type(loss).__name__: loss}
     component = _measurable(loss)

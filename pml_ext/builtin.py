@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
@@ -27,6 +28,15 @@ def pml_ext_components() -> list[Component]:
         Component(losses.TiledTripletMarginLoss, name="tiled-triplet-margin"),
         Component(WholeClassSampler, name="whole-class"),
     ]
+
+
+@hookimpl
+def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
+    """What the losses in tiles are measured against: PML's."""
+    from .registry import build
+
+    names = ("contrastive", "multi-similarity", "nt-xent", "sup-con", "triplet-margin")
+    return {f"tiled-{name}": {f"PML {name}": functools.partial(build, f"pml/{name}", "loss")} for name in names}
 
 
 @hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from .train import Device
 if TYPE_CHECKING:
     from ..benchmark import Row
     from ..experiment.profile import StepProfile
+    from ..scale import Point
 
 SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
@@ -34,6 +36,14 @@ def bench(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --run: override a key; repeatable.")
     ] = None,
+    scale: Annotated[
+        bool,
+        typer.Option("--scale", help="Measure time and peak memory as the batch doubles."),
+    ] = False,
+    to: Annotated[int, typer.Option(help="With --scale: the largest batch.")] = 32768,
+    seconds: Annotated[float, typer.Option(help="With --scale: how long one measurement may take.")] = 300.0,
+    memory: Annotated[float, typer.Option(help="With --scale: GiB that a measurement may have on a CPU.")] = 16.0,
+    out: Annotated[Path | None, typer.Option(help="With --scale: a PNG to draw.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
@@ -44,6 +54,7 @@ def bench(
     batches.
     """
     from ..errors import ConfigError
+    from ..files import write_atomically
     from .output import print_json
 
     if run is not None:
@@ -65,6 +76,24 @@ def bench(
     from .output import stderr
 
     console = stderr()
+    if scale:
+        from ..scale import LOSSES, START, plot
+        from ..scale import scale as measure_scale
+
+        points = measure_scale(
+            losses or LOSSES, START if shapes is None else Shape.parse(shapes), to, repeats=repeats or 1,
+            device=device.value, threads=threads, seconds=seconds, memory=memory,
+            progress=lambda line: console.print(line),
+        )  # fmt: skip
+        if out is not None:
+            write_atomically(out, lambda temporary: plot(points).savefig(temporary, format="png"))
+        if as_json:
+            print_json([dataclasses.asdict(point) for point in points])
+        else:
+            _print_points(points)
+        return
+    if out is not None:
+        raise ConfigError("--out goes with --scale")
     rows = measure(
         losses or None,
         [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")],
@@ -86,6 +115,23 @@ def _print_profile(name: str, profile: StepProfile) -> None:
     rows += [["step", f"{profile.step:.2f}", ""], ["bare loop", f"{profile.bare:.2f}", ""]]
     print_table([f"{name}: a step's", "ms", "%"], rows, right=[1, 2])
     stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
+
+
+def _print_points(points: list[Point]) -> None:
+    from ..scale import TILED_FLOOR
+    from .output import print_table
+
+    floors = {point.batch: point.seconds for point in points if point.what == TILED_FLOOR}
+
+    def cells(point: Point) -> list[str]:
+        if point.seconds is None or point.peak_bytes is None:
+            return [f"{point.batch}", point.what, "", "", "", point.failed]
+        floor = floors.get(point.batch)
+        ratio = f"{point.seconds / floor:.2f}" if floor else ""
+        return [f"{point.batch}", point.what, f"{point.seconds:.3f}", ratio, f"{point.peak_bytes / 2**20:.0f}", ""]
+
+    print_table(["batch", "loss and its peers", "s", "x floor", "peak MiB", "failed"], [cells(p) for p in points],
+                right=range(2, 5))  # fmt: skip
 
 
 def _print_rows(rows: list[Row]) -> None:

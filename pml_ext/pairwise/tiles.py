@@ -232,21 +232,55 @@ class _Gradients:
         return self.total
 
 
+class _Results:
+    """Results of tiles, written into memory that is there before the tiles are.
+
+    A small tensor that outlives its tile would lie where the tile's large ones were: the next tile would not fit there,
+    and the process would grow by a tile each time.
+    """
+
+    def __init__(self, tiles: int) -> None:
+        self._tiles = tiles
+        self._buffers: list[Tensor] = []
+        self._lengths: list[int] = []
+
+    def add(self, results: Sequence[Tensor]) -> None:
+        """Writes the results of the next tile behind the others."""
+        if not self._lengths:
+            self._buffers = [result.new_empty(len(result) * max(1, self._tiles)) for result in results]
+            self._lengths = [0] * len(results)
+        for number, result in enumerate(results):
+            start, stop = self._lengths[number], self._lengths[number] + len(result)
+            if stop > len(self._buffers[number]):
+                larger = result.new_empty(2 * stop)
+                larger[:start] = self._buffers[number][:start]
+                self._buffers[number] = larger
+            self._buffers[number][start:stop] = result.detach()
+            self._lengths[number] = stop
+
+    def joined(self) -> tuple[Tensor, ...]:
+        """Each result, joined over the tiles."""
+        return tuple(b[:n].clone() for b, n in zip(self._buffers, self._lengths, strict=True))
+
+
 class _InTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         needed = ctx.needs_input_grad[1:]
         ctx.plan, ctx.gradients, own = plan, None, plan.own()
+        results = _Results(len(own))
         ctx.save_for_backward(*tensors)
         if plan.at_once and any(needed):
             gradients = _Gradients(plan, tensors, needed)
-            results = [gradients.add(tile, lambda values: [torch.ones_like(v) for v in values]) for tile in own]
+            for tile in own:
+                results.add(gradients.add(tile, lambda values: [torch.ones_like(v) for v in values]))
             ctx.gradients = gradients.total
         else:
-            results = [plan.compute(tile, tensors) for tile in own]
+            for tile in own:
+                results.add(plan.compute(tile, tensors))
         if not own:  # there are more processes than tiles
-            results = [tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors))]
-        joined, ctx.starts = _joined(results), [0] * plan.values
+            results.add(tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors)))
+        joined, ctx.starts = results.joined(), [0] * plan.values
         if plan.sharing is not None:
             gathered, starts = plan.sharing.gathered(joined)
             joined, ctx.starts = tuple(gathered), starts[: plan.values]
