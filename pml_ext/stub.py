@@ -10,6 +10,7 @@ from pathlib import Path
 import pml_ext
 
 from . import registry
+from .discovery import BUILTIN
 
 PATH = Path(pml_ext.__file__).with_suffix(".pyi")
 _DISTRIBUTION = "pml-ext"
@@ -28,12 +29,12 @@ def __dir__() -> list[str]: ...
 
 def text() -> str:
     """The file: public names of the core, its submodules, and the registered classes of this distribution's plugins."""
-    own = {record.name for record in registry.plugins() if record.distribution == _DISTRIBUTION}
+    own = {record.name for record in registry.plugins() if record.distribution == _DISTRIBUTION} | {BUILTIN}
     classes = {
         f"from {component.cls.__module__} import {name} as {name}\n"
         for name, components in registry.class_names().items()
         for component in components
-        if component.plugin in own
+        if component.plugin in own and name not in pml_ext._PUBLIC
     }
     modules = [f"from . import {name} as {name}\n" for name in sorted(pml_ext._SUBMODULES)]
     public = {f"from {module.removeprefix('pml_ext')} import {name} as {name}\n"
