@@ -1,11 +1,6 @@
 # Written by python -m pml_ext.stub; a test holds it to the registry.
 from typing import Any
 
-from pml_ext.losses.tiled import TiledContrastiveLoss as TiledContrastiveLoss
-from pml_ext.losses.tiled import TiledMultiSimilarityLoss as TiledMultiSimilarityLoss
-from pml_ext.losses.tiled import TiledNTXentLoss as TiledNTXentLoss
-from pml_ext.losses.tiled import TiledSupConLoss as TiledSupConLoss
-from pml_ext.losses.tiled import TiledTripletMarginLoss as TiledTripletMarginLoss
 from pml_ext_angular.losses import AngularLoss as AngularLoss
 from pml_ext_angular.losses import AngularTripletLoss as AngularTripletLoss
 from pml_ext_angular.losses import NPairAngularLoss as NPairAngularLoss

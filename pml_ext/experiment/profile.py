@@ -21,7 +21,8 @@ from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .engine import Engine, Objective, Step
 from .recipe import EngineTable, load_recipes
 from .records import Records
-from .run import Run, rows_of
+from .run import Run
+from .terms import rows_of
 
 PARTS = ("reading", "network", "miner", "loss", "check", "optimizer", "records")
 

@@ -10,99 +10,24 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
-from torch import Tensor, nn
 
 from ..errors import one_line
 from ..files import remove_left_overs, write_atomically
+from .terms import Rows
 
-Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
 ITERATION = "~iteration~"  # the first column of every table
 _BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
 _AT_THE_END = "accuracies_test"  # written after the last checkpoint, so that a run which goes on writes it again
 _OFTEN = 30.0  # seconds after which records are written inside of an epoch, for those who watch
-
-
-class Terms:
-    """The numbers that a loss, its miner and the optimizers hold for the records.
-
-    PML's classes and ours list the names of such attributes in ``_record_these`` (settings) and ``_record_these_stats``
-    (what they measured in the last call). They are recorded together with parameters and buffers of one element, and
-    with the learning rates.
-
-    Args:
-        loss: with the losses, regularizers, distances and reducers inside it.
-        miner: or None.
-        optimizers: by name.
-
-    Attributes:
-        places: the table and the column of each value.
-    """
-
-    def __init__(
-        self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> None:
-        self.places: list[tuple[str, str]] = []
-        self._readers: list[Callable[[], Any]] = []
-        root = f"metric_loss_{type(loss).__name__}"
-        for path, module in loss.named_modules():
-            inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
-            self._add_module(module, root + inside)
-        if miner is not None:
-            self._add_module(miner, f"tuple_miner_{type(miner).__name__}")
-        for name, optimizer in optimizers.items():
-            self._add(f"{name}_{type(optimizer).__name__}", "lr", functools.partial(_rate, optimizer))
-
-    def values(self) -> list[Any]:
-        """What each holds now: a number, a tensor of one element, or None where it holds something else."""
-        return [_number(read()) for read in self._readers]
-
-    def rows(self, values: Sequence[Any]) -> Rows:
-        """Values by table and column.
-
-        Args:
-            values: one for each of the places, as numbers.
-        """
-        rows: dict[str, dict[str, Any]] = {}
-        for (table, column), value in zip(self.places, values, strict=True):
-            if value is not None:
-                rows.setdefault(table, {})[column] = value
-        return rows
-
-    def _add_module(self, module: nn.Module, table: str) -> None:
-        for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
-            self._add(table, name, functools.partial(getattr, module, name, None))
-        for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
-            for name, tensor in held(recurse=False):
-                if tensor.numel() == 1:
-                    self._add(f"{table}__{suffix}", name, functools.partial(getattr, module, name))
-
-    def _add(self, table: str, column: str, read: Callable[[], Any]) -> None:
-        if (table, column) not in self.places:
-            self.places.append((table, column))
-            self._readers.append(read)
-
-
-def _rate(optimizer: torch.optim.Optimizer) -> Any:
-    return optimizer.param_groups[0]["lr"]
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.numel() == 1 else None
-    if isinstance(value, np.number):
-        return value.item()
-    return value if isinstance(value, (int, float)) else None
 
 
 class Records:

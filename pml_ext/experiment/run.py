@@ -19,14 +19,15 @@ from ..files import write_json
 from . import checkpoint, signals
 from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .curves import CURVE, VALIDATION
-from .engine import Engine, NotFiniteError, Objective, Step
+from .engine import Engine, NotFiniteError, Objective
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .progress import Listener, OnNonfinite, Pace, Silence, heard
 from .recipe import Recipe, plugins_in
-from .records import Records, Rows, Terms
+from .records import Records
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
+from .terms import Terms, rows_of
 from .testing import COLLAPSED, counts, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
 from .view import View
 
@@ -401,8 +402,3 @@ class Run(View):
         self._account = Account(**{name: state[name] for name in vars(self._account)})
         self.epoch = state["epoch"]
         self.changed()
-
-
-def rows_of(step: Step, terms: Terms) -> Rows:
-    """What is recorded of a step, by table and column."""
-    return {"loss_histories": {"total_loss": step.loss}, **terms.rows(step.recorded)}

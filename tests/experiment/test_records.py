@@ -13,7 +13,8 @@ from pytorch_metric_learning.utils.logging_presets import HookContainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
-from pml_ext.experiment.records import Records, Terms, loss_series
+from pml_ext.experiment.records import Records, loss_series
+from pml_ext.experiment.terms import Terms
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
 LABELS = torch.arange(12) // 3
