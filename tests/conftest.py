@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-collect_ignore = ["typed_face.py"]  # for mypy to read, not to run
 threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # of this process and of all that it starts
 torch.set_num_threads(threads)
 os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -52,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and any(part in item.path.relative_to(here).as_posix() for part in SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Here, doctests are looked for in no file: scripts and wrong components would be imported for them."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
 
 
 @pytest.fixture(autouse=True)

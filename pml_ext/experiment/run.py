@@ -340,10 +340,8 @@ class Run(View):
 
     def _stopped(self, problem: object, when: str) -> TrainingError:
         what, _, remedy = str(problem).partition("; ")
-        if self.checkpoint("last").exists():
-            kept = f"the checkpoint of epoch {self.epoch - 1} is kept"
-        else:
-            kept = "there is no checkpoint yet"
+        exists = self.checkpoint("last").exists()
+        kept = f"the checkpoint of epoch {self.epoch - 1} is kept" if exists else "there is no checkpoint yet"
         remedy = remedy[:1].upper() + remedy[1:] or "Try a lower optimizer.lr"
         return TrainingError(f"{what} {when}; {kept}. {remedy}")
 
