@@ -105,14 +105,18 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
     Returns:
         Distances and indices, ``[N, K - 1]``.
     """
-    own = indices == itself[:, None]
+    others = (indices[:, 0] != itself).nonzero().flatten()  # exact duplicates come first; few, as a rule
+    if not len(others):
+        return distances[:, 1:], indices[:, 1:]
+    ours, theirs = distances[others], indices[others]
+    own = theirs == itself[others, None]
     own[:, -1] |= ~own.any(dim=1)
     place = own.to(torch.uint8).argmax(dim=1, keepdim=True)
     nearer = torch.arange(indices.shape[1] - 1, device=indices.device) < place
-    return (
-        torch.where(nearer, distances[:, :-1], distances[:, 1:]),
-        torch.where(nearer, indices[:, :-1], indices[:, 1:]),
-    )
+    distances, indices = distances[:, 1:].clone(), indices[:, 1:].clone()
+    distances[others] = torch.where(nearer, ours[:, :-1], ours[:, 1:])
+    indices[others] = torch.where(nearer, theirs[:, :-1], theirs[:, 1:])
+    return distances, indices
 
 
 def default_neighbours() -> NearestNeighbours:
