@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
+from ..distributed import from_rank_0, num_processes, rank
 from .workers import Watched, begin, processes_of
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
@@ -205,3 +206,19 @@ class _Batches(BatchSampler):
 
     def __len__(self) -> int:
         return len(self.now)
+
+
+def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> EpochBatches:
+    """The epoch's batches as rank 0 draws them; the other processes' networks have random numbers of their own.
+
+    Args:
+        sampler: as of :func:`draw`.
+        batch_size: images per batch, over all processes.
+        iterations: how many batches.
+        seed: of the run.
+        epoch: from 1.
+    """
+    drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
+    if rank() > 0:
+        torch.manual_seed(hash((seed, epoch, rank())))
+    return EpochBatches(from_rank_0(drawn), seed, epoch, rank(), num_processes())

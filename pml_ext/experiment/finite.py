@@ -58,13 +58,15 @@ def bad_buffer(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
 
 
 def infinite_variance(modules: Mapping[str, nn.Module]) -> str | None:
-    """The first running variance of a batch norm that is not finite; None if all are.
+    """What to say of the first running variance of a batch norm that is not finite; None if all are.
 
     Args:
         modules: by name.
     """
     bad = first_bad({name: buffer for name, buffer in _buffers(modules).items() if name.endswith("running_var")})
-    return bad[0] if bad is not None else None
+    if bad is None:
+        return None
+    return f"{bad[0]} has become infinite: features are the same for every image there; try a lower optimizer.lr"
 
 
 def _buffers(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

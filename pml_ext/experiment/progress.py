@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -70,6 +71,25 @@ class Pace:
         """
         pace = (time.perf_counter() - self._begun) / (done - self._before)
         return pace * (self._everything - done)
+
+
+class Alarm:
+    """Rings when some time has passed since it last rang, or was made.
+
+    Args:
+        minutes: None for never.
+    """
+
+    def __init__(self, minutes: float | None) -> None:
+        self._seconds = math.inf if minutes is None else 60 * minutes
+        self._since = time.monotonic()
+
+    def rings(self) -> bool:
+        """Whether the time has passed; then it begins anew."""
+        if time.monotonic() - self._since < self._seconds:
+            return False
+        self._since = time.monotonic()
+        return True
 
 
 @contextlib.contextmanager

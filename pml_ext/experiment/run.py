@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, most_of_ranks
 from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
 from . import checkpoint, signals
-from .batches import BatchReader, EpochBatches, SeededImages, draw
+from .batches import BatchReader, SeededImages, draw_for_all
 from .curves import CURVE, VALIDATION
 from .engine import Engine, NotFiniteError, Objective
 from .finite import bad_buffer, bad_weight, infinite_variance
-from .progress import Listener, OnNonfinite, Pace, Silence, heard
+from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
 from .recipe import Recipe, plugins_in
 from .records import Records
 from .report import write_run_report
@@ -60,7 +59,7 @@ class Run(View):
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
-        self._within: dict[str, Any] | None = None  # the state inside of the epoch in which a signal ended the run
+        self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
         for split, paths in self.unreadable.items():
             self._warn(f"left out {len(paths)} images of {split} that cannot be read; the first: {min(paths.values())}")
 
@@ -166,12 +165,12 @@ class Run(View):
             self.call_parts("start_epoch")
             self.changed()
             objective, terms = self.objective(stage, recorded=records is not None)
-            batches = self._draw_batches(stage)
+            batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, self.seed, self.epoch)
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
         before, count = self._iterations_done(self.epoch - 1), len(batches)
         within, self._within = self._within, None
         losses: list[float] = list(within["losses"]) if within is not None else []
-        reading = reader.read(batches.after(len(losses)))
+        reading, alarm = reader.read(batches.after(len(losses))), Alarm(self.recipe.engine.checkpoint_minutes)
         if within is not None:
             with checkpoint.taking(self.checkpoint("within"), within):
                 self._restore(within)
@@ -186,19 +185,21 @@ class Run(View):
                         records.add(before + len(losses), rows_of(step, terms))
                     self.listener.iteration(step.loss)
                     if len(losses) < count:
-                        self._look_for_signals(records, losses)
+                        self._between_iterations(records, losses, alarm)
         except NotFiniteError as error:
             raise self._stopped(error, f"in iteration {before + len(losses) + 1} (epoch {self.epoch})") from error
         self._check_weights(stage)
         return losses, mean_similarity(step.embeddings)
 
-    def _look_for_signals(self, records: Records | None, losses: list[float]) -> None:
-        """Writes a checkpoint between two iterations and ends the run, if any of its processes had a signal."""
-        if number := most_of_ranks(signals.received() or 0):
+    def _between_iterations(self, records: Records | None, losses: list[float], alarm: Alarm) -> None:
+        """Writes a checkpoint if it is time for one; and ends the run, if any of its processes had a signal."""
+        number, due = divmod(most_of_ranks(2 * (signals.received() or 0) + (records is not None and alarm.rings())), 2)
+        if number or due:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
                 self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": 0.0})
             from_rank_0(None)  # the others wait until it is written
+        if number:
             raise signals.stopped(number, f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint "
                                   "is written")  # fmt: skip
 
@@ -321,22 +322,13 @@ class Run(View):
         values = terms.values if recorded else tuple
         return Objective(stage.trained, optimizers, stage.mining, schedulers, values), terms
 
-    def _draw_batches(self, stage: Stage) -> EpochBatches:
-        """The epoch's batches as rank 0 draws them; the other processes' networks have random numbers of their own."""
-        drawn = draw(stage.sampler, stage.batch_size, stage.iterations) if self.rank == 0 else None
-        if self.rank > 0:
-            torch.manual_seed(hash((self.seed, self.epoch, self.rank)))
-        return EpochBatches(from_rank_0(drawn), self.seed, self.epoch, self.rank, self.processes)
-
     def _check_weights(self, stage: Stage) -> None:
         """No checkpoint is replaced by weights that are not finite, nor by statistics that make NaN of every image."""
         networks = {"trunk": self.trunk, "embedder": self.embedder}
         if (bad := bad_weight({**networks, "loss": stage.loss}) or bad_buffer(networks)) is not None:
             raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
-        if (name := infinite_variance(networks)) is not None:
-            self._warn(
-                f"{name} has become infinite: features are the same for every image there; try a lower optimizer.lr"
-            )
+        if (text := infinite_variance(networks)) is not None:
+            self._warn(text)
 
     def _stopped(self, problem: object, when: str) -> TrainingError:
         what, _, remedy = str(problem).partition("; ")
@@ -352,8 +344,8 @@ class Run(View):
     def _tell(self, loss: float, seconds: float, pace: Pace) -> None:
         """What an epoch gave, and how long those that are left will take at the pace so far."""
         stage, left = self.stages.of(self.epoch), pace.seconds_left(self._iterations_done())
-        images = stage.iterations * stage.batch_size
-        self.listener.epoch_done(self.epoch, self.recipe.schedule.epochs, loss, images / seconds, left)
+        images = stage.iterations * stage.batch_size / seconds
+        self.listener.epoch_done(self.epoch, self.recipe.schedule.epochs, loss, images, left)
 
     def _warn(self, text: str) -> None:
         """Keeps and tells a warning; once, also where a run that goes on meets what it has met before."""

@@ -68,6 +68,7 @@ SCENARIOS = {
         (*QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"),
     ),
     "workers": Scenario("cbml/digits", (*QUICK, "data.workers=1", "data.augment.shift=1")),
+    "minutes": Scenario("cbml/digits", (*QUICK, "engine.checkpoint_minutes=1e-9")),  # after each iteration
     "sweep": Scenario("cbml/digits", QUICK, seeds=2),
     "two processes": Scenario("cbml/digits", QUICK, processes=2),
 }

@@ -67,3 +67,21 @@ def test_a_signal_ends_a_run_with_a_checkpoint_inside_of_the_epoch(whole, tmp_pa
     assert not (out / "run.lock").exists()
     assert kills.execute(scenario, out, resume=True) == 0
     assert kills.difference(whole.folder, out) == ""
+
+
+def test_a_run_killed_inside_of_an_epoch_goes_on_from_its_last_checkpoint(tmp_path):
+    """Three times, each time after one iteration more; none of them is computed again."""
+    scenario = kills.SCENARIOS["minutes"]
+    whole = kills.Whole.of(scenario, tmp_path)
+    out, places = tmp_path / "killed", whole.places
+    for done, iterations in ((5, 5), (6, 1), (7, 1)):
+        at = [number for number, name in enumerate(places, 1) if name.startswith("after iteration or epoch ")]
+        assert kills.execute(scenario, out, at[iterations - 1] + 1, resume=out.exists()) == -signal.SIGKILL
+        rehearsal, log = tmp_path / f"rehearsal after {done}", tmp_path / "places.txt"
+        kills.shutil.copytree(out, rehearsal)
+        log.unlink(missing_ok=True)
+        assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
+        assert kills.difference(whole.folder, rehearsal) == ""
+        places = log.read_text().splitlines()
+    assert kills.execute(scenario, out, resume=True) == 0
+    assert kills.difference(whole.folder, out) == ""

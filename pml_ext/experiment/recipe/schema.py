@@ -198,6 +198,8 @@ class EngineTable(Table):
         channels_last: images and convolutions lie in memory with the channels last.
         clip_gradient: the greatest norm of the gradients of trunk and embedder together; the loss's own parameters do
             not count and are not clipped. None leaves gradients as they are.
+        checkpoint_minutes: after how many minutes a checkpoint is written inside of an epoch, again and again; a run
+            that is killed then goes on from there. None writes one at the end of each epoch alone.
     """
 
     precision: Precision = "float32"
@@ -205,6 +207,7 @@ class EngineTable(Table):
     compile: bool = False
     channels_last: bool = False
     clip_gradient: float | None = Field(None, gt=0)
+    checkpoint_minutes: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _random_numbers_of_the_batch(self) -> EngineTable:
