@@ -52,6 +52,7 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
 
 
 def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
+    from pml_ext.experiment import checkpoint
     from pml_ext.experiment.run import Run
 
     def stop(self, *arguments):
@@ -59,14 +60,14 @@ def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Run, "_finish", stop)
     out = tmp_path / "out"
-    saved = Run._save
+    saved = checkpoint.save_last
 
-    def stop_after_two(self, *arguments):
-        saved(self, *arguments)
-        if self.epoch == 2:
+    def stop_after_two(path, state):
+        saved(path, state)
+        if state["epoch"] == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "_save", stop_after_two)
+    monkeypatch.setattr(checkpoint, "save_last", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         train("density/digits", out=out, overrides=QUICK, device="cpu")
     monkeypatch.undo()

@@ -84,16 +84,16 @@ def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
 
 @pytest.mark.usefixtures("without_report")
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(finished, tmp_path, monkeypatch):
-    from pml_ext.experiment.run import Run
+    from pml_ext.experiment import checkpoint
 
-    saved = Run._save
+    saved = checkpoint.save_last
 
-    def stop_after_three(self, *arguments):
-        saved(self, *arguments)
-        if self.epoch == 3:
+    def stop_after_three(path, state):
+        saved(path, state)
+        if state["epoch"] == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "_save", stop_after_three)
+    monkeypatch.setattr(checkpoint, "save_last", stop_after_three)
     with pytest.raises(KeyboardInterrupt):
         train("pddm/digits", out=tmp_path / "out", overrides=QUICK, device="cpu")
     monkeypatch.undo()
