@@ -16,7 +16,15 @@ from ..distances import (
     require_distance,
     require_similarity,
 )
-from ..pairwise import FullPrecisionForward, PairsOfRows, in_tiles, pair_masks, rows_per_tile, tiles_of_rows
+from ..pairwise import (
+    FullPrecisionForward,
+    PairsOfRows,
+    in_tiles,
+    pair_masks,
+    rows_per_tile,
+    tiles_of_rows,
+    transformed,
+)
 from ..pml import BaseDistance, BaseMetricLossFunction
 from ..reducers import weighs_alike
 from ..settings import check_tile_size, number_settings, own_settings
@@ -145,7 +153,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if by_class and labels is not None:
             order = labels.argsort(stable=True)
             embeddings, labels = embeddings[order], labels[order]
-            ends = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
+            last = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0)
+            ends = [int(end) for end in last] if transformed() else last.tolist()  # torch 2.4 has no list of the former
             ref_emb = embeddings
         own_apart = own is not None and self.tiles == "rows" and ref_emb.requires_grad
         if own_apart:  # a memory's other rows have no gradient: it would be as large as the memory

@@ -114,7 +114,7 @@ class JoinedTerms:
             anchors, *partners = (indices,) if isinstance(indices, Tensor) else indices
             values.append(losses)
             rest += [anchors + start, *partners]
-            rest.append(losses.new_tensor([divisor]) if not isinstance(divisor, Tensor) else
+            rest.append(losses.new_full((1,), divisor) if not isinstance(divisor, Tensor) else
                         divisor.detach().reshape(1).to(losses.dtype))  # fmt: skip
         return values, rest
 
