@@ -146,7 +146,13 @@ def _measure(settings: dict[str, Any]) -> dict[str, Any]:
     function = tiled_floor if what == TILED_FLOOR else functions_of(settings["loss"], shape)[1][what]
     if isinstance(function, torch.nn.Module):
         function.to(device)
-    _seconds(function, dataclasses.replace(shape, batch=min(_WARM_UP, shape.batch)), device, 1)
+    warm = dataclasses.replace(shape, batch=min(_WARM_UP, shape.batch))
+    _seconds(function, warm, device, 1)
+    loss: Any = function
+    if getattr(loss, "tile_size", 0) is None:
+        loss.tile_size = max(1, warm.batch // 2)  # what tiles load is no part of the first batch in tiles
+        _seconds(loss, warm, device, 1)
+        loss.tile_size = None
     inputs = _inputs(shape, device)
     before = _held(device)
     times = _seconds(function, shape, device, settings["repeats"], inputs)

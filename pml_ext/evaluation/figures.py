@@ -233,7 +233,7 @@ def projections(
     parts: Mapping[str, tuple[Tensor, Tensor]],
     class_names: Sequence[str] = (),
     method: Literal["pca", "tsne"] = "tsne",
-    max_items: int = 400,
+    max_items: int = 300,
     seed: int = 0,
 ) -> Figure:
     """Normalized embeddings in two dimensions, colored by class, one panel per part.
@@ -279,8 +279,8 @@ def _directions(points: Tensor) -> Tensor:
 
 def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:
     if method == "tsne" and len(points) > 10:
-        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=500, random_state=seed)
-        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 500 times
+        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
+        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
             return tsne.fit_transform(points)  # type: ignore[no-any-return]
     return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
 
