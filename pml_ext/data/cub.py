@@ -53,8 +53,8 @@ def read(root: Path | None, image_size: int, boxes: bool, counts: Counts) -> Dat
             try:
                 left, top, width, height = map(float, numbers)
             except ValueError:
-                found = " ".join(numbers)
-                raise DataError(f"{place / 'bounding_boxes.txt'}: found {found!r} for image {image}, wanted four "
+                line = " ".join(numbers)
+                raise DataError(f"{place / 'bounding_boxes.txt'}: found {line!r} for image {image}, wanted four "
                                 "numbers; unpack it again") from None  # fmt: skip
             boxed[image] = Box(left, top, left + width, top + height)
     parts: dict[str, list[Entry]] = {"train": [], "test": []}

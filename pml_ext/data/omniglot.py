@@ -74,12 +74,12 @@ def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
     parts = {}
     for part, name in (("train", BACKGROUND), ("test", EVALUATION)):
         parts[part], names = _read(place / name, image_size, lambda alphabet: True)
-        found = Count(len(parts[part]), len(names))
-        if found != counts[part]:
+        there = Count(len(parts[part]), len(names))
+        if there != counts[part]:
             wanted = counts[part]
             raise DataError(
                 f"{place / name}: expected {wanted.images:,} {MEANT_FOR[part]} of {wanted.classes:,} classes, found "
-                f"{found.images:,} of {found.classes:,}; pml-ext data omniglot --download gets it again"
+                f"{there.images:,} of {there.classes:,}; pml-ext data omniglot --download gets it again"
             )
     return DataSplits(parts["train"], parts["test"], image_size=image_size, channels=1)
 

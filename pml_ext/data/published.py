@@ -251,15 +251,15 @@ def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared
 
 def _check_count(about: About, place: Path, part: str, entries: Sequence[Entry], counts: Counts, images: Path,
                  missing: Sequence[str]) -> None:  # fmt: skip
-    found = Count(len(entries), len({entry.name for entry in entries}))
+    there = Count(len(entries), len({entry.name for entry in entries}))
     wanted = counts[part]
-    if found.classes == wanted.classes and wanted.images in (None, found.images):
+    if there.classes == wanted.classes and wanted.images in (None, there.images):
         return
     what = MEANT_FOR[part]
     number = f"{wanted.images:,} {what}" if wanted.images is not None else what
-    text = f"{place}: expected {number} of {wanted.classes:,} classes, found {found.images:,}"
-    if found.classes != wanted.classes:
-        text += f" of {found.classes:,}"
+    text = f"{place}: expected {number} of {wanted.classes:,} classes, found {there.images:,}"
+    if there.classes != wanted.classes:
+        text += f" of {there.classes:,}"
     if missing:
         text += f"; is an image missing? {images / missing[0]} is not there: {_again(about)}"
     elif wanted.images is not None and len(entries) < wanted.images:

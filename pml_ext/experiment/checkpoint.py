@@ -237,11 +237,11 @@ def seed_all(seed: int) -> None:
 
 @functools.cache
 def _found_versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "pml-ext": __version__}
+    known = {"python": platform.python_version(), "pml-ext": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            known[package] = importlib.metadata.version(package)
+    return known
 
 
 def versions() -> dict[str, str]:

@@ -80,15 +80,15 @@ class Records:
                     raise sqlite3.DatabaseError("no table in it")
                 return [_trimmed(connection, table, _last(table, iteration, epoch)) for table in tables]
         except sqlite3.DatabaseError as error:
-            found = list(_from_csv(self._folder, iteration, epoch))
+            saved = list(_from_csv(self._folder, iteration, epoch))
             self._remove_database()
             with closing(sqlite3.connect(self._database)) as connection, connection:
-                for table, columns, lines in found:
+                for table, columns, lines in saved:
                     _insert(connection, table, columns, lines)
             self._warn(
                 f"{self._database} was damaged ({one_line(error)}); it is made again from the CSV files beside it"
             )
-            return found
+            return saved
 
     def _remove_database(self) -> None:
         for path in self._folder.glob("logs.db*"):  # its journal too

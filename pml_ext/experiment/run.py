@@ -119,9 +119,9 @@ class Run(View):
         """Tests what there is before, and prepares the components; or takes the state of the run that goes on."""
         self.engine  # noqa: B018  # what it refuses is told before anything is tested
         last = self.checkpoint("last")
-        found = state_to_resume(last, self.device, self.processes) if resume else None
-        if found is not None:
-            state, word = found
+        loaded = state_to_resume(last, self.device, self.processes) if resume else None
+        if loaded is not None:
+            state, word = loaded
             with checkpoint.taking(last, state):
                 self._restore(state)
             if word:

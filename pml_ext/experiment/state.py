@@ -155,10 +155,10 @@ def state_to_resume(path: Path, device: Any, processes: int) -> tuple[dict[str, 
         ConfigError: the run began with another number of processes.
         DataError: no checkpoint can be read.
     """
-    found = checkpoint.load_to_resume(path, device)
-    if found is not None:
-        _check_processes(path, found[0]["processes"], processes)
-    return found
+    loaded = checkpoint.load_to_resume(path, device)
+    if loaded is not None:
+        _check_processes(path, loaded[0]["processes"], processes)
+    return loaded
 
 
 def state_within(path: Path, epoch: int, device: Any, processes: int) -> tuple[dict[str, Any] | None, str]:

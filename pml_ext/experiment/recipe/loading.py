@@ -55,8 +55,8 @@ def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
     if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
         raise ConfigError(f'{source}: [sweep] has lists of values by key, for example "loss.alpha" = [36, 45]')
     for override in sorted(overrides, key=_names_something, reverse=True):
-        key, found, text = override.partition("=")
-        if not found or not key.strip():
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
         _assign(tables, key.strip(), toml_value(text.strip()), f"--set {override}", home)
         sweep.pop(key.strip(), None)
@@ -90,9 +90,9 @@ def _names_something(override: str) -> bool:
 
 def _without_variant(name: str) -> tuple[str, str]:
     """A recipe's name or path, and the variant after its ``@``; a path's folders may have an ``@`` of their own."""
-    path, found, variant = name.rpartition(".toml")
-    if found and (not variant or variant.startswith("@")):
-        return path + found, variant.removeprefix("@")
+    path, separator, variant = name.rpartition(".toml")
+    if separator and (not variant or variant.startswith("@")):
+        return path + separator, variant.removeprefix("@")
     base, _, variant = name.partition("@")
     return base, variant
 
