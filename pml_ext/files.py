@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -120,6 +121,31 @@ def is_alive(process: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other process is in such a block of the same folder: a second one waits; a killed one lets go.
+
+    Args:
+        folder: that is there.
+
+    Raises:
+        UnwritableError: the folder cannot be opened.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with writing(folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks, as some of clusters
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 # JSON and TOML
 
 
@@ -221,7 +247,7 @@ def write_sealed(path: Path, write: Callable[[Path], Any]) -> None:
     """Calls ``write(temporary_path)``, adds a line with the checksum, and moves the result into place.
 
     Args:
-        path: the file to write, of a format whose readers do not mind bytes behind its end, as those of zip files.
+        path: the file to write, of a format whose readers do not mind bytes behind its end, as readers of zip files.
         write: called with a path in the same folder.
 
     Raises:

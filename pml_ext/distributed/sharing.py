@@ -33,7 +33,7 @@ class SharedTiles:
         return joined, starts
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Every tensor, added up over the processes; those of one dtype in one operation."""
+        """Every tensor, added up over the processes; all of one dtype in one operation."""
         totals: list[Tensor] = list(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             numbers = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]

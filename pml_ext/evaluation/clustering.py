@@ -27,7 +27,7 @@ def starts_of(points: int, clusters: int, dimensions: int, most: int = STARTS) -
     It is ``70,000,000,000 // (points * clusters * dimensions)``, at least 1 and at most ``most``: ten starts for the
     test images of CUB (5,924 in 100 clusters) or Omniglot (13,180 in 659) in 512 dimensions, nine for the queries of
     In-Shop (14,218 in 3,985) in 128, one for the test images of Stanford Online Products (60,502 in 11,316), where ten
-    would take ten times as long and change NMI in its fourth digit.
+    would take ten times as long.
 
     Args:
         points: how many there are.

@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, printable
-from ..files import is_alive, write_text, writing
+from ..files import alone_in, is_alive, write_text
 
 LOCK = "run.lock"
 _BEAT = 15.0  # seconds between two signs of life
@@ -42,7 +41,7 @@ def locked(folder: Path) -> Iterator[str]:
     path = folder / LOCK
     mine = {"host": socket.gethostname(), "process": os.getpid(), "began": _began(os.getpid()),
             "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}  # fmt: skip
-    with _one_at_a_time(folder):
+    with alone_in(folder):  # two do not take over the same lock
         word = _look(path)
         write_text(path, json.dumps(mine) + "\n")
     ended = threading.Event()
@@ -104,21 +103,3 @@ def _keep_alive(path: Path, ended: threading.Event) -> None:
     while not ended.wait(_BEAT):
         with contextlib.suppress(OSError):  # a folder that is gone is told by who writes into it
             os.utime(path)
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Who looks at the lock is alone, so that two do not take over the same one."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with writing(folder / LOCK):
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks, as some of clusters
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

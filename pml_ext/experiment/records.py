@@ -220,7 +220,7 @@ def _read(connection: sqlite3.Connection, table: str) -> tuple[str, list[str], l
 
 
 def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Puts rows into a table, in the place of those of the same number."""
+    """Puts rows into a table, in the place of rows of the same number."""
     connection.execute(f'CREATE TABLE IF NOT EXISTS "{table}" ("{ITERATION}" INTEGER PRIMARY KEY)')
     known = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
     for column in columns:

@@ -136,7 +136,7 @@ class Trained:
 
 
 def _sampler_state(sampler: Any) -> Any:
-    """A sampler's own state, or those of its attributes that a checkpoint can hold."""
+    """A sampler's own state, or the attributes of it that a checkpoint can hold."""
     return sampler_state(sampler) if hasattr(sampler, "state_dict") else attributes(sampler)
 
 

@@ -65,13 +65,12 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
 def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
     """The metrics of a split, computed once for each state of the network.
 
-    Each image is searched by cosine similarity among all others of the split; those of ``"query"`` among those of
-    ``"gallery"``.
+    Each image is searched by cosine similarity among all others of the split; a query is searched in the gallery.
 
     Args:
         view: of the run.
         split: a key of its splits.
-        clustering: whether clusters are wanted too, those of the split's images.
+        clustering: whether the split's images are clustered too.
 
     Raises:
         TrainingError: embeddings that are not finite.

@@ -113,7 +113,7 @@ class MicroBatched(nn.Module):
             return
         self._warned = True
         warnings.warn(
-            f"the network has batch norm, whose statistics are those of micro-batches of {self.micro_batch}; freeze it "
+            f"the network has batch norm, whose statistics come from micro-batches of {self.micro_batch}; freeze it "
             "(module.eval(), freeze_batch_norm in a recipe), or take layer or group norm, for the gradients of the "
             "whole batch", TrainingWarning, stacklevel=3,
         )  # fmt: skip

@@ -146,7 +146,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_labels: Tensor | None,
         own: Tensor | None,
     ) -> Terms:
-        """The same terms, computed so many anchors at a time."""
+        """The same terms, computed ``size`` anchors at a time."""
         references, order, ends = ref_emb is not embeddings, None, None
         alone = not references and indices_tuple is None
         by_class = self.tiles == "classes" and alone

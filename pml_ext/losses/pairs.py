@@ -1,4 +1,4 @@
-"""What an equation sees of a batch: its pairs, all of them or those of a tile of anchors."""
+"""What an equation sees of a batch: its pairs, all of them or the pairs of a tile of anchors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Pairs:
         """The matrix of columns with all columns, for some of them, each once.
 
         Args:
-            partners: columns, ``[P]``; those of positive pairs, say.
+            partners: columns, ``[P]``; the partners of positive pairs, say.
 
         Returns:
             Rows ``[U, R]``, and the row that each partner has among them, ``[P]``. A GPU waits for U where the columns

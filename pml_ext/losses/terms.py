@@ -96,7 +96,7 @@ class JoinedTerms:
         """The values of a tile, and what belongs to them.
 
         Args:
-            terms: those of a tile.
+            terms: of a tile.
             start: its first row.
             owner: whose they are, for the text.
 

@@ -52,7 +52,7 @@ class TiledContrastiveLoss(_TiledLoss):
         neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
             similarities, and signs change round.
         tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: those of PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default), ``reducer``, ...
+        kwargs: as in PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default), ``reducer``, ...
 
     Example:
         >>> TiledContrastiveLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -107,7 +107,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         beta: weight of the negatives' exponent, above 0; 50.
         base: :math:`\lambda`; 0.5.
         tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: those of PML's losses: ``distance`` (cosine similarity by default), ``reducer``, ...
+        kwargs: as in PML's losses: ``distance`` (cosine similarity by default), ``reducer``, ...
 
     Example:
         >>> TiledMultiSimilarityLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
@@ -149,7 +149,7 @@ class TiledNTXentLoss(_TiledLoss):
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
         tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: those of PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
+        kwargs: as in PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
             negated), ``reducer``, ...
 
     Example:
@@ -186,7 +186,7 @@ class TiledSupConLoss(_TiledLoss):
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
         tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: those of PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
+        kwargs: as in PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
             negated), ``reducer``, ...
 
     Example:
@@ -250,7 +250,7 @@ class TiledTripletMarginLoss(_TiledLoss):
             smaller.
         smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
         tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: those of PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default; any), ``reducer``,
+        kwargs: as in PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default; any), ``reducer``,
             ...
 
     Example:

@@ -55,7 +55,7 @@ def pair_masks(
 
 
 class PairsOfRows:
-    """The pairs of any rows of a batch, as :func:`pair_masks` gives those of all; arguments as there.
+    """The pairs of any rows of a batch, as :func:`pair_masks` gives them for all rows; arguments as there.
 
     Args:
         rows: how many the batch has.

@@ -35,7 +35,7 @@ class Sharing(Protocol):
     """How several processes share the tiles of one batch that each of them has."""
 
     def part(self, count: int) -> slice:
-        """Which of so many tiles this process computes."""
+        """Which of ``count`` tiles this process computes."""
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
         """Every tensor, joined over the processes in the order of the tiles, and where its own part begins."""

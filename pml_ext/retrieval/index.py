@@ -7,7 +7,6 @@ the next index removes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -15,8 +14,7 @@ import os
 import re
 import secrets
 import shlex
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..errors import DataError, shortened
-from ..files import unsealed, write_json
+from ..files import alone_in, unsealed, write_json
 from .checks import reason_of
 from .embedding import Embedded, save_npz
 from .faiss_index import FaissIndex
@@ -122,7 +120,7 @@ def write_index(place: Path, owner: Owner, embedded: Embedded, faiss: FaissIndex
     if faiss is not None:
         about |= {"effort": faiss.effort, "recall_at_10": faiss.recall}
         writers["faiss"] = (f"faiss-{token}.faiss", faiss.write)
-    with _one_writer(place):
+    with alone_in(place):  # none takes another's parts for left-overs
         old = _left_overs(place)
         try:
             about |= {part: _write_part(place / name, write) for part, (name, write) in writers.items()}
@@ -134,23 +132,6 @@ def write_index(place: Path, owner: Owner, embedded: Embedded, faiss: FaissIndex
         for path in old:
             path.unlink(missing_ok=True)
     return Gallery(place, embedded, str(about["factory"]), faiss)
-
-
-@contextlib.contextmanager
-def _one_writer(place: Path) -> Iterator[None]:
-    """A second writer waits, so that none takes another's parts for left-overs; a killed one keeps nobody waiting."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks, as some of clusters
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _write_part(path: Path, write: Callable[[Path], None]) -> dict[str, str]:

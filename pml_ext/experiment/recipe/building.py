@@ -102,7 +102,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         splits: of the data set.
 
     Returns:
-        What is done to all images, and how those of training are cut and mirrored besides.
+        What is done to all images, and how training images are cut and mirrored besides.
 
     Raises:
         ConfigError: settings for color images, and the data set's are gray; or what is cut out is larger than

@@ -63,7 +63,7 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
     except ValidationError as error:
         raise ConfigError(shortened(f"{source}: {_first_problem(error)}")) from None
     except RecursionError:
-        raise ConfigError(f"{source}: tables nested too deep; wanted those of a recipe") from None
+        raise ConfigError(f"{source}: tables nested too deep; wanted the tables of a recipe") from None
     try:
         _check_names(recipe)
     except _KeyProblem as problem:

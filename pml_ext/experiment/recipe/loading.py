@@ -44,7 +44,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     except (ConfigError, UnknownNameError) as error:
         raise type(error)(shortened(error)) from error.__cause__
     except RecursionError:
-        raise ConfigError(shortened(f"{name}: tables or values nested too deep; wanted those of a recipe")) from None
+        raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
 
 
 def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
