@@ -15,6 +15,7 @@ from ...errors import ConfigError, PluginError, UnknownNameError, shortened, unk
 from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
+from .papers import with_row
 from .schema import Recipe, merged
 from .variants import choices, combined
 
@@ -46,6 +47,29 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
 
 
 def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
+    source, run, variants = _variants(name, overrides)
+    recipes = {}
+    for full_name, tables in variants.items():
+        try:
+            recipes[full_name] = validate(tables, source)
+        except ConfigError as error:
+            if lacking := registry.lacking(run.get("plugins", {})):
+                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
+            raise
+    return recipes
+
+
+def variant_tables(name: str) -> dict[str, dict[str, Any]]:
+    """The tables of a recipe's variants, by their full names, merged and not validated.
+
+    Args:
+        name: as of :func:`load_recipes`.
+    """
+    return _variants(name, ())[2]
+
+
+def _variants(name: str, overrides: Iterable[str]) -> tuple[str, dict[str, Any], dict[str, dict[str, Any]]]:
+    """The file's name, what a run says of itself in it, and the tables of the variants by their full names."""
     base, variant = _without_variant(name)
     source, tables, run = _read(base)
     home = home_of(base, run)
@@ -61,7 +85,7 @@ def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
         if name not in variants:
             raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
         variants = {name: variants[name]}
-    recipes = {}
+    result = {}
     for full_name, picked in variants.items():
         mine = copy.deepcopy(tables)
         for key, value in picked:
@@ -69,13 +93,10 @@ def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
         if any(not key for key, _ in picked):  # tables of their own, which --set overrides as well
             for key, value in given:
                 _assign(mine, key, value, f"--set {key}", home)
-        try:
-            recipes[full_name] = validate(mine, source)
-        except ConfigError as error:
-            if lacking := registry.lacking(run.get("plugins", {})):
-                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
-            raise
-    return recipes
+        if "paper" in mine:
+            mine["paper"] = with_row(mine["paper"], full_name.removeprefix(f"{base}@"))
+        result[full_name] = mine
+    return source, run, result
 
 
 def _parsed(override: str) -> tuple[str, Any]:
@@ -170,7 +191,7 @@ def _extended(
         if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
             parent = str(file.parent / parent)
         try:
-            _, more, _ = _read(parent, children)
+            more = variant_tables(parent)[parent] if _without_variant(parent)[1] else _read(parent, children)[1]
         except UnknownNameError as error:
             raise ConfigError(f"{file}: {where}extends: {error}") from None
         more.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
