@@ -36,7 +36,7 @@ def tables(runs: Path | None = None) -> list[dict[str, Any]]:
             if table.small and not by_scale["small"]:
                 other = f"{paper}/{table.small}"
                 by_scale["small"] = _by_scale(other, named.get(other, {}))["small"]
-            reason = "" if mine else table.reason() or "no recipe yet"
+            reason = "" if any(by_scale.values()) else _reason(table)
             entries.append({
                 "name": name, "title": table.title, "paper": f"{read.authors} ({read.year})", "recipes": by_scale,
                 "rows": _rows(table, mine), "measured": table.measured,
@@ -92,6 +92,11 @@ def _rows(table: PrintedTable, recipes: dict[str, Variants]) -> list[dict[str, A
         except (ValueError, TypeError, AttributeError):  # said when the recipe is loaded
             continue
     return [{"row": row, "recipes": names, "reason": "" if names else table.reason(row)} for row, names in of.items()]
+
+
+def _reason(table: PrintedTable) -> str:
+    """Why a table has no recipe: what is said of all of it, or of its rows."""
+    return table.reason() or "; ".join(dict.fromkeys(filter(None, map(table.reason, table.row_names()))))
 
 
 def _by_scale(table: str, recipes: dict[str, Variants]) -> dict[str, list[str]]:
