@@ -125,7 +125,9 @@ def test_recipes_of_ours_quote_by_table_and_row_alone():
 
 def test_each_table_and_each_row_has_a_recipe_or_a_reason():
     entries = [entry for entry in tables() if entry["name"].partition("/")[0] in OURS]
-    assert {"cbml/13", "angular/5", "pddm/2", "density/1", "triplets/1", "density/fig-4"} <= {e["name"] for e in entries}
+    assert {"cbml/13", "angular/5", "pddm/2", "density/1", "triplets/1", "density/fig-4"} <= {
+        e["name"] for e in entries
+    }
     for entry in entries:
         assert any(entry["recipes"].values()) != bool(entry["reason"]), entry["name"]
         without = [row["row"] for row in entry["rows"] if not row["recipes"] and not row["reason"]]

@@ -6,14 +6,16 @@ import functools
 import itertools
 import re
 import tomllib
+import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from importlib.resources.abc import Traversable
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
 from ... import registry
-from ...errors import ConfigError, UnknownNameError, shortened, unknown
+from ...errors import ConfigError, PluginWarning, UnknownNameError, shortened, unknown
 from .schema import PaperTable, Table
 
 _METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
@@ -181,10 +183,15 @@ class Quoted(NamedTuple):
 def papers() -> dict[str, Printed]:
     """The papers that plugins have files on, by name: see :func:`pml_ext.hookspecs.pml_ext_papers`.
 
-    Raises:
-        ConfigError: a file that is none of a paper, naming it, the key and what is wanted.
+    A file that is none of a paper is left out with a warning, so that one plugin's does not hide the others'.
     """
-    return {name: _parsed(str(file), file.read_text("utf-8")) for name, file in registry.papers().items()}
+    read = {}
+    for name, file in registry.papers().items():
+        try:
+            read[name] = _parsed(str(file), file)
+        except ConfigError as error:
+            warnings.warn(f"the paper {name!r} is left out: {error}", PluginWarning, stacklevel=2)
+    return read
 
 
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
@@ -195,12 +202,13 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
 
     Raises:
         UnknownNameError: there is the paper, and it has no such table.
+        ConfigError: a file that is none of a paper, naming it, the key and what is wanted.
     """
     paper, _, number = name.partition("/")
     files = registry.papers()
     if paper not in files or not number:
         return None
-    read = _parsed(str(files[paper]), files[paper].read_text("utf-8"))
+    read = _parsed(str(files[paper]), files[paper])
     if number not in read.tables:
         raise UnknownNameError(unknown(f"table of {paper}", number, read.tables))
     return read, read.tables[number]
@@ -284,8 +292,17 @@ def _matches(row: str, pattern: str) -> bool:
     return fnmatchcase(row, pattern.replace("[", "[[]"))
 
 
+def _parsed(source: str, file: Traversable) -> Printed:
+    try:
+        return _read(source, file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: no text in UTF-8 ({error})") from None
+
+
 @functools.lru_cache(maxsize=64)
-def _parsed(source: str, text: str) -> Printed:
+def _read(source: str, text: str) -> Printed:
     try:
         return Printed.model_validate(tomllib.loads(text))
     except ValidationError as error:
