@@ -110,6 +110,15 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
         )
 
+    def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabelledImages:
+        """The same images with other labels.
+
+        Args:
+            labels: ``[N]``, integers; each is an index of ``class_names``.
+            class_names: of these labels.
+        """
+        return LabelledImages(self.images, labels, class_names, self.transform, self.channels, self.boxes, self.kept)
+
     def with_kept(self, kept: Kept | None) -> LabelledImages:
         """The same images, read from what is kept of them where a transform begins with its step."""
         return LabelledImages(

@@ -166,9 +166,11 @@ def _searched(
     view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None
 ) -> Evaluation:
     table, where = view.recipe.evaluation, view.gallery_of(split)
-    apart: dict[str, Any] = {} if where == split else {"gallery": points[where], "gallery_labels": view.labels(where)}
+    apart: dict[str, Any] = {}
+    if where != split:
+        apart = {"gallery": points[where], "gallery_labels": view.true_labels(where)}
     return evaluate(
-        points[split], view.labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
+        points[split], view.true_labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
         lone_queries=table.lone_queries, clusters_per_class=(), search=search,
         keep=NEIGHBOURS if search is None else 0,
     )  # fmt: skip
@@ -176,7 +178,7 @@ def _searched(
 
 def _clustered(view: View, split: str, points: Tensor) -> Metrics:
     return evaluate(
-        points, view.labels(split), recall_at=(), precision_at=(), ranking=(),
+        points, view.true_labels(split), recall_at=(), precision_at=(), ranking=(),
         clusters_per_class=view.recipe.evaluation.clusters_per_class,
     ).metrics  # fmt: skip
 

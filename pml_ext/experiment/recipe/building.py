@@ -171,9 +171,11 @@ def _refusing(key: str, table: NamedTable) -> Iterator[None]:
 
 
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
-    """What a loss may ask for by argument name without a recipe saying it."""
-    return {"embedding_size": recipe.model.embedding_size, "num_classes": len(labels), "class_labels": labels,
-            "collect_stats": True}  # fmt: skip
+    """What a loss may ask for by argument name without a recipe saying it; of clusters, no number and no labels."""
+    context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
+    return context if recipe.data.labels == "clusters" else context | {
+        "num_classes": len(labels), "class_labels": labels
+    }  # fmt: skip
 
 
 def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:

@@ -92,14 +92,48 @@ class ImagesTable(Table):
         return self
 
 
+class PseudoTable(Table):
+    """``[data.pseudo]``: how training images are clustered before each epoch, so that clusters are their labels.
+
+    Args:
+        clusters: how many k-means finds.
+        features: what is clustered, normalized: the ``"embedder"``'s output or the ``"trunk"``'s.
+        batch_size: the least and the greatest, between which each epoch's is drawn, in place of the sampler's; by
+            multiples of the sampler's ``m``, where it has one. None leaves the sampler's.
+    """
+
+    clusters: int = Field(100, ge=2)
+    features: Literal["embedder", "trunk"] = "embedder"
+    batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def _smaller_first(self) -> PseudoTable:
+        if self.batch_size is not None and self.batch_size[0] > self.batch_size[1]:
+            raise ValueError(f"found batch_size = {self.batch_size}; wanted the smaller first")
+        return self
+
+
 class DataTable(NamedTable):
-    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``.
+
+    ``labels = "clusters"`` trains without the training images' labels: with those of ``[data.pseudo]``.
+    """
 
     workers: int = Field(0, ge=0)
     cache: Literal["none", "memory", "disk"] = "none"
     unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
     images: ImagesTable = ImagesTable()
+    labels: Literal["given", "clusters"] = "given"
+    pseudo: PseudoTable | None = None
+
+    @model_validator(mode="after")
+    def _clusters_have_settings(self) -> DataTable:
+        if self.labels == "clusters":
+            self.pseudo = self.pseudo or PseudoTable()
+        elif self.pseudo is not None:
+            raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
+        return self
 
     @model_validator(mode="after")
     def _one_cut(self) -> DataTable:
@@ -315,6 +349,9 @@ class Recipe(Table):
         warm = sum(stage.epochs for stage in self.stages)
         if warm >= self.schedule.epochs:
             raise ValueError(f"the stages take {warm} epochs, so schedule.epochs must be more than that")
+        if self.data.labels == "clusters" and self.evaluation.validation:
+            raise ValueError("evaluation.validation holds out classes by their labels, which a run with data.labels = "
+                             "'clusters' does not look at; leave it out")  # fmt: skip
         return self
 
     def all_stages(self) -> list[StageTable]:

@@ -19,7 +19,7 @@ from ...evaluation.figures import (
     recall_curve,
     similarity_distributions,
 )
-from ..curves import CURVE, VALIDATION, metric_series
+from ..curves import CURVE, PSEUDO, VALIDATION, metric_series
 from ..records import loss_series
 from ..stages import Stages
 from ..testing import nearest
@@ -59,8 +59,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
                                  lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
                                  "The mean share of the query's class among the K nearest.")  # fmt: skip
     queries, training = view.queries, view.tested_training
-    test, labels = view.embeddings(queries), view.labels(queries)
-    compared = {} if training is None else {"training images": (view.embeddings(training), view.labels(training))}
+    test, labels = view.embeddings(queries), view.true_labels(queries)
+    compared = {} if training is None else {"training images": (view.embeddings(training), view.true_labels(training))}
     yield ReportFigure.drawn(
         "Similarities of positive and negative pairs",
         lambda: similarity_distributions({**compared, kind: (test, labels)}),
@@ -100,6 +100,12 @@ def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[Repo
                 epochs, values = lines[kind]
                 lines[kind] = [0, *epochs], [metrics["before"][metric], *values]
             panels[metric] = lines
+    if clusters := pseudo_labels_over_epochs(view):
+        yield ReportFigure.drawn(
+            "Clusters as labels, over the epochs", lambda: epoch_curves(clusters),
+            "How far an epoch's clusters agree with those of the epoch before (NMI), and the share of the training "
+            "images in the largest. No label of a training image is looked at.",
+        )  # fmt: skip
     if panels:
         chosen = {
             None: "They choose nothing: the last epoch is tested.",
@@ -108,6 +114,20 @@ def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[Repo
         }
         yield ReportFigure.drawn("Metrics over the epochs", lambda: epoch_curves(panels),
                                  chosen[table.select_on if table.select else None])  # fmt: skip
+
+
+def pseudo_labels_over_epochs(view: View) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
+    """What was recorded of clusters as labels, if they were.
+
+    Args:
+        view: of the run.
+
+    Returns:
+        Panels of a figure.
+    """
+    names = {"nmi_to_epoch_before": "NMI with the epoch before", "largest": "images in the largest cluster"}
+    curves = {title: metric_series(view.folder, name, (PSEUDO,)) for name, title in names.items()}
+    return {title: {"training images": curve[PSEUDO]} for title, curve in curves.items() if curve.get(PSEUDO)}
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
