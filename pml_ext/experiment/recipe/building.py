@@ -146,7 +146,8 @@ def build_network(
         ConfigError: the trunk refuses an option, or images of that size.
     """
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
-    return Network(preprocessing, trunk, table.embedding_size, table.hidden_sizes, features)
+    hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
+    return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
 
 
 def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,12 +145,22 @@ class DataTable(NamedTable):
 
 
 class ModelTable(Table):
-    """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
+    """``[model]``: a trunk from images to features, and an embedder from features to embeddings.
+
+    With ``embedder = "none"`` the features are the embeddings, and ``embedding_size`` is their length.
+    """
 
     trunk: Annotated[NamedTable, BeforeValidator(_named)]
     embedding_size: int = Field(64, ge=1)
     hidden_sizes: list[Annotated[int, Field(ge=1)]] = []
+    embedder: Literal["linear", "none"] = "linear"
     freeze_batch_norm: bool = False
+
+    @model_validator(mode="after")
+    def _nothing_hidden(self) -> ModelTable:
+        if self.embedder == "none" and self.hidden_sizes:
+            raise ValueError("hidden_sizes are of an embedder, and embedder = 'none'; leave one of the two out")
+        return self
 
 
 class OptimizerTable(NamedTable):
