@@ -201,7 +201,7 @@ def scores_of_pairs(
     rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
     ends = side(head, x)
     flat = _in_tiles(lambda n: scores(head, ends.at(rows[n]), ends.at(columns[n])), len(rows), tile, x)
-    return (flat, *((mask | mask.T)[rows, columns] for mask in (positives, negatives)))
+    return flat, (positives | positives.T)[rows, columns], (negatives | negatives.T)[rows, columns]
 
 
 def _recorded() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,7 @@ class DataSplits:
             resized to the square.
         query: images that are searched for.
         gallery: images that are searched.
+        parents: the parents of classes and of their ancestors, by name, where classes have a hierarchy.
 
     Raises:
         DataError: other channels, no image size, neither or both of ``test`` and ``query`` with ``gallery``, or one of
@@ -166,6 +167,7 @@ class DataSplits:
     crop: bool = False
     query: LabelledImages | None = None
     gallery: LabelledImages | None = None
+    parents: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):

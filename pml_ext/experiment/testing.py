@@ -8,13 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import raw_pixels
-from ..errors import TrainingError
-from ..evaluation import Evaluation, NearestNeighbours, evaluate, learned_metric, neighbours_under, reranked_under
+from ..errors import DataError, TrainingError
+from ..evaluation import (
+    Evaluation,
+    NearestNeighbours,
+    class_means,
+    evaluate,
+    learned_metric,
+    nearest_class_mean,
+    neighbours_under,
+    related_means,
+    reranked_under,
+)
 from ..files import write_atomically
 from .finite import first_bad
+from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
 from .view import View
 
@@ -78,6 +90,7 @@ def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
     metrics = dict(nearest(view, split).metrics)
     if clustering:
         metrics |= view.once(("clusters", split), lambda: _clustered(view, split, _directions(view, split)))
+        metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
 
 
@@ -181,6 +194,51 @@ def _clustered(view: View, split: str, points: Tensor) -> Metrics:
         points, view.true_labels(split), recall_at=(), precision_at=(), ranking=(),
         clusters_per_class=view.recipe.evaluation.clusters_per_class,
     ).metrics  # fmt: skip
+
+
+def _classified(view: View, split: str) -> Metrics:
+    """What the recipe's protocols measure of the images of a split."""
+    metrics: Metrics = {}
+    protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
+    points, labels = _directions(view, split), view.true_labels(split)
+    if "nearest-class-mean" in protocols:
+        known, known_labels = _directions(view, where), view.true_labels(where)
+        tested = points, labels
+        if where == split:
+            first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
+            if bool(first.all()):
+                raise DataError("evaluation.protocols: 'nearest-class-mean' wants a class with two test images, one "
+                                "for its mean and one to classify; leave it out")  # fmt: skip
+            tested, known, known_labels = (points[~first], labels[~first]), points[first], labels[first]
+        values = nearest_class_mean(*tested, *class_means(known, known_labels), TOP)
+        metrics |= {f"{PROTOCOLS['nearest-class-mean']}_{name}": value for name, value in values.items()}
+    if "zero-shot" in protocols:
+        assert view.parents is not None
+        seen, means = class_means(_directions(view, "train"), view.true_labels("train"))
+        names = view.images("train").class_names
+        known_means = {names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
+        new = torch.unique(labels)
+        new_names = [view.images(split).class_names[label] for label in new.tolist()]
+        values = nearest_class_mean(points, labels, new, related_means(new_names, known_means, view.parents), TOP)
+        metrics |= {f"{PROTOCOLS['zero-shot']}_{name}": value for name, value in values.items()}
+    return metrics
+
+
+def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Half of the images of every class, drawn at random, the larger where there are two.
+
+    Args:
+        labels: ``[N]``.
+        seed: of the draw.
+
+    Returns:
+        ``[N]``, which images are of these halves.
+    """
+    chosen, generator = np.zeros(len(labels), dtype=bool), np.random.default_rng(seed)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        chosen[members[: -(-len(members) // 2)]] = True
+    return chosen
 
 
 def mean_similarity(embeddings: Tensor) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..data import LabelledImages, Steps, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..evaluation import some_of_each_class
 from ..plugin import RunView
 from . import checkpoint
@@ -63,6 +63,10 @@ class View:
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
         splits = build_dataset(table, root)
+        self.parents = splits.parents
+        if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
+            raise ConfigError(f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does "
+                              "not have here; omniglot has, and imagenet with a hierarchy")  # fmt: skip
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
         self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)

@@ -20,6 +20,10 @@ OPTIMIZERS = {
 }
 
 
+PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and how their metrics begin
+TOP = (1, 5)
+
+
 class Table(BaseModel):
     """A table of a recipe: unknown keys are errors."""
 
@@ -269,6 +273,10 @@ class EvaluationTable(Table):
         precision_at: every K of ``precision_at_K``, 1 among them.
         clusters_per_class: every c for which k-means finds c clusters per class, 1 among them.
         lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is left out.
+        protocols: what else is measured. ``"nearest-class-mean"``: gallery images, or half of each class's test images,
+            give the means of the classes, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``);
+            ``"zero-shot"``: the means of the tested classes are estimated from those of related training classes, in a
+            data set whose classes have parents (``zero_shot_top_1``, ``zero_shot_top_5``).
         baselines: whether raw pixels and the untrained network are tested too.
         training_images: how many training images are tested at most, beside the test images; a sample by class where
             there are more, none for 0.
@@ -287,6 +295,7 @@ class EvaluationTable(Table):
     precision_at: list[Annotated[int, Field(ge=1)]] = [1]
     clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"
+    protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True
     training_images: int = Field(5_000, ge=0)
     shortlist: int | None = Field(None, ge=1)
@@ -390,7 +399,8 @@ def metric_names(recipe: Recipe) -> list[str]:
     ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
     clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
                 for name in ("nmi", "f1", "purity")]  # fmt: skip
-    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters]
+    classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
+    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters, *classified]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
