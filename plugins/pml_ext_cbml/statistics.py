@@ -141,8 +141,10 @@ def _draw(panels: Any, title: str, embeddings: Tensor, labels: Tensor) -> None:
     quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
     panels[1].semilogy(middle.numpy(), quadratic.exp().numpy(), color="#2b6cb0", label="Eq. 20, of mean and deviation")
     if int(both.sum()) > 1:
+        # by as many pairs as the rarer kind has there: a few far ones say little
+        weight = torch.minimum(*(height * mask.sum() for height, mask in zip(heights, masks, strict=True)))[both].sqrt()
         design = torch.stack([middle[both], torch.ones_like(ratio)], dim=1)
-        slope, offset = torch.linalg.lstsq(design, ratio.log()[:, None]).solution[:, 0]
+        slope, offset = torch.linalg.lstsq(weight[:, None] * design, (weight * ratio.log())[:, None]).solution[:, 0]
         line = (slope * middle + offset).exp()
         panels[1].semilogy(middle.numpy(), line.numpy(), "--", color="#dd6b20", label="Eq. 21, fitted")
     panels[1].set(xlabel="cosine similarity", ylabel="positive / negative", ylim=limits)

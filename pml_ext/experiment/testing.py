@@ -25,6 +25,7 @@ from ..evaluation import (
     reranked_under,
 )
 from ..files import write_atomically
+from ..pml import BaseDistance
 from .finite import first_bad
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
@@ -63,10 +64,9 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     metrics = {"after": metrics_of(view, split)}
     if view.tested_training is not None:
         metrics["training"] = metrics_of(view, view.tested_training, clustering=False)
-    # the distance that a component of the last stage declares, or one of another stage
-    metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
+    metric = metric_of(stages)
     if metric is not None:
-        metrics["learned_metric"] = metrics_by(view, split, neighbours_under(metric))
+        metrics["learned_metric"] = nearest_by(view, metric).metrics
         if shortlist := view.recipe.evaluation.shortlist:
             # One more than the recipe says, where the query itself is among its own nearest.
             more = int(view.gallery_of(split) == split)
@@ -92,6 +92,29 @@ def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
         metrics |= view.once(("clusters", split), lambda: _clustered(view, split, _directions(view, split)))
         metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
+
+
+def metric_of(stages: Stages) -> BaseDistance | None:
+    """The distance that a component of the last stage declares as learned, or one of another stage, if any does."""
+    return learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
+
+
+def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
+    """Retrieval of the queries by a learned metric, with the 8 nearest of each; computed once.
+
+    Args:
+        view: of the run.
+        metric: of the run.
+
+    Returns:
+        Metrics and neighbors, whose distances are the metric's values.
+    """
+
+    def search() -> Evaluation:
+        points = {part: view.embeddings(part) for part in (view.queries, view.gallery_of(view.queries))}
+        return _searched(view, view.queries, points, neighbours_under(metric), keep=NEIGHBOURS)
+
+    return view.once(("nearest by", id(metric)), search)
 
 
 def metrics_by(view: View, split: str, search: NearestNeighbours) -> Metrics:
@@ -176,7 +199,7 @@ def _directions(view: View, split: str) -> Tensor:
 
 
 def _searched(
-    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None
+    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None, keep: int = 0
 ) -> Evaluation:
     table, where = view.recipe.evaluation, view.gallery_of(split)
     apart: dict[str, Any] = {}
@@ -185,7 +208,7 @@ def _searched(
     return evaluate(
         points[split], view.true_labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
         lone_queries=table.lone_queries, clusters_per_class=(), search=search,
-        keep=NEIGHBOURS if search is None else 0,
+        keep=NEIGHBOURS if search is None else keep,
     )  # fmt: skip
 
 

@@ -439,7 +439,10 @@ def test_the_conventional_pipeline_in_a_run(tmp_path):
                    "loss.triplets=all", "loss.miner=anchor-swap"),
     )[0]  # fmt: skip
     assert {"nmi_3", "f1_3", "purity", "purity_3", "precision_at_8"} <= set(metrics["after"])
-    assert "Query accuracy" in (tmp_path / "out" / "report.html").read_text()
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "Query accuracy" in report
+    assert "Four classes by the two greatest principal components" in report
+    assert (tmp_path / "out" / "figures" / "four-classes-by-the-two-greatest-principal-components.png").exists()
 
 
 @pytest.mark.usefixtures("without_report")
