@@ -11,6 +11,7 @@ from .building import (
     build_optimizer,
     dataset_factory,
     loss_context,
+    metric_names,
     normalization_of,
     own_optimizer,
     preprocessing_of,
@@ -26,13 +27,13 @@ from .schema import (
     EvaluationTable,
     LossTable,
     NamedTable,
+    PseudoTable,
     Recipe,
     SamplerTable,
     ScheduleTable,
     StageTable,
-    merged,
-    metric_names,
 )
+from .values import merged
 
 __all__ = [
     "SHUFFLE",
@@ -43,6 +44,7 @@ __all__ = [
     "NamedTable",
     "Printed",
     "PrintedTable",
+    "PseudoTable",
     "Quoted",
     "Recipe",
     "SamplerTable",
