@@ -210,7 +210,7 @@ __all__ = [
 
 @runtime_checkable
 class RunView(Protocol):
-    """What a component may use of the run that ``prepare``, ``start_epoch`` and ``figures`` are called with.
+    """What a component may use of the run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` get.
 
     A run has more; that is its own and changes.
     """
@@ -271,6 +271,8 @@ class RunView(Protocol):
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split: ``[N]``, int64, on the run's device.
+
+        Of ``"train"``, the epoch's clusters while a recipe with ``data.labels = "clusters"`` trains.
 
         Args:
             split: a key of :attr:`splits`.

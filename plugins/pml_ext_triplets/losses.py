@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pml_ext.plugin import (
     BaseReducer,
     PairLoss,
     Pairs,
+    RunView,
     SumOverDivisorReducer,
     Terms,
     check_choice,
@@ -22,6 +23,9 @@ from pml_ext.plugin import (
 
 from .functional import lay_out, local_positives, pair_sums
 from .kinds import KINDS, Soft
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class BatchAllTripletLoss(PairLoss):
@@ -93,6 +97,15 @@ class BatchAllTripletLoss(PairLoss):
         super().__init__(**kwargs)
         self.margin, self.kind, self.triplets = margin, kind, triplets
         self.positives, self.percentile = positives, percentile
+
+    def figures(self, run: RunView) -> dict[str, Figure]:
+        """Four classes of the test images by their principal components (Fig. 3)."""
+        from pml_ext.plugin import figures
+
+        tested = "test" if "test" in run.splits else "query"
+        names = run.splits[tested].class_names
+        drawn = figures.chosen_classes(run.embeddings(tested), run.labels(tested), names, seed=run.seed)
+        return {"Four classes by the two greatest principal components": drawn}
 
     def equation(self, pairs: Pairs) -> Terms:
         """One sum per pair (a, p), or one value per listed triplet."""

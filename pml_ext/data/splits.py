@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +110,15 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
             self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
         )
 
+    def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabelledImages:
+        """The same images with other labels.
+
+        Args:
+            labels: ``[N]``, integers; each is an index of ``class_names``.
+            class_names: of these labels.
+        """
+        return LabelledImages(self.images, labels, class_names, self.transform, self.channels, self.boxes, self.kept)
+
     def with_kept(self, kept: Kept | None) -> LabelledImages:
         """The same images, read from what is kept of them where a transform begins with its step."""
         return LabelledImages(
@@ -143,6 +152,7 @@ class DataSplits:
             resized to the square.
         query: images that are searched for.
         gallery: images that are searched.
+        parents: the parents of classes and of their ancestors, by name, where classes have a hierarchy.
 
     Raises:
         DataError: other channels, no image size, neither or both of ``test`` and ``query`` with ``gallery``, or one of
@@ -157,6 +167,7 @@ class DataSplits:
     crop: bool = False
     query: LabelledImages | None = None
     gallery: LabelledImages | None = None
+    parents: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):

@@ -48,8 +48,13 @@ _HEADINGS = {
 }  # fmt: skip
 
 
+_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
+
+
 def _heading(name: str) -> str:
     stem, _, number = name.rpartition("_")
+    if stem.endswith("_top"):
+        return f"{_PROTOCOLS[stem.removesuffix('_top')]}, top-{number}"
     if name.startswith(("recall_at_", "precision_at_")):
         return f"{'Recall' if name.startswith('recall') else 'P'}@{number}"
     return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
