@@ -53,6 +53,7 @@ from .losses import (
     per_triplet,
     reduced,
 )
+from .miners import TiledMiner
 from .pairwise import (
     ClassMembers,
     FullPrecisionForward,
@@ -158,6 +159,7 @@ __all__ = [
     "SumOfReducedReducer",
     "SumOverDivisorReducer",
     "Terms",
+    "TiledMiner",
     "TrainingError",
     "TrainingWarning",
     "all_places",

@@ -50,7 +50,7 @@ EXPECTED = {
 }
 ONE_GRAPH = {
     "cbml", "metric-variance", "density", "angular", "n-pair", "n-pair-angular", "batch-all-triplets",
-    "tiled-contrastive", "tiled-multi-similarity", "tiled-nt-xent", "tiled-supcon",
+    "tiled-contrastive", "tiled-multi-similarity", "tiled-nt-xent", "tiled-sup-con",
 }  # fmt: skip
 OLD_COMPILER = torch.__version__ < "2.6"
 
