@@ -1,8 +1,9 @@
 """Time and peak memory of losses as the batch doubles, beside what they are measured against and the tiled floor.
 
 Each measurement runs in a process of its own, so that its peak is its own, and one that has no memory, or no time, ends
-alone. The tiled floor is timed there as well, in turns with the loss, so that a busy machine slows both. It is what no pair loss in tiles can avoid: normalize, and per tile of rows one product with all
-rows, ``exp`` and a sum, computed again in the backward pass.
+alone. The tiled floor is timed there as well, in turns with the loss, so that a busy machine slows both. It is what no
+pair loss in tiles can avoid: normalize, and per tile of rows one product with all rows, ``exp`` and a sum, computed
+again in the backward pass.
 """
 
 from __future__ import annotations

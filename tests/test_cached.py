@@ -102,7 +102,7 @@ def test_autocast_is_that_of_the_forward_pass():
 def test_batch_norm_is_told_and_counts_a_batch_once():
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
     step = CachedGradients(net, CBMLLoss(), 16)
-    with pytest.warns(TrainingWarning, match="statistics are those of micro-batches of 16; freeze it"):
+    with pytest.warns(TrainingWarning, match="statistics come from micro-batches of 16; freeze it"):
         step(*batch()).backward()
     assert net[2].num_batches_tracked == 3
     before = net[2].running_mean.clone()
