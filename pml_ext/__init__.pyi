@@ -1,6 +1,7 @@
 # Written by python -m pml_ext.stub; a test holds it to the registry.
 from typing import Any
 
+from pml_ext.miners import SemiHardTripletMiner as SemiHardTripletMiner
 from pml_ext_angular.losses import AngularLoss as AngularLoss
 from pml_ext_angular.losses import AngularTripletLoss as AngularTripletLoss
 from pml_ext_angular.losses import NPairAngularLoss as NPairAngularLoss

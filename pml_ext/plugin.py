@@ -53,10 +53,13 @@ from .losses import (
     per_triplet,
     reduced,
 )
+from .miners import TiledMiner
 from .pairwise import (
     ClassMembers,
     FullPrecisionForward,
     FullPrecisionMining,
+    all_places,
+    apart,
     autocast_off,
     check_batch,
     check_indices_tuple,
@@ -156,8 +159,11 @@ __all__ = [
     "SumOfReducedReducer",
     "SumOverDivisorReducer",
     "Terms",
+    "TiledMiner",
     "TrainingError",
     "TrainingWarning",
+    "all_places",
+    "apart",
     "autocast_off",
     "build",
     "call_loss",

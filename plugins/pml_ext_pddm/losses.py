@@ -14,6 +14,7 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     SumOverDivisorReducer,
     TrainingWarning,
+    apart,
     call_loss,
     check_choice,
     check_count,
@@ -166,7 +167,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
         if labels is not None and not self._warned:
             self._warn_of_small_classes(labels)
-        return super().forward(embeddings, labels, indices_tuple)
+        # which quadruplets there are, and how many, follows from the scores
+        return apart(super().forward, embeddings, labels, indices_tuple)
 
     def _warn_of_small_classes(self, labels: Tensor) -> None:
         if torch.compiler.is_compiling() or not isinstance(labels, Tensor) or labels.numel() == 0:

@@ -21,8 +21,8 @@ from pml_ext.plugin import (
     per_triplet,
 )
 
-from .functional import lay_out, local_positives, pair_sums
-from .kinds import KINDS, Soft
+from .functional import every_place, lay_out, local_positives, pair_sums
+from .kinds import KINDS, Hinge, Soft
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,6 +98,10 @@ class BatchAllTripletLoss(PairLoss):
         self.margin, self.kind, self.triplets = margin, kind, triplets
         self.positives, self.percentile = positives, percentile
 
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """Hinges, whose sums follow from one sort of each row; the others need a pass for each positive."""
+        return issubclass(KINDS[self.kind], Hinge)
+
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Four classes of the test images by their principal components (Fig. 3)."""
         from pml_ext.plugin import figures
@@ -116,7 +120,8 @@ class BatchAllTripletLoss(PairLoss):
             pairs = dataclasses.replace(pairs, positives=local)
         kind, everything = KINDS[self.kind](self.margin), self.triplets == "all"
         between = pairs.between(pairs.listed[1]) if isinstance(kind, Soft) else None
-        sums, counts = pair_sums(pairs.matrix, lay_out(pairs.positives), pairs.negatives, kind, everything, between)
+        positives = every_place(pairs.positives) if pairs.everywhere else lay_out(pairs.positives)
+        sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, everything, between)
         size = counts.sum()
         if self.collect_stats:
             possible = (pairs.positives.sum(1, dtype=counts.dtype) * pairs.negatives.sum(1, dtype=counts.dtype)).sum()

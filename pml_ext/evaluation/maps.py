@@ -144,7 +144,9 @@ def image_map(
         _place(axes, (flat[inside] - corner) * 9, near, 34)
         axes.set_title(f"region {row + 1}", fontsize=10)
         whole.add_patch(Rectangle(tuple(corner), 1 / 9, 1 / 9, fill=False, edgecolor=ORANGE, linewidth=1.6, zorder=5))
-        whole.text(corner[0], corner[1], str(row + 1), color="white", backgroundcolor=ORANGE, fontsize=9, va="top", zorder=6)
+        whole.text(
+            corner[0], corner[1], str(row + 1), color="white", backgroundcolor=ORANGE, fontsize=9, va="top", zorder=6
+        )
     return figure
 
 

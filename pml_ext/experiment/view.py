@@ -83,8 +83,8 @@ class View:
         }
         if self.rank == 0:
             from_rank_0(None)
-        if self.recipe.evaluation.validation:
-            train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
+        if (evaluation := self.recipe.evaluation).validation:
+            train, held_out = hold_out_classes(train, evaluation.validation, self.seed, evaluation.held_out)
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)
         if 0 < (most := self.recipe.evaluation.training_images) < len(train):

@@ -29,6 +29,7 @@ from .building import (
     own_optimizer,
     trunk_factory,
 )
+from .papers import quoted
 from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe, metric_names
 from .values import adapter_of, alike, reason_of, refusal, strictly, wanted_by
 
@@ -67,8 +68,11 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
         raise ConfigError(f"{source}: tables nested too deep; wanted the tables of a recipe") from None
     try:
         _check_names(recipe)
+        quoted(recipe.paper, recipe.data.name)
     except _KeyProblem as problem:
         raise ConfigError(shortened(f"{source}: {problem.key}: {problem.text}")) from None
+    except ConfigError as error:
+        raise ConfigError(shortened(f"{source}: {error}")) from None
     return recipe
 
 

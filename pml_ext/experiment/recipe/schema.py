@@ -285,6 +285,7 @@ class EvaluationTable(Table):
         test_every: every such number of epochs, and after the last, the test images are tested for a curve in the
             report, which chooses nothing; 0 for no curve.
         validation: the share of the training classes that are held out to choose the epoch by.
+        held_out: which: ``"drawn"`` by the seed, or the ``"last"`` in the order of labels.
         select: the metric to choose the epoch by; None tests the last epoch.
         select_on: what ``select`` is measured on: the held-out classes (``"validation"``), or the test images
             themselves (``"test"``), as some programs of papers do, whose numbers are too good; the report says so.
@@ -302,6 +303,7 @@ class EvaluationTable(Table):
     batch_size: int = Field(256, ge=1)
     test_every: int = Field(0, ge=0)
     validation: float = Field(0.0, ge=0, lt=1)
+    held_out: Literal["drawn", "last"] = "drawn"
     every: int = Field(1, ge=1)
     select: str | None = None
     select_on: Literal["validation", "test"] = "validation"
@@ -326,11 +328,21 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: where the settings come from and what the paper reports."""
+    """``[paper]``: where the settings come from and what the paper reports.
+
+    Args:
+        table: a table of a paper whose file is registered, ``"cbml/7"``, or any text.
+        row: what the paper calls the row, or the rows, of the table that the recipe trains; or texts of its heads,
+            ``{ Backbone = "ResNet-50", Methods = "CBML" }``.
+        column: the heading of the columns to quote, where it does not follow from the data set.
+        note: what is said of it; other keys stand as they are.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     table: str = ""
+    row: str | list[str] | dict[str, str] = []
+    column: str = ""
     note: str = ""
 
 
