@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data import raw_pixels
+from ..devices import device_name
 from ..errors import TrainingError
 from ..evaluation import Evaluation, NearestNeighbours, evaluate, learned_metric, neighbours_under, reranked_under
 from ..files import write_atomically
+from . import checkpoint
 from .finite import first_bad
+from .recipe import plugins_in
 from .stages import Stages
 from .view import View
 
@@ -142,6 +145,14 @@ def write_neighbours(view: View) -> None:
             np.savez_compressed(file, **arrays)
 
     write_atomically(view.folder / "neighbours.npz", write)
+
+
+def facts_of(view: View) -> dict[str, Any]:
+    """What ``metrics.json`` says of a run itself."""
+    return {
+        "seed": view.seed, "device": device_name(view.device), "processes": view.processes,
+        "versions": checkpoint.versions(), "plugins": plugins_in(view.recipe.as_dict()), "images": counts(view),
+    }  # fmt: skip
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
