@@ -26,12 +26,20 @@ def write_sums(folder: Path, leave_out: Callable[[str], bool], anew: Callable[[s
         anew: whether a file has been written since its sum was taken; of others the old sum stays, if there is one.
     """
     old = _read(folder) or {}
-    sums = {}
-    for path in sorted(_files(folder)):
-        name = path.relative_to(folder).as_posix()
-        if name != SUMS and not leave_out(name) and _LINE.fullmatch(f"{'0' * 64}  {name}"):
-            sums[name] = _sum(path) if anew(name) or name not in old else old[name]
+    sums = {
+        name: _sum(folder / name) if anew(name) or name not in old else old[name] for name in _names(folder, leave_out)
+    }
     write_text(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+
+
+def has_all(folder: Path, leave_out: Callable[[str], bool]) -> bool:
+    """Whether there is a checksum of each file of a folder.
+
+    Args:
+        folder: with a file of checksums, or without.
+        leave_out: as of :func:`write_sums`.
+    """
+    return set(_names(folder, leave_out)) <= (_read(folder) or {}).keys()
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -62,16 +70,21 @@ def has_changed(folder: Path, name: str) -> bool:
 def _read(folder: Path) -> dict[str, str] | None:
     """Checksums by path; None where there are none, or no such file."""
     try:
-        lines = (folder / SUMS).read_text("utf-8").splitlines()
+        text = (folder / SUMS).read_text("utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    matches = [_LINE.fullmatch(line) for line in lines]
+    matches = [_LINE.fullmatch(line) for line in text.splitlines()]
     sums = {match[2]: match[1] for match in matches if match is not None}
-    return sums if sums and None not in matches else None
+    return sums if text.endswith("\n") and None not in matches else None
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and not is_left_over(path))
+def _names(folder: Path, leave_out: Callable[[str], bool]) -> Iterator[str]:
+    """The files that are summed, by their paths in the folder; none whose path is no line."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        own = name != SUMS and not leave_out(name) and not is_left_over(path)
+        if own and path.is_file() and _LINE.fullmatch(f"{'0' * 64}  {name}"):
+            yield name
 
 
 def _sum(path: Path) -> str:

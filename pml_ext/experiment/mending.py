@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import write_json
-from ..sums import SUMS, changed_files, has_changed, write_sums
+from ..sums import SUMS, changed_files, has_all, has_changed, write_sums
 from .records import mend_records
 from .testing import write_neighbours
 from .view import View
@@ -28,9 +28,13 @@ def sum_up(folder: Path, again: bool = False) -> None:
     mended = set(changed_files(folder)) if again else set()
     write_sums(
         folder,
-        leave_out=lambda name: name.partition("/")[0] not in _OWN,
+        _lies_beside,
         anew=lambda name: not again or name.startswith(_AGAIN) or (name in mended and name.startswith(_MADE_AGAIN)),
     )
+
+
+def _lies_beside(name: str) -> bool:
+    return name.partition("/")[0] not in _OWN
 
 
 def to_mend(folder: Path) -> list[str]:
@@ -40,7 +44,8 @@ def to_mend(folder: Path) -> list[str]:
         DataError: ``metrics.json`` is not what the run wrote.
     """
     check_unchanged(folder, METRICS)
-    return [*(name for name in (REPORT, SUMS) if not (folder / name).exists()), *changed_files(folder)]
+    without = [] if has_all(folder, _lies_beside) else [SUMS]
+    return [*([] if (folder / REPORT).exists() else [REPORT]), *without, *changed_files(folder)]
 
 
 def check_unchanged(folder: Path, name: str) -> None:
@@ -68,7 +73,7 @@ def mend(view: View, warn: Callable[[str], None]) -> None:
         name for name in changed if not name.startswith((*_MADE_AGAIN, SUMS))
     ]  # fmt: skip
     rest = f", except {', '.join(lost[:4])}, which a finished run does not need" if lost else ""
-    warn(f"{folder}: changed since the run ended, and made again{rest}: {names}")
+    warn(f"{folder}: not what {SUMS} says, and made again{rest}: {names}")
     if "checkpoints/before.pt" in changed:
         view.checkpoint("before").unlink()  # made again by who wants it
     if any(name.startswith(("records/", "tensorboard/")) for name in changed):

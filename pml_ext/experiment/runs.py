@@ -65,6 +65,7 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener
         if metrics is not None:
             if rank() == 0:
                 if RECIPE in lacking:
+                    run.listener.warn(f"{plan.folder / RECIPE}: not the file that the run wrote; it is written again")
                     _write_recipe(plan)
                 _try_report(run, metrics)
             return metrics  # type: ignore[no-any-return]
