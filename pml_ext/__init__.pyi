@@ -1,6 +1,7 @@
 # Written by python -m pml_ext.stub; a test holds it to the registry.
 from typing import Any
 
+from pml_ext.miners import SemiHardTripletMiner as SemiHardTripletMiner
 from pml_ext_angular.losses import AngularLoss as AngularLoss
 from pml_ext_angular.losses import AngularTripletLoss as AngularTripletLoss
 from pml_ext_angular.losses import NPairAngularLoss as NPairAngularLoss
@@ -8,6 +9,7 @@ from pml_ext_angular.losses import NPairLoss as NPairLoss
 from pml_ext_cbml.losses import CBMLLoss as CBMLLoss
 from pml_ext_cbml.miners import HardPairMiner as HardPairMiner
 from pml_ext_cbml.regularizers import MetricVarianceRegularizer as MetricVarianceRegularizer
+from pml_ext_cbml.softmax import SoftmaxLoss as SoftmaxLoss
 from pml_ext_density.regularizers import DensityRegularizer as DensityRegularizer
 from pml_ext_density.spreading import EntropyRegularizer as EntropyRegularizer
 from pml_ext_density.spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer

@@ -18,7 +18,12 @@ from .components import CAPABILITIES, Component, Paper, capabilities
 from .errors import PluginError
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
-TABLES = ("pml_ext_datasets", "pml_ext_trunks", "pml_ext_benchmark_peers")  # hooks that return {name: ...}
+TABLES = (
+    "pml_ext_papers",
+    "pml_ext_datasets",
+    "pml_ext_trunks",
+    "pml_ext_benchmark_peers",
+)  # hooks that return {name: ...}
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _IMPORT = "from pml_ext.plugin import hookimpl"
 
@@ -157,6 +162,8 @@ def table_in(hook: str, answers: Sequence[Any], components: Iterable[Component])
         for name, value in answer.items():
             if hook == "pml_ext_benchmark_peers":
                 _check_peers(name, value, [c.name for c in components])
+            elif hook == "pml_ext_papers":
+                _check_file(name, value)
             else:
                 _check_factory(hook, name, value)
         table |= answer
@@ -168,6 +175,14 @@ def _check_factory(hook: str, name: str, factory: Any) -> None:
         raise PluginError(f"{hook}: a name has no space, ':' or '@' in it, not {name!r}")
     if not callable(factory):
         raise PluginError(f"{hook}: {name!r} is {factory!r}, wanted a function that makes it")
+
+
+def _check_file(name: str, file: Any) -> None:
+    if not KEBAB.fullmatch(name):
+        raise PluginError(f"pml_ext_papers: a paper's name is kebab-case, my-paper, not {name!r}")
+    if not (hasattr(file, "read_text") and hasattr(file, "is_file") and file.is_file()):
+        raise PluginError(f"pml_ext_papers: {name!r} is {str(file)!r}, wanted a file of the package; write "
+                          'importlib.resources.files(__name__) / "papers" / "mine.toml"')  # fmt: skip
 
 
 def _check_peers(name: str, peers: Any, known: Sequence[str]) -> None:

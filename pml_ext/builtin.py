@@ -15,8 +15,9 @@ from .hookspecs import hookimpl
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The wrappers and samplers of the core, and PML's losses in tiles."""
+    """The wrappers, miners and samplers of the core, and PML's losses in tiles."""
     from . import losses
+    from .miners import SemiHardTripletMiner
     from .samplers import WholeClassSampler
 
     return [
@@ -26,6 +27,7 @@ def pml_ext_components() -> list[Component]:
         Component(losses.TiledNTXentLoss, name="tiled-nt-xent"),
         Component(losses.TiledSupConLoss, name="tiled-sup-con"),
         Component(losses.TiledTripletMarginLoss, name="tiled-triplet-margin"),
+        Component(SemiHardTripletMiner, name="semi-hard-triplet"),
         Component(WholeClassSampler, name="whole-class"),
     ]
 

@@ -11,7 +11,8 @@ from . import registry
 from .components import Component, settings_of
 from .data import PATH_FACTORIES
 from .errors import UnknownNameError, unknown
-from .experiment.recipe import load_recipes, names_in
+from .experiment.recipe import load_recipes, names_in, papers, printed, quoted, texts
+from .experiment.tables import recipes_of, table_rows
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -33,13 +34,15 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
         return described or [_component(registry.get(name, kind))]
     recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()
     datasets |= {prefix: factory for prefix, (factory, _) in PATH_FACTORIES.items()}
+    described += _table(name)
     if name.partition("@")[0] in recipes:
         described.append(_recipe(name))
     described += [_factory(name, "data set", datasets[name])] if name in datasets else []
     described += [_factory(name, "trunk", trunks[name])] if name in trunks else []
     if not described:
         known = [c.name for c in registry.components()] + [*recipes, *datasets, *trunks]
-        raise UnknownNameError(unknown("component, recipe, data set or trunk", name, dict.fromkeys(known)))
+        known += [f"{paper}/{number}" for paper, read in papers().items() for number in read.tables]
+        raise UnknownNameError(unknown("component, recipe, table, data set or trunk", name, dict.fromkeys(known)))
     return described
 
 
@@ -75,9 +78,41 @@ def _recipe(name: str) -> dict[str, Any]:
     description = tables.pop("description")
     rows = [{"name": key, "default": value, "text": ""} for key, value in _flat(tables)]
     variants = f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else ""
-    reported = "; ".join(f"{key}: {value}" for key, value in paper.items() if value)
+    said = {key: value for key, value in paper.items() if value and key not in ("row", "column")}
+    values = dict.fromkeys(line for each in recipes.values() for line in texts(quoted(each.paper, each.data.name)))
+    reported = "; ".join([f"{key}: {value}" for key, value in said.items()] + [*values])
     return {"name": name, "kind": "recipe", "class": "", "text": description + variants, "settings": rows,
             "capabilities": [], "paper": reported, "recipes": []}  # fmt: skip
+
+
+def _table(name: str) -> list[dict[str, Any]]:
+    """A table of a paper as printed, with the recipes of its rows; nothing, if the name is of none."""
+    try:
+        place = printed(name)
+    except UnknownNameError:
+        return []
+    if place is None:
+        return []
+    paper, table = place
+    rows = table_rows(name)
+    heads = [*table.heads, *(f"{heading} {column}".strip() for heading, columns in table.columns.items()
+                             for column in columns)]  # fmt: skip
+    cells = [[table.text(cell) for cell in row] for row in table.rows]
+    last = ["\n".join(row["recipes"]) or row["reason"] for row in rows]
+    text = "\n\n".join(filter(None, (table.title, table.note, table.reason())))
+    return [
+        {
+            "name": name,
+            "kind": "table",
+            "class": "",
+            "text": text,
+            "settings": [],
+            "capabilities": [],
+            "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}",
+            "recipes": recipes_of(name),
+            "table": {"columns": [*heads, "recipe"], "rows": [[*row, of] for row, of in zip(cells, last, strict=True)]},
+        }
+    ]
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

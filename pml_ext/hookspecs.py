@@ -42,6 +42,16 @@ def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
 
 
 @hookspec
+def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
+    """Files with the tables of papers, by name.
+
+    Returns:
+        ``{name: file}``: ``{"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}``. A recipe that
+        says ``[paper] table = "mine/2", row = "Ours"`` quotes from it; docs/recipes.md says what stands in such a file.
+    """
+
+
+@hookspec
 def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Data sets by name.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import models
 from .data import Pipeline, Steps, build_transforms
-from .errors import needs_extra
+from .errors import ConfigError, needs_extra
 
 with needs_extra("train", "a network"):
     from pydantic import BaseModel, ConfigDict, Field
@@ -85,11 +85,12 @@ class Network(nn.Module):
         preprocessing: of its images.
         trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
         embedding_size: length of an embedding.
-        hidden_sizes: widths of the embedder's hidden layers.
+        hidden_sizes: widths of the embedder's hidden layers; None for no embedder, so that features are embeddings.
         features: F, where it is known; by default the trunk is asked with one image of zeros.
 
     Raises:
-        ConfigError: the trunk refuses images of that size, or gives something else than vectors.
+        ConfigError: the trunk refuses images of that size, or gives something else than vectors; or there is no
+            embedder, and features have another length than ``embedding_size``.
     """
 
     def __init__(
@@ -97,14 +98,19 @@ class Network(nn.Module):
         preprocessing: Preprocessing,
         trunk: nn.Module,
         embedding_size: int,
-        hidden_sizes: list[int],
+        hidden_sizes: list[int] | None,
         features: int | None = None,
     ) -> None:
         super().__init__()
         self.preprocessing = preprocessing
         self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
         self.trunk = trunk
-        self.embedder = models.embedder(self.features, embedding_size, hidden_sizes)
+        if hidden_sizes is None and self.features != embedding_size:
+            raise ConfigError(f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
+                              f"wanted embedding_size = {self.features}, not {embedding_size}")  # fmt: skip
+        self.embedder: nn.Module = (
+            nn.Identity() if hidden_sizes is None else models.embedder(self.features, embedding_size, hidden_sizes)
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""

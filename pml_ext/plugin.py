@@ -53,10 +53,13 @@ from .losses import (
     per_triplet,
     reduced,
 )
+from .miners import TiledMiner
 from .pairwise import (
     ClassMembers,
     FullPrecisionForward,
     FullPrecisionMining,
+    all_places,
+    apart,
     autocast_off,
     check_batch,
     check_indices_tuple,
@@ -156,8 +159,11 @@ __all__ = [
     "SumOfReducedReducer",
     "SumOverDivisorReducer",
     "Terms",
+    "TiledMiner",
     "TrainingError",
     "TrainingWarning",
+    "all_places",
+    "apart",
     "autocast_off",
     "build",
     "call_loss",
@@ -210,7 +216,7 @@ __all__ = [
 
 @runtime_checkable
 class RunView(Protocol):
-    """What a component may use of the run that ``prepare``, ``start_epoch`` and ``figures`` are called with.
+    """What a component may use of the run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` get.
 
     A run has more; that is its own and changes.
     """
@@ -271,6 +277,8 @@ class RunView(Protocol):
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split: ``[N]``, int64, on the run's device.
+
+        Of ``"train"``, the epoch's clusters while a recipe with ``data.labels = "clusters"`` trains.
 
         Args:
             split: a key of :attr:`splits`.

@@ -41,17 +41,35 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
 
 
-def weighs_alike(reducer: BaseReducer, device: torch.device) -> bool:
-    """Whether a reducer is known to give every value the same weight, in a form that can be seen without waiting.
+def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
+    """Whether a reducer is known to give every value the same weight.
 
     Args:
         reducer: one of PML's, or of ours.
-        device: where the values are.
+        seen_on: a device on which that is to be seen of the gradient, without waiting for it; None where it is not.
     """
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
-    if device.type == "cpu":  # of a mean, weights are a tensor, to be looked at
+    if seen_on is None or seen_on.type == "cpu":  # of a mean, weights are a tensor, to be looked at
         kinds.append(reducers.MeanReducer)
     return type(reducer) in kinds
+
+
+def reduced_alike(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: Tensor | float) -> Tensor:
+    """What a reducer that :func:`weighs_alike` makes of values with zeros in the place of values that are not there.
+
+    Args:
+        reducer: of which kind.
+        losses: values and zeros, ``[N]``.
+        count: how many of them are values.
+        divisor: how many elements they stand for.
+    """
+    total: Tensor = losses.sum()
+    if isinstance(reducer, reducers.SumReducer):
+        return total
+    if isinstance(reducer, reducers.MeanReducer):
+        divisor = count
+    there = torch.as_tensor(divisor, device=total.device) != 0
+    return total / torch.where(there, divisor, 1) * there
 
 
 class SumOfReducedReducer(MultipleReducers):  # type: ignore[misc]

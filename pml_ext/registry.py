@@ -45,6 +45,7 @@ __all__ = [
     "load",
     "loading",
     "meant",
+    "papers",
     "plugin_of",
     "plugins",
     "recipe",
@@ -291,6 +292,10 @@ class Registry:
             raise UnknownNameError(unknown("recipe", name, recipes))
         return recipes[name]
 
+    def papers(self) -> dict[str, Traversable]:
+        """Files of papers by name; one that its bare name does not mean is there as ``entry-point:name``."""
+        return self._by_name("pml_ext_papers")
+
     def datasets(self) -> dict[str, Callable[..., Any]]:
         """Factories of data sets by name; one that its bare name does not mean is there as ``entry-point:name``."""
         return self._by_name("pml_ext_datasets")
@@ -361,6 +366,7 @@ class_names = _registry.class_names
 class_by_name = _registry.class_by_name
 recipes = _registry.recipes
 recipe = _registry.recipe
+papers = _registry.papers
 datasets = _registry.datasets
 dataset = _registry.dataset
 trunks = _registry.trunks

@@ -40,6 +40,12 @@ def pml_ext_recipes() -> list[Traversable]:
 
 
 @hookimpl
+def pml_ext_papers() -> dict[str, Traversable]:
+    """The tables of the paper."""
+    return {"angular": importlib.resources.files(__name__) / "papers" / "angular.toml"}
+
+
+@hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
     """What the losses are measured against."""
     angular = functools.partial(build, "pml/angular", "loss")

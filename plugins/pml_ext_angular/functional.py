@@ -234,8 +234,10 @@ def squared_sides(
 def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, partners: Tensor, width: int) -> Tensor:
     """A function of pairs, in tiles that the backward pass computes again where their rows would take too much.
 
-    torch.func keeps all tiles: it has no such backward pass.
+    torch.func keeps all tiles: it has no such backward pass. Compiled there is one tile, for any number of pairs.
     """
+    if torch.compiler.is_compiling():
+        return function(anchors, partners)
     tiles = list(tiles_of(len(anchors), width))
     if len(tiles) == 1:
         return function(anchors, partners)

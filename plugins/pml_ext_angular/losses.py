@@ -24,6 +24,8 @@ from pml_ext.plugin import (
 
 from . import functional as F
 
+_LARGEST_GROUP = 1024
+
 
 class _DotProductLoss(PairLoss):
     """What the four share: dot products of normalized or raw embeddings, and angles for the records."""
@@ -40,6 +42,10 @@ class _DotProductLoss(PairLoss):
         distance = GramCosineSimilarity() if normalize_embeddings else GramDotProductSimilarity()
         super().__init__(distance=distance, **kwargs)
         self.normalize_embeddings = normalize_embeddings
+
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """Eq. (10) of every place costs no more than the matrix."""
+        return True
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
         """Eq. (10) of every pair."""
@@ -58,12 +64,19 @@ class _AngularLoss(_DotProductLoss):
         super().__init__(normalize_embeddings, **kwargs)
         self.alpha = alpha
 
+    def _multiplies(self) -> bool:
+        """Whether exponentials can be multiplied, 4 t x being small."""
+        return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
+
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """Up to 1,024 rows, where one product of the batch, rather than one per class, is quick."""
+        return alone and self._multiplies() and rows <= _LARGEST_GROUP
+
     def _angular_terms(self, pairs: Pairs) -> Tensor:
         """Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
         similarity, (anchors, partners) = pairs.matrix, pairs.listed
         positive = similarity[anchors, partners]
-        multiplied = self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
-        if pairs.labels is not None and multiplied:
+        if pairs.labels is not None and self._multiplies():
             classes = class_members(pairs.labels)
             ends = anchors, partners - pairs.first, positive
             return F.angular_terms_by_class(similarity, pairs.negatives, classes, *ends, alpha=self.alpha)
@@ -237,6 +250,10 @@ class AngularTripletLoss(_AngularLoss):
 
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
+
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """No: a hinge has to be summed over the negatives of each pair."""
+        return False
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per listed triplet, or a sum per pair, Eq. (6)."""

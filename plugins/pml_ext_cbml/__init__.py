@@ -12,8 +12,10 @@ from pml_ext.plugin import Component, Paper, hookimpl
 from .losses import CBMLLoss
 from .miners import HardPairMiner
 from .regularizers import MetricVarianceRegularizer
+from .softmax import SoftmaxLoss
+from .statistics import PairStatistics
 
-__all__ = ["CBMLLoss", "HardPairMiner", "MetricVarianceRegularizer"]
+__all__ = ["CBMLLoss", "HardPairMiner", "MetricVarianceRegularizer", "PairStatistics", "SoftmaxLoss"]
 
 KAN_2022 = Paper(
     title="Contrastive Bayesian Analysis for Deep Metric Learning",
@@ -28,6 +30,7 @@ def pml_ext_components() -> list[Component]:
     """The loss, its miner and its regularizer."""
     return [
         Component(CBMLLoss, name="cbml", paper=KAN_2022),
+        Component(SoftmaxLoss, name="softmax", paper=KAN_2022),
         Component(HardPairMiner, name="hard-pair", paper=KAN_2022),
         Component(MetricVarianceRegularizer, name="metric-variance", paper=KAN_2022),
     ]
@@ -37,6 +40,12 @@ def pml_ext_components() -> list[Component]:
 def pml_ext_recipes() -> list[Traversable]:
     """Settings of the paper and for small data."""
     return [importlib.resources.files(__name__) / "recipes"]
+
+
+@hookimpl
+def pml_ext_papers() -> dict[str, Traversable]:
+    """The tables of the paper."""
+    return {"cbml": importlib.resources.files(__name__) / "papers" / "cbml.toml"}
 
 
 @hookimpl

@@ -6,7 +6,8 @@ them (Eq. 25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ def contrastive_bayesian_terms(
     beta_neg: float = 0.01,
     log_delta: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
     averaging: str = "log",
+    statistics: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The two terms of every anchor in Eq. (27), or Eq. (22) if all pairs are passed.
 
@@ -49,16 +51,44 @@ def contrastive_bayesian_terms(
         beta_neg: its width, above 0.
         log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
         averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
+        statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, for the exponents of Eq. (20), :func:`log_ratio` and minus
+            it, in the place of centers and widths.
 
     Returns:
         Two tensors ``[B]``.
     """
     g = AVERAGINGS[averaging]
     log_delta_pos, log_delta_neg = log_delta
+    if statistics is not None:
+        ratio = log_ratio(similarity, *statistics)
+        return (g(log_one_plus_sum_exp(ratio, positives, slope=-1.0, center=0.0, log_scale=log_delta_pos)),
+                g(log_one_plus_sum_exp(ratio, negatives, slope=1.0, center=0.0, log_scale=log_delta_neg)))  # fmt: skip
     return (
         g(log_one_plus_sum_exp(similarity, positives, slope=-1 / beta_pos, center=alpha_pos, log_scale=log_delta_pos)),
         g(log_one_plus_sum_exp(similarity, negatives, slope=1 / beta_neg, center=alpha_neg, log_scale=log_delta_neg)),
     )
+
+
+def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> Tensor:
+    r"""The logarithm of :math:`\Phi_N`, Eq. (20): how much likelier a similarity is of a positive than a negative pair.
+
+    .. math::
+        \log \frac{\sigma_N}{\sigma_P} + \zeta_1 z^2 + \zeta_2 z + \zeta_3, \quad
+        \zeta_1 = \frac{1}{2 \sigma_N^2} - \frac{1}{2 \sigma_P^2}, \quad
+        \zeta_2 = \frac{\mu_P}{\sigma_P^2} - \frac{\mu_N}{\sigma_N^2}, \quad
+        \zeta_3 = \frac{\mu_N^2}{2 \sigma_N^2} - \frac{\mu_P^2}{2 \sigma_P^2}
+
+    Args:
+        z: similarities, of any shape.
+        mean_pos: :math:`\mu_P`.
+        std_pos: :math:`\sigma_P`, above 0.
+        mean_neg: :math:`\mu_N`.
+        std_neg: :math:`\sigma_N`, above 0.
+    """
+    precision_pos, precision_neg = 1 / std_pos**2, 1 / std_neg**2
+    zeta_1, zeta_2 = (precision_neg - precision_pos) / 2, mean_pos * precision_pos - mean_neg * precision_neg
+    zeta_3 = (mean_neg**2 * precision_neg - mean_pos**2 * precision_pos) / 2
+    return math.log(std_neg / std_pos) + zeta_1 * z * z + zeta_2 * z + zeta_3
 
 
 def log_ratio_delta(num_positives: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:

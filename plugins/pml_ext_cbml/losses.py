@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pml_ext.plugin import PairLoss, Pairs, Terms, check_choice, check_number, hard_pair_masks, per_anchor
+from pml_ext.plugin import PairLoss, Pairs, RunView, Terms, check_choice, check_number, hard_pair_masks, per_anchor
 
 from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
+from .statistics import PairStatistics, ratio_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CENTERS_AND_WIDTHS = (
+    0.5,
+    0.5,
+    1.0,
+    0.01,
+)  # alpha and beta of positives and of negatives
 
 
 class CBMLLoss(PairLoss):
@@ -54,6 +66,9 @@ class CBMLLoss(PairLoss):
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         epsilon: the margin of Eq. (25); the paper gives none, the authors' program has 0.1.
         mining: False sums over all pairs, Eq. (22).
+        statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
+            negative pairs, for the quadratic exponent of Eq. (20) in the place of centers and widths; see
+            :meth:`from_statistics`.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
@@ -88,6 +103,7 @@ class CBMLLoss(PairLoss):
         averaging: str = "log",
         epsilon: float = 0.1,
         mining: bool = True,
+        statistics: Sequence[float] | None = None,
         **kwargs: Any,
     ) -> None:
         for name, value in (("alpha_pos", alpha_pos), ("alpha_neg", alpha_neg), ("epsilon", epsilon)):
@@ -100,13 +116,53 @@ class CBMLLoss(PairLoss):
         check_choice(self, "averaging", averaging, AVERAGINGS)
         if delta != "ratio":
             check_number(self, "delta", delta, least=0, or_else="'ratio'")
+        if statistics is not None:
+            if len(statistics) != 4:
+                raise ValueError(f"statistics of CBMLLoss has four numbers, mean and deviation of positive and of "
+                                 f"negative pairs; got {list(statistics)}")  # fmt: skip
+            PairStatistics(*statistics)  # checks them
+            if (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
+                raise ValueError("statistics of CBMLLoss stand in the place of alpha_pos, beta_pos, alpha_neg and "
+                                 "beta_neg; leave those out")  # fmt: skip
         super().__init__(**kwargs)
+        self.statistics = tuple(map(float, statistics)) if statistics is not None else None
         self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
         self.alpha_neg, self.beta_neg = alpha_neg, beta_neg
         self.mvc_weight, self.mvc_gamma, self.mvc_reduction = mvc_weight, mvc_gamma, mvc_reduction
         self.detach_target, self.skip_unmined = detach_target, skip_unmined
         self.delta, self.averaging = delta, averaging
         self.epsilon, self.mining = epsilon, mining
+
+    @classmethod
+    def from_statistics(cls, statistics: PairStatistics, exponent: str = "linear", **settings: Any) -> CBMLLoss:
+        """A loss with exponentials that fit the similarities of some embeddings.
+
+        Args:
+            statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
+            exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, with the paper's delta of Eq. (23) in them;
+                ``"quadratic"`` for the exponent of Eq. (20).
+            settings: other arguments of the class.
+
+        Raises:
+            ValueError: another exponent, statistics for which Sec. 4.4 F gives no widths, or a delta beside linear
+                ones.
+        """
+        if exponent not in ("linear", "quadratic"):
+            raise ValueError(f"exponent must be 'linear' or 'quadratic'; got {exponent!r}")
+        if exponent == "quadratic":
+            known = statistics.mean_pos, statistics.std_pos, statistics.mean_neg, statistics.std_neg
+            return cls(statistics=known, **settings)
+        if "delta" in settings:
+            raise ValueError("Sec. 4.4 F has delta in the exponents; leave it out")
+        return cls(**(statistics.exponents() | settings))
+
+    def figures(self, run: RunView) -> dict[str, Figure]:
+        """Distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
+        tested = "test" if "test" in run.splits else "query"
+        trained = "train_sample" if "train_sample" in run.splits else "train"
+        parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}
+        shown = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
+        return {"Ratio of the distributions of positive and negative pairs": ratio_figure(shown, run.seed)}
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per anchor, Eq. (30)."""
@@ -119,6 +175,7 @@ class CBMLLoss(PairLoss):
         positive, negative = contrastive_bayesian_terms(
             similarity, *hard, alpha_pos=self.alpha_pos, beta_pos=self.beta_pos, alpha_neg=self.alpha_neg,
             beta_neg=self.beta_neg, log_delta=self._log_delta(num_pos, num_neg), averaging=self.averaging,
+            statistics=self.statistics,
         )  # fmt: skip
         variance = metric_variance(
             similarity, positives, negatives, gamma=self.mvc_gamma, reduction=self.mvc_reduction,

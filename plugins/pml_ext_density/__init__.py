@@ -41,3 +41,9 @@ def pml_ext_components() -> list[Component]:
 def pml_ext_recipes() -> list[Traversable]:
     """The paper's comparisons, on small data."""
     return [importlib.resources.files(__name__) / "recipes"]
+
+
+@hookimpl
+def pml_ext_papers() -> dict[str, Traversable]:
+    """The table of the paper."""
+    return {"density": importlib.resources.files(__name__) / "papers" / "density.toml"}

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from pml_ext.plugin import LabeledRegularizer, RunView, check_batch, check_count, check_number, reduced
 
-from .functional import Adaptivity, Slots, density_adaptivity, slots, streamed_class_densities
-from .table import plot, read_rows, write_epoch
+from .functional import Adaptivity, Slots, class_densities, density_adaptivity, slots, streamed_class_densities
+from .table import compared, plot, read_rows, write_epoch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TABLE = "density.csv"
+_SHOWN = 500  # images on a map at most
 
 
 class DensityRegularizer(LabeledRegularizer):
@@ -233,10 +234,30 @@ class DensityRegularizer(LabeledRegularizer):
         write_epoch(path, epoch, zip(self.sorted_labels.tolist(), targets, densities, strict=True))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Targets and measured densities of the classes over the epochs."""
+        """Targets and measured densities over the epochs; densities and maps of training and test images.
+
+        The maps are those of Fig. 5 and 7 to 9: t-SNE of the training images, and test images at their places.
+        """
+        from pml_ext.plugin import figures
+
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
-        return {"Target densities, and densities measured in training, of every class": plot(read_rows(path))}
+        tested = "test" if "test" in run.splits else "query"
+        splits = {"training classes": "train_sample" if "train_sample" in run.splits else "train",
+                  "test classes" if tested == "test" else "classes of queries": tested}  # fmt: skip
+        densities, points = {}, {}
+        for title, split in splits.items():
+            points[title] = run.embeddings(split), run.labels(split)
+            densities[title] = class_densities(*points[title]).tolist()
+        (first, *_), images = points, run.splits[tested]
+        map_of_training = figures.projections({first: points[first]}, max_items=_SHOWN, seed=run.seed)
+        return {
+            "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
+            "Densities of training and test classes": compared(densities),
+            "The embeddings of training images in two dimensions: t-SNE": map_of_training,
+            "Test images at the places of their embeddings: t-SNE, and regions of it": figures.image_map(
+                run.embeddings(tested), images.image, max_items=_SHOWN, seed=run.seed),
+        }  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_pending": None}  # an event of the device cannot be copied

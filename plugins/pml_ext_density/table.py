@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,30 @@ def plot(rows: list[dict[str, str]]) -> Figure:
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
+    return figure
+
+
+def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
+    """Densities of the classes, one histogram over the other on one scale.
+
+    Args:
+        parts: the densities of every class, by what the classes are called.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, 3.2), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    every = [value for values in parts.values() for value in values]
+    low, high = min(every), max(every)
+    edges = [low + (max(high - low, 1e-9)) * number / 30 for number in range(31)]
+    for (name, values), color in zip(parts.items(), ("#2b6cb0", "#dd6b20"), strict=False):
+        shares = [1 / len(values)] * len(values)
+        axes.hist(list(values), edges, weights=shares, color=color, alpha=0.55,
+                  label=f"{name}: {sum(values) / len(values):.3f}")  # fmt: skip
+    axes.set(xlabel="density (mean squared distance to the class's mean)", ylabel="share of the classes")
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
     return figure
 
 

@@ -40,6 +40,12 @@ def pml_ext_recipes() -> list[Traversable]:
 
 
 @hookimpl
+def pml_ext_papers() -> dict[str, Traversable]:
+    """The tables of the paper."""
+    return {"pddm": importlib.resources.files(__name__) / "papers" / "pddm.toml"}
+
+
+@hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[..., Any]]]:
     """What a step of the loss is measured against."""
     from . import peers

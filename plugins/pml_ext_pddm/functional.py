@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, softplus
 from torch.utils.checkpoint import checkpoint
 
 from pml_ext.plugin import normalize, transformed
@@ -92,6 +92,51 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
     return linear(c.relu(), head.w_s, head.b_s)[:, 0]
 
 
+def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    r"""Eq. (1) with logistic regression: the scores of pairs as logits of being positive, pair by pair.
+
+    .. math::
+        \frac{1}{|P \cup N|} \Big[ \sum_P \log(1 + e^{-S_{ij}}) + \sum_N \log(1 + e^{S_{ij}}) \Big]
+
+    Args:
+        s: scores of pairs, ``[N]``.
+        positives: which are of P, likewise.
+        negatives: which are of N, likewise.
+
+    Returns:
+        One value; 0 without pairs.
+    """
+    count = (positives.sum() + negatives.sum()).clamp(min=1)
+    return (softplus(-s)[positives].sum() + softplus(s)[negatives].sum()) / count
+
+
+def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    r"""The Fisher criterion of Sec. 3.1, to be maximized, with its sign turned round.
+
+    .. math::
+        -\frac{(\mu_P - \mu_N)^2}{\operatorname{Var}_P + \operatorname{Var}_N}
+
+    Args:
+        s: scores of pairs, ``[N]``.
+        positives: which are of P, likewise.
+        negatives: which are of N, likewise.
+
+    Returns:
+        One value; 0 without a positive or without a negative pair, or where all scores are alike.
+    """
+    means, variances = [], []
+    for mask in (positives, negatives):
+        count = mask.sum().clamp(min=1)
+        means.append(s[mask].sum() / count)
+        variances.append((s[mask] - means[-1]).square().sum() / count)
+    both = (positives.any() & negatives.any()).to(s.dtype)
+    spread = (variances[0] + variances[1]).clamp(min=torch.finfo(s.dtype).eps)
+    return -both * (means[0] - means[1]).square() / spread
+
+
+POINTWISE = {"logistic": logistic, "fisher": fisher}
+
+
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
     """The scores of row with row: normalized ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
     ends = side(head, x), side(head, y)
@@ -136,6 +181,27 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     places = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu()
     matrix = torch.zeros_like(places, dtype=flat.dtype).masked_scatter(places, flat)
     return matrix + matrix.triu(1).T
+
+
+def scores_of_pairs(
+    head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores of unordered pairs of one set, each once, and which are positive and which negative.
+
+    Args:
+        head: the weights.
+        x: normalized, ``[B, D]``.
+        positives: mask of the positive pairs, in either order, ``[B, B]``.
+        negatives: mask of the negative pairs, likewise.
+        tile: how many pairs at a time.
+
+    Returns:
+        Three tensors ``[B (B - 1) / 2]``.
+    """
+    rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
+    ends = side(head, x)
+    flat = _in_tiles(lambda n: scores(head, ends.at(rows[n]), ends.at(columns[n])), len(rows), tile, x)
+    return flat, (positives | positives.T)[rows, columns], (negatives | negatives.T)[rows, columns]
 
 
 def _recorded() -> bool:

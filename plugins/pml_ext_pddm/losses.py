@@ -14,7 +14,9 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     SumOverDivisorReducer,
     TrainingWarning,
+    apart,
     call_loss,
+    check_choice,
     check_count,
     check_flag,
     check_number,
@@ -23,6 +25,7 @@ from pml_ext.plugin import (
 
 from .distances import PDDMDistance
 from .functional import (
+    POINTWISE,
     embedding_hinge,
     extreme_pairs,
     hard_quadruplets,
@@ -31,6 +34,7 @@ from .functional import (
     score_hinge,
     score_matrix,
     scores,
+    scores_of_pairs,
     side,
 )
 
@@ -77,6 +81,11 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         normalize_scores: scale the scores; False takes them as they are.
         detach_scaling: no gradient through the least and the greatest score.
         detach_embeddings: no gradient of :math:`E_m` to the embeddings, which then train by :math:`E_e` alone.
+        pointwise: what stands in the place of :math:`E_m`, over all pairs of the batch, as Sec. 3.1 has it before it
+            argues for the hinge: ``"logistic"``, Eq. (1) with logistic regression, or ``"fisher"``, the Fisher
+            criterion with its sign turned round. Scores are as they are then: ``score_margin``, ``normalize_scores``
+            and ``detach_scaling`` are of no meaning. All scores of the batch have gradients: ``2 H (D + 2 H)``
+            operations per pair, forward and twice backward.
         embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; PML's
             ``TripletMarginLoss`` makes it "PDDM + Triplet" of Table 1; ``embedding_margin`` and ``squared`` are of no
             meaning then.
@@ -114,6 +123,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         detach_scaling: bool = False,
         detach_embeddings: bool = False,
         embedding_loss: nn.Module | None = None,
+        pointwise: str | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(distance, PDDMDistance):
@@ -130,7 +140,10 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if embedding_loss is not None and not isinstance(embedding_loss, nn.Module):
             raise TypeError(f"embedding_loss of PDDMLoss must be a loss such as TripletMarginLoss(), not "
                             f"{embedding_loss!r}")  # fmt: skip
+        if pointwise is not None:
+            check_choice(self, "pointwise", pointwise, POINTWISE)
         super().__init__(distance=distance, **kwargs)
+        self.pointwise = pointwise
         self.score_margin, self.embedding_margin = score_margin, embedding_margin
         self.embedding_weight, self.num_quadruplets = embedding_weight, num_quadruplets
         for name, value in flags.items():
@@ -154,7 +167,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
         if labels is not None and not self._warned:
             self._warn_of_small_classes(labels)
-        return super().forward(embeddings, labels, indices_tuple)
+        # which quadruplets there are, and how many, follows from the scores
+        return apart(super().forward, embeddings, labels, indices_tuple)
 
     def _warn_of_small_classes(self, labels: Tensor) -> None:
         if torch.compiler.is_compiling() or not isinstance(labels, Tensor) or labels.numel() == 0:
@@ -183,6 +197,12 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         with torch.no_grad():
             matrix = score_matrix(head, x, None, self.distance.tile(x))
         (a, p, n), quadruplets = self._triplets(matrix, labels, indices_tuple)
+        hard: dict[str, Any] = {"indices": (a, p, n), "reduction_type": "triplet", "divisor": quadruplets}
+        if self.pointwise is not None:
+            masks = pair_masks(matrix, labels, indices_tuple)
+            value = POINTWISE[self.pointwise](*scores_of_pairs(head, points, *masks, self.distance.tile(x)))
+            score = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
+            return {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}
         rows, columns = extreme_pairs(matrix) if len(matrix) > 1 else (a[:0], a[:0])
 
         ends = side(head, points)
@@ -193,24 +213,25 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             s_ap, s_an = scaled(s_ap, least, greatest), scaled(s_an, least, greatest)
         metric = score_hinge(s_ap, s_an, self.score_margin)
 
-        second = {"losses": metric, "indices": (a, p, n), "reduction_type": "triplet", "divisor": quadruplets}
-        return {"score": second, "embedding": self._embedding_term(embeddings, labels, x, second)}
+        value = metric.sum() / (quadruplets or 1)
+        return {"score": {"losses": metric, **hard},
+                "embedding": self._embedding_term(embeddings, labels, x, hard, value)}  # fmt: skip
 
     def _embedding_term(
-        self, embeddings: Tensor, labels: Tensor | None, x: Tensor, score: dict[str, Any]
+        self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
         """E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
-        a, p, n = score["indices"]
+        a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = rows_of(x, a), rows_of(x, p), rows_of(x, n)
             hinges = embedding_hinge(*ends, self.embedding_margin, self.squared)
-            second = {**score, "losses": self.embedding_weight * hinges}
-            value = hinges.sum() / (score["divisor"] or 1)
+            second = {**hard, "losses": self.embedding_weight * hinges}
+            value = hinges.sum() / (hard["divisor"] or 1)
         else:
             value = call_loss(self.embedding_loss, embeddings, labels, (a, p, n))
             second = {"losses": self.embedding_weight * value, "indices": None, "reduction_type": "already_reduced"}
         if self.collect_stats:
-            self.score_loss = score["losses"].detach().sum() / (score["divisor"] or 1)
+            self.score_loss = score.detach()
             self.feature_loss = value.detach()
         return second
 
@@ -237,5 +258,5 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def extra_repr(self) -> str:
         """The settings."""
         names = ("score_margin", "embedding_margin", "embedding_weight", "num_quadruplets", "per_class", "squared",
-                 "normalize_scores", "detach_scaling", "detach_embeddings")  # fmt: skip
+                 "normalize_scores", "detach_scaling", "detach_embeddings", "pointwise")  # fmt: skip
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

@@ -41,6 +41,12 @@ def pml_ext_recipes() -> list[Traversable]:
 
 
 @hookimpl
+def pml_ext_papers() -> dict[str, Traversable]:
+    """The tables of the paper."""
+    return {"triplets": importlib.resources.files(__name__) / "papers" / "triplets.toml"}
+
+
+@hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
     """What the loss is measured against."""
     from . import peers

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import transformed
+from pml_ext.plugin import all_places, transformed
 
 from .kinds import Hinge, Smooth
 
@@ -28,15 +28,19 @@ class Positives(NamedTuple):
         positives: ``[L]``.
         places: which positive of its anchor each is, ``[L]``.
         most: P, at least 1.
+        mask: ``[B, R]``, where the pairs are all places of it and P is R; None where they are the positive pairs.
     """
 
     anchors: Tensor
     positives: Tensor
     places: Tensor
     most: int
+    mask: Tensor | None = None
 
     def laid_out(self, values: Tensor, fill: float, rows: int) -> Tensor:
         """Values of the pairs, ``[L]``, as a matrix ``[rows, P]``."""
+        if self.mask is not None:
+            return torch.where(self.mask, values.view(rows, self.most), fill)
         matrix = values.new_full((rows, self.most), fill)
         return matrix.index_put_((self.anchors, self.places), values)
 
@@ -50,6 +54,12 @@ def lay_out(mask: Tensor) -> Positives:
     return Positives(anchors, positives, places, max(1, len(torch.unique(places))))
 
 
+def every_place(mask: Tensor) -> Positives:
+    """All places of a mask ``[B, R]``, so that no shape follows from it; those outside count as no pairs."""
+    anchors, positives = all_places(mask)
+    return Positives(anchors, positives, positives, mask.shape[1], mask)
+
+
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
     """Pairs whose distance is not above a percentile of their anchor's positive distances, Sec. 5.3.
 
@@ -61,7 +71,7 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     Returns:
         A mask ``[B, R]``; a pair whose distance is NaN is in it, so that no NaN is left out.
     """
-    pairs = lay_out(mask)
+    pairs = every_place(mask) if torch.compiler.is_compiling() else lay_out(mask)
     values = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask)).sort(1).values
     last = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
     place = last.to(values.dtype) * (percentile / 100)
@@ -84,7 +94,7 @@ def pair_sums(
 
     The gradient is written in the same pass, for weights alike; another pass is made for weights that differ. Where it
     is to be differentiated again, under torch.func and in forward mode, the sums are written out over all triplets:
-    memory for pairs x R entries.
+    memory for pairs x R entries; so are those of smooth kinds where they are compiled.
 
     Args:
         distances: ``[B, R]``.
@@ -100,7 +110,7 @@ def pair_sums(
     """
     matrix, rows = between or (None, None)
     settings = (pairs, negatives, kind, everything, rows)
-    if transformed():
+    if transformed() or (torch.compiler.is_compiling() and isinstance(kind, Smooth)):  # no loop over positives
         return _written_out(distances, matrix, *settings)
     sums, counts = _PairSums.apply(distances, matrix, *settings)  # type: ignore[no-untyped-call]
     return sums, counts
@@ -144,8 +154,8 @@ class _PairSums(torch.autograd.Function):
         kind: Hinge | Smooth, everything: bool, rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         result = _one_pass(distances, between, pairs, negatives, kind, everything, rows)
-        ctx.save_for_backward(distances, between, negatives, *pairs[:3], result.by_pair, result.by_negative,
-                              result.by_other, rows)  # fmt: skip
+        ctx.save_for_backward(distances, between, negatives, *pairs[:3], pairs.mask, result.by_pair,
+                              result.by_negative, result.by_other, rows)  # fmt: skip
         ctx.settings = pairs.most, kind, everything
         sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (result.sums, result.counts))
         ctx.mark_non_differentiable(counts)
@@ -153,10 +163,10 @@ class _PairSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        distances, between, negatives, anchors, positives, places, *derivatives, rows = ctx.saved_tensors
+        distances, between, negatives, anchors, positives, places, mask, *derivatives, rows = ctx.saved_tensors
         by_pair, by_negative, by_other = derivatives
         most, kind, everything = ctx.settings
-        pairs = Positives(anchors, positives, places, most)
+        pairs = Positives(anchors, positives, places, most, mask)
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             d = distances.view_as(distances)  # two tensors, where the distances between references are the same one
             b = None if between is None else between.view_as(between)
@@ -189,7 +199,7 @@ def _one_pass(
     if isinstance(kind, Smooth):
         partners = None if rows is None else pairs.laid_out(rows, 0, len(distances))
         return _smooth_by_passes(distances, between, partners, far, negatives, d_ap, kind, everything, weights)
-    if pairs.most > _MANY:
+    if torch.compiler.is_compiling() or pairs.most > _MANY:  # compiled, no number of positives is a loop
         return _hinge_by_sorting(far, negatives, d_ap, kind, everything, weights)
     return _hinge_by_passes(far, negatives, d_ap, kind, everything, weights)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -112,7 +111,7 @@ class Soft(Smooth):
         return value, 1.0, -share, share - 1
 
 
-KINDS: dict[str, Callable[[float], Hinge | Smooth]] = {
+KINDS: dict[str, type[Hinge | Smooth]] = {
     "hinge": Hinge,
     "squared-hinge": SquaredHinge,
     "ratio": Ratio,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pml_ext.plugin import (
     BaseReducer,
     PairLoss,
     Pairs,
+    RunView,
     SumOverDivisorReducer,
     Terms,
     check_choice,
@@ -20,8 +21,11 @@ from pml_ext.plugin import (
     per_triplet,
 )
 
-from .functional import lay_out, local_positives, pair_sums
-from .kinds import KINDS, Soft
+from .functional import every_place, lay_out, local_positives, pair_sums
+from .kinds import KINDS, Hinge, Soft
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class BatchAllTripletLoss(PairLoss):
@@ -94,6 +98,19 @@ class BatchAllTripletLoss(PairLoss):
         self.margin, self.kind, self.triplets = margin, kind, triplets
         self.positives, self.percentile = positives, percentile
 
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """Hinges, whose sums follow from one sort of each row; the others need a pass for each positive."""
+        return issubclass(KINDS[self.kind], Hinge)
+
+    def figures(self, run: RunView) -> dict[str, Figure]:
+        """Four classes of the test images by their principal components (Fig. 3)."""
+        from pml_ext.plugin import figures
+
+        tested = "test" if "test" in run.splits else "query"
+        names = run.splits[tested].class_names
+        drawn = figures.chosen_classes(run.embeddings(tested), run.labels(tested), names, seed=run.seed)
+        return {"Four classes by the two greatest principal components": drawn}
+
     def equation(self, pairs: Pairs) -> Terms:
         """One sum per pair (a, p), or one value per listed triplet."""
         if pairs.triplets is not None:
@@ -103,7 +120,8 @@ class BatchAllTripletLoss(PairLoss):
             pairs = dataclasses.replace(pairs, positives=local)
         kind, everything = KINDS[self.kind](self.margin), self.triplets == "all"
         between = pairs.between(pairs.listed[1]) if isinstance(kind, Soft) else None
-        sums, counts = pair_sums(pairs.matrix, lay_out(pairs.positives), pairs.negatives, kind, everything, between)
+        positives = every_place(pairs.positives) if pairs.everywhere else lay_out(pairs.positives)
+        sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, everything, between)
         size = counts.sum()
         if self.collect_stats:
             possible = (pairs.positives.sum(1, dtype=counts.dtype) * pairs.negatives.sum(1, dtype=counts.dtype)).sum()

@@ -12,12 +12,10 @@ from pml_ext.plugin import (
     BaseMiner,
     EmbeddingsAlreadyPackagedAsTriplets,
     EuclideanDistance,
-    FullPrecisionMining,
+    TiledMiner,
     autocast_off,
     check_batch,
     check_number,
-    matrix_of,
-    pair_masks,
     pair_to_full_precision,
     require_distance,
 )
@@ -25,7 +23,7 @@ from pml_ext.plugin import (
 from .functional import local_positives
 
 
-class LocalPositiveMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
+class LocalPositiveMiner(TiledMiner):
     r"""Positive pairs that are near, as pairs for any loss, Sec. 5.3.
 
     A pair (a, p) is kept where
@@ -34,10 +32,11 @@ class LocalPositiveMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     so that a class may stretch along a manifold instead of shrinking to a ball. All negative pairs are kept.
 
-    *Cost:* one product of ``B x D x R``, memory of a few ``B x R``.
+    *Cost:* one product of ``B x D x R``; memory of a tile, and of the pairs that are returned: all negative ones too.
 
     Args:
         percentile: from 0 (the nearest positive alone) to 100 (all); 60 in the paper, interpolated linearly.
+        tile_size: how many anchors are looked at at a time; None chooses.
         kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
 
     Raises:
@@ -46,35 +45,18 @@ class LocalPositiveMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.3.
     """
 
-    capabilities = frozenset({"labels", "references"})
-
-    def __init__(self, percentile: float = 60.0, **kwargs: Any) -> None:
+    def __init__(self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Any) -> None:
         check_number(self, "percentile", percentile, least=0, most=100)
-        super().__init__(**kwargs)
+        super().__init__(tile_size, **kwargs)
         require_distance(self, self.distance)
         self.percentile = percentile
         self.add_to_recordable_attributes(name="percentile", is_stat=False)
 
-    def mine(
-        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """The pairs."""
-        if len(embeddings) == 0 or len(ref_emb) == 0:
-            none = torch.zeros(0, dtype=torch.long, device=embeddings.device)
-            return none, none, none, none
-        distances, references = matrix_of(self.distance, embeddings, ref_emb)
-        positives, negatives = pair_masks(distances, labels, None, ref_labels, references=references)
-        a1, p = torch.where(local_positives(distances, positives, self.percentile))
-        a2, n = torch.where(negatives)
-        return a1, p, a2, n
-
-    def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
-        return EuclideanDistance()
-
-    def extra_repr(self) -> str:
-        """The percentile."""
-        return f"percentile={self.percentile!r}"
+        if matrix.numel():
+            positives = local_positives(matrix, positives, self.percentile)
+        return (*torch.where(positives), *torch.where(negatives))
 
 
 class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]

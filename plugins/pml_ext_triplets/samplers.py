@@ -14,22 +14,37 @@ from torch.utils.data import Sampler
 from pml_ext.plugin import RunView, check_choice, check_count, check_number, normalize
 
 STRATEGIES = ("hard", "semihard", "misclassified")
+POOLS = ("batches", "nearest")
 _TILE = 512  # anchors compared with all images at a time
+Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 
 
 class HardNegativePoolSampler(Sampler[int]):
-    """Anchor, positive, negative, and so on: triplets drawn at the input, negatives in part from a pool of hard ones.
+    r"""Anchor, positive, negative, and so on: triplets drawn at the input, negatives in part from a pool of hard ones.
 
-    An anchor and a positive are drawn at random. The negative comes from the pool with probability ``hard_fraction``,
-    if the pool has one for the anchor, else it is any image of another class. In a run the pool is made anew every
-    ``refresh`` epochs from the embeddings of all training images; before the first time, and outside of a run, all
-    negatives are random. By strategy, an anchor's pool has up to ``pool_size`` images of other classes:
+    An anchor and a positive are drawn at random, and any image of another class as the negative; a share
+    ``hard_fraction`` of the triplets has an anchor and a negative of the pool instead. In a run the pool is made anew
+    every ``refresh`` epochs; before the first time all negatives are random. With ``pool="batches"``, as Sec. 5.1 has
+    it, the pool is a list of pairs (a, n), and by strategy these are:
 
-    - ``"hard"``: those nearest to it;
-    - ``"semihard"``: those nearer than a positive drawn at random, :math:`d_{an} < d_{ap}`, drawn at random;
-    - ``"misclassified"``: those that k-means, with as many clusters as classes, puts into the anchor's cluster.
+    - ``"hard"``: from each training batch since the last refresh, each triplet's anchor with the ``pool_size`` images
+      of other classes in the batch that are nearest to it;
+    - ``"semihard"``: likewise, with images nearer than the triplet's positive, :math:`d_{an} < d_{ap}`, drawn at
+      random;
+    - ``"misclassified"``: k-means has as many clusters as there are classes, and each cluster belongs to the class that
+      is most frequent in it; an image whose cluster belongs to another class is a negative of that class's images,
+      ``pool_size`` of which, drawn at random, are its anchors.
 
-    Use it with PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner.
+    With ``pool="nearest"`` an anchor's negatives are chosen among all training images, as the network embeds them when
+    the pool is made: those nearest to it (``"hard"``); those nearer than a positive drawn at random (``"semihard"``);
+    all of another class in the anchor's own cluster (``"misclassified"``). Up to ``pool_size`` per anchor; an anchor is
+    drawn first, then its negative.
+
+    Use it with PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner. In a
+    loop of your own call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
+
+    *Cost:* one product of the batch with itself per step with ``pool="batches"``; all training images are embedded per
+    refresh with ``pool="nearest"`` and ``"misclassified"``.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
@@ -38,7 +53,8 @@ class HardNegativePoolSampler(Sampler[int]):
         strategy: ``"hard"``, ``"semihard"`` or ``"misclassified"``.
         refresh: epochs from one refresh to the next, at least 1.
         hard_fraction: the share of negatives from the pool, from 0 to 1.
-        pool_size: hard negatives per anchor.
+        pool_size: hard negatives per anchor (of a batch, with ``pool="batches"``).
+        pool: where they are looked for: ``"batches"`` or ``"nearest"``.
         seed: of the draw; the sampler has a generator of its own.
 
     Raises:
@@ -57,8 +73,10 @@ class HardNegativePoolSampler(Sampler[int]):
         hard_fraction: float = 0.5,
         pool_size: int = 10,
         seed: int = 0,
+        pool: str = "batches",
     ) -> None:
         check_choice(self, "strategy", strategy, STRATEGIES)
+        check_choice(self, "pool", pool, POOLS)
         check_number(self, "hard_fraction", hard_fraction, least=0, most=1)
         check_count(self, "refresh", refresh)
         check_count(self, "pool_size", pool_size)
@@ -74,20 +92,31 @@ class HardNegativePoolSampler(Sampler[int]):
         if len(classes) < 2 or len(self._anchors) == 0:
             raise ValueError("triplets need two classes or more, and one of them with two images or more")
         self.batch_size, self.strategy, self.refresh = batch_size, strategy, refresh
-        self.hard_fraction, self.pool_size = hard_fraction, pool_size
+        self.hard_fraction, self.pool_size, self.pool = hard_fraction, pool_size, pool
         self._length = length_before_new_iter // batch_size * batch_size
         self._generator = np.random.default_rng(seed)
-        self._pool: NDArray[np.int64] | None = None  # [N, pool_size], -1 where there is none
+        # pairs [P, 2] of pool = "batches"; [N, pool_size] of "nearest", by anchor, -1 where there is none
+        self._pool: NDArray[np.int64] | None = None
+        self._collected: list[Pairs] = []  # since the last refresh
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        for anchor in self._generator.choice(self._anchors, self._length // 3):
-            positive = self._other_of_class(int(anchor))
-            yield int(anchor)
-            yield positive
-            yield self._negative(int(anchor))
+        for drawn in self._generator.choice(self._anchors, self._length // 3).tolist():
+            anchor, negative = self._pair() or (drawn, None)
+            yield anchor
+            yield self._other_of_class(anchor)
+            yield self._negative(anchor) if negative is None else negative
+
+    def _pair(self) -> tuple[int, int] | None:
+        """An anchor and a negative of the pool, where it is one of pairs; None for those that are drawn."""
+        if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
+            return None
+        if len(self._pool) == 0:
+            return None
+        anchor, negative = self._pool[self._generator.integers(len(self._pool))].tolist()
+        return anchor, negative
 
     def _other_of_class(self, anchor: int) -> int:
         members = self._members[self._class_of[anchor]]
@@ -95,7 +124,8 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place] if members[place] != anchor else members[-1])
 
     def _negative(self, anchor: int) -> int:
-        if self._pool is not None and self._generator.random() < self.hard_fraction:
+        """One of the anchor's own in the pool, where it has such, or any image of another class."""
+        if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             known = self._pool[anchor][self._pool[anchor] >= 0]
             if len(known):
                 return int(self._generator.choice(known))
@@ -113,42 +143,113 @@ class HardNegativePoolSampler(Sampler[int]):
             run: the run that the sampler draws for.
         """
         if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0:
-            self.refresh_pool(run.embeddings("train"))
+            self.refresh_pool(None if self._collects else run.embeddings("train"))
 
-    def refresh_pool(self, embeddings: Tensor) -> None:
-        """Makes the pool from the embeddings of all images.
+    def after_step(self, run: RunView, indices: Tensor, embeddings: Tensor) -> None:
+        """Collects hard negatives of a batch that the run has trained on.
 
         Args:
-            embeddings: ``[N, D]``, in the order of the labels.
+            run: the run that the sampler draws for.
+            indices: of the images, ``[B]``.
+            embeddings: of the batch, ``[B, D]``.
+        """
+        self.collect(indices, embeddings)
+
+    @property
+    def _collects(self) -> bool:
+        """Whether hard negatives are collected while training, rather than looked for at a refresh."""
+        return self.pool == "batches" and self.strategy != "misclassified"
+
+    def collect(self, indices: Tensor, embeddings: Tensor) -> None:
+        """Keeps hard negatives of a training batch for the next refresh, where the settings want that.
+
+        Args:
+            indices: of the images of whole triplets, ``[B]``, as the sampler gave them.
+            embeddings: of these images, ``[B, D]``.
 
         Raises:
-            ValueError: not one for each label.
+            ValueError: not one embedding per index, or no whole triplets.
         """
-        if len(embeddings) != len(self._labels):
-            raise ValueError(f"{len(embeddings)} embeddings for {len(self._labels)} labels")
+        if len(indices) != len(embeddings) or len(indices) % 3:
+            raise ValueError(f"{len(embeddings)} embeddings for {len(indices)} indices; wanted one each, of triplets")
+        if not self._collects:
+            return
         x = normalize(embeddings.detach())
-        classes = torch.as_tensor(self._class_of, device=x.device)
+        known = indices.cpu().numpy()
+        classes = torch.as_tensor(self._class_of[known], device=x.device)
+        similarity = x[::3] @ x.T
+        score = torch.where(classes[::3, None] != classes, similarity, -torch.inf)
+        if self.strategy == "semihard":
+            score = self._drawn_below(score, similarity[torch.arange(len(x[::3])), torch.arange(1, len(x), 3)])
+        places = self._best(score).cpu().numpy()
+        rows, columns = np.nonzero(places >= 0)
+        self._collected.append(np.stack([known[3 * rows], known[places[rows, columns]]], axis=1))
+
+    def refresh_pool(self, embeddings: Tensor | None = None) -> None:
+        """Makes the pool anew, from what was collected or from the embeddings of all images.
+
+        Args:
+            embeddings: ``[N, D]``, in the order of the labels; not needed with ``pool="batches"`` and strategies
+                ``"hard"`` and ``"semihard"``.
+
+        Raises:
+            ValueError: not one embedding for each label.
+        """
+        if self._collects:
+            self._pool = np.concatenate([np.empty((0, 2), np.int64), *self._collected])
+            self._collected = []
+            return
+        given = 0 if embeddings is None else len(embeddings)
+        if embeddings is None or given != len(self._labels):
+            raise ValueError(f"{given} embeddings for {len(self._labels)} labels")
+        x = normalize(embeddings.detach())
         groups = self._clusters(x, len(self._members)) if self.strategy == "misclassified" else None
+        if self.pool == "batches":
+            assert groups is not None
+            self._pool = self._misclassified(groups.cpu().numpy())
+            return
+        classes = torch.as_tensor(self._class_of, device=x.device)
         drawn = []
         for start in range(0, len(x), _TILE):
             rows = torch.arange(start, min(start + _TILE, len(x)), device=x.device)
             similarity = x[rows] @ x.T
             negative = classes[rows, None] != classes
-            drawn.append(self._hard(rows, similarity, negative, groups).cpu().numpy())
+            drawn.append(self._nearest(rows, similarity, negative, groups).cpu().numpy())
         self._pool = np.concatenate(drawn)
 
-    def _hard(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Tensor:
-        """Hard negatives of some anchors, ``[rows, pool_size]``, -1 where there is none."""
+    def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
+        """Images whose cluster belongs to another class, with anchors of that class."""
+        counts = np.zeros((groups.max() + 1, len(self._members)), dtype=np.int64)
+        np.add.at(counts, (groups, self._class_of), 1)
+        owner = counts.argmax(axis=1)[groups]
+        pairs = [np.empty((0, 2), np.int64)]
+        for image in np.flatnonzero(owner != self._class_of):
+            members = self._members[owner[image]]
+            if len(members) > 1:
+                anchors = self._generator.permutation(members)[: self.pool_size]
+                pairs.append(np.stack([anchors, np.full_like(anchors, image)], axis=1))
+        return np.concatenate(pairs)
+
+    def _nearest(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Tensor:
+        """Hard negatives of some anchors among all images, ``[rows, pool_size]``, -1 where there is none."""
         if groups is not None:
             score = torch.where(negative & (groups[rows, None] == groups), similarity, -torch.inf)
-        elif self.strategy == "semihard":
+        else:
+            score = torch.where(negative, similarity, -torch.inf)
+        if self.strategy == "semihard":
             drawn = [self._other_of_class(row) if len(self._members[self._class_of[row]]) > 1 else row
                      for row in rows.tolist()]  # fmt: skip
             to_positive = similarity.gather(1, torch.as_tensor(drawn, device=rows.device)[:, None])
-            lots = torch.as_tensor(self._generator.random(similarity.shape), device=rows.device)
-            score = torch.where(negative & (similarity > to_positive), lots.to(similarity.dtype), -torch.inf)
-        else:
-            score = torch.where(negative, similarity, -torch.inf)
+            score = self._drawn_below(score, to_positive[:, 0])
+        return self._best(score)
+
+    def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
+        """Random numbers for what is nearer than the positive, and minus infinity for the rest."""
+        lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
+        return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
+
+    def _best(self, score: Tensor) -> Tensor:
+        """The columns of the greatest scores, ``[rows, pool_size]``, -1 where there is none."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         return torch.where(best.values > -torch.inf, best.indices, -1)
 
@@ -159,10 +260,11 @@ class HardNegativePoolSampler(Sampler[int]):
         return kmeans(x, number).to(x.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator and the pool."""
-        return {"generator": self._generator.bit_generator.state, "pool": self._pool}
+        """The generator, the pool, and what was collected for the next one."""
+        return {"generator": self._generator.bit_generator.state, "pool": self._pool,
+                "collected": list(self._collected)}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where :meth:`state_dict` was taken."""
         self._generator.bit_generator.state = state["generator"]
-        self._pool = state["pool"]
+        self._pool, self._collected = state["pool"], list(state["collected"])

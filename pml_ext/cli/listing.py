@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,11 +19,13 @@ class What(StrEnum):
     samplers = "samplers"
     reducers = "reducers"
     recipes = "recipes"
+    tables = "tables"
     pipelines = "pipelines"
     datasets = "datasets"
     trunks = "trunks"
 
 
+_RUNS = Path("runs")
 _KINDS = {
     What.losses: "loss", What.miners: "miner", What.regularizers: "regularizer", What.distances: "distance",
     What.samplers: "sampler", What.reducers: "reducer",
@@ -32,10 +35,18 @@ _KINDS = {
 def list_names(
     what: Annotated[What | None, typer.Argument(help="What to list; everything if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    runs: Annotated[Path, typer.Option(help="With tables: the folder in which finished runs are counted.")] = _RUNS,
 ) -> None:
-    """List losses, miners, regularizers, distances, samplers, reducers, recipes, pipelines, data sets or trunks."""
+    """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets, trunks.
+
+    Tables are those of papers: each has its recipes at the paper's scale and on small data, what has been run, and
+    where there is no recipe, why.
+    """
     from .output import print_json, print_table
 
+    if what is What.tables:
+        _list_tables(runs, as_json)
+        return
     listed = {each.value: _entries(each) for each in ([what] if what else What)}
     if as_json:
         print_json(listed if what is None else listed[what.value])
@@ -43,6 +54,25 @@ def list_names(
     for name, entries in listed.items():
         rows = [[entry["name"], entry["class"], entry["from"], entry["summary"]] for entry in entries]
         print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
+
+
+def _list_tables(runs: Path, as_json: bool) -> None:
+    """Prints the tables of papers."""
+    from ..experiment.tables import tables
+    from .output import print_json, print_table
+
+    entries = tables(runs)
+    if as_json:
+        print_json(entries)
+        return
+    rows = []
+    for entry in entries:
+        run = [f"{number} {scale} in {runs}" for scale, number in entry["runs"].items() if number]
+        run += ["small, in the README"] if entry["measured"] else []
+        names = entry["recipes"]
+        rows.append([entry["name"], entry["title"], "\n".join(names["full"]) or entry["reason"],
+                     "\n".join(names["small"]), "\n".join(run)])  # fmt: skip
+    print_table(["table", "what", "recipe, or why there is none", "small", "run"], rows)
 
 
 def _entries(what: What) -> list[dict[str, Any]]:
@@ -53,6 +83,10 @@ def _entries(what: What) -> list[dict[str, Any]]:
             {"name": registry.short_name(c), "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
             for c in registry.components(_KINDS[what])
         ]
+    if what is What.tables:
+        from ..experiment.tables import tables
+
+        return [{"name": e["name"], "class": "", "from": e["paper"], "summary": e["title"]} for e in tables()]
     if what is What.recipes:
         return [
             {

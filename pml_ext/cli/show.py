@@ -8,11 +8,14 @@ import typer
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A component, recipe, data set or trunk, such as cbml or cbml/digits.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A component, recipe, table, data set or trunk: cbml, cbml/digits, cbml/7."),
+    ],
     kind: Annotated[str | None, typer.Option(help="loss, miner, ...: where two kinds share the name.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Show what a name stands for: equation, settings with defaults, paper, recipes."""
+    """Show what a name stands for: equation, settings with defaults, paper, recipes; a table as printed."""
     from ..description import describe
     from .output import print_json, print_table, stdout
 
@@ -28,6 +31,9 @@ def show(
         if item["text"]:
             console.print()
             console.print(item["text"])
+        if item.get("table", {}).get("rows"):
+            console.print()
+            print_table(item["table"]["columns"], item["table"]["rows"])
         if item["settings"]:
             console.print()
             rows = [[s["name"], s["default"], s["text"]] for s in item["settings"]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
-from .published import About, Archive, Count, Counts, Entry, assemble, place_of
+from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
 from .splits import DataSplits
 
 ABOUT = About(
@@ -31,6 +32,7 @@ def imagenet(
     image_size: int = 224,
     split: Literal["cbml", "pddm"] = "cbml",
     test_classes: Path | None = None,
+    hierarchy: Path | None = None,
 ) -> DataSplits:
     """ImageNet 2012: the first 500 classes train; of the others, validation images are searched among training images.
 
@@ -44,10 +46,29 @@ def imagenet(
         image_size: height and width of what the network gets, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
         test_classes: a file with the WordNet ids of the classes to test, one per line; goes with ``split = "pddm"``.
+        hierarchy: a file with two WordNet ids per line, a parent and a child, as WordNet's ``wordnet.is_a.txt`` at
+            ImageNet has them: the hierarchy of the classes, for zero-shot learning.
     """
     if test_classes is not None and split != "pddm":
         raise ConfigError(f"test_classes of imagenet does not go with split = {split!r}; leave it out")
-    return read(root, image_size, ABOUT.counts if split == "cbml" else PDDM, test_classes)
+    parents = parents_in(hierarchy) if hierarchy is not None else None
+    splits = read(root, image_size, ABOUT.counts if split == "cbml" else PDDM, test_classes)
+    return dataclasses.replace(splits, parents=parents)
+
+
+def parents_in(path: Path) -> dict[str, list[str]]:
+    """The parents of every WordNet id in a list of parents and children.
+
+    Args:
+        path: the list, a parent and a child per line.
+
+    Raises:
+        DataError: it cannot be read, or a line has no two ids.
+    """
+    parents: dict[str, list[str]] = {}
+    for parent, child in read_lines(path, 2):
+        parents.setdefault(child, []).append(parent)
+    return parents
 
 
 def read(root: Path | None, image_size: int, counts: Counts, test_classes: Path | None = None) -> DataSplits:

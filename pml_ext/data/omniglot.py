@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,26 +48,34 @@ SMALL = About(
 )
 
 
-def omniglot(root: Path | None = None, image_size: int = 28) -> DataSplits:
+Split = Literal["alphabets", "characters"]
+ONE_IN = 5  # characters of each alphabet, of which the last is tested with split = "characters"
+
+
+def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """Omniglot: 964 characters of 30 alphabets to train, 659 of 20 other alphabets to test, 20 drawings each.
 
-    Ink is bright on a dark ground. The drawings are read into memory when the set is opened.
+    Ink is bright on a dark ground. The drawings are read into memory when the set is opened. Alphabets are the parents
+    of their characters.
 
     Args:
         root: a folder with ``images_background.zip`` and ``images_evaluation.zip``; ``pml-ext data omniglot`` has the
             default.
         image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
+        split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested, so that
+            each has relatives among the training characters.
     """
-    return read(root, image_size, ABOUT.counts)
+    return read(root, image_size, ABOUT.counts, split)
 
 
-def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
+def read(root: Path | None, image_size: int, counts: Counts, split: Split = "alphabets") -> DataSplits:
     """What :func:`omniglot` gives, with other counts.
 
     Args:
         root: as of :func:`omniglot`.
         image_size: likewise.
         counts: how many images and classes there are to be.
+        split: as of :func:`omniglot`.
     """
     _check_size("omniglot", image_size)
     place = place_of(ABOUT, root, BACKGROUND, ["omniglot-py"])
@@ -81,7 +90,32 @@ def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
                 f"{place / name}: expected {wanted.images:,} {MEANT_FOR[part]} of {wanted.classes:,} classes, found "
                 f"{there.images:,} of {there.classes:,}; pml-ext data omniglot --download gets it again"
             )
-    return DataSplits(parts["train"], parts["test"], image_size=image_size, channels=1)
+    return _splits(parts["train"], parts["test"], image_size, split)
+
+
+def _splits(train: LabelledImages, test: LabelledImages, image_size: int, split: Split) -> DataSplits:
+    """The splits, with alphabets as parents."""
+    if split not in ("alphabets", "characters"):
+        raise ConfigError(f"split of omniglot must be 'alphabets' or 'characters', not {split!r}")
+    names = [*train.class_names, *test.class_names]
+    parents = {name: [name.partition("/")[0]] for name in names}
+    if split == "characters":
+        assert isinstance(train.images, torch.Tensor) and isinstance(test.images, torch.Tensor)  # noqa: PT018
+        everything = LabelledImages(
+            torch.cat([train.images, test.images]),
+            np.concatenate([train.labels, test.labels + len(train.class_names)]), names, channels=1,
+        )  # fmt: skip
+        place = {name: number for group in _by_alphabet(names) for number, name in enumerate(group, 1)}
+        tested = np.array([place[name] % ONE_IN == 0 for name in names])[everything.labels]
+        train, test = everything.subset(~tested), everything.subset(tested)
+    return DataSplits(train, test, image_size=image_size, channels=1, parents=parents)
+
+
+def _by_alphabet(names: list[str]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("/")[0], []).append(name)
+    return list(groups.values())
 
 
 def _check_size(name: str, image_size: int) -> None:
@@ -89,15 +123,18 @@ def _check_size(name: str, image_size: int) -> None:
         raise ConfigError(f"image_size of {name} must be from 8 to 105 pixels, not {image_size}")
 
 
-def omniglot_small(root: Path | None = None, image_size: int = 28) -> DataSplits:
+def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
 
     Ink is bright on a dark ground. The two files are downloaded once to ``$XDG_CACHE_HOME/pml_ext`` (``~/.cache``), or
-    read from ``root``. Trains on all of small1 and tests on the alphabets of small2 that small1 does not have.
+    read from ``root``. Trains on all of small1 and tests on the alphabets of small2 that small1 does not have. The
+    parent of a character is its alphabet.
 
     Args:
         root: a folder with ``images_background_small1.zip`` and ``images_background_small2.zip``.
         image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
+        split: ``"alphabets"``, or ``"characters"`` for every fifth character of all eight alphabets to be tested, so
+            that each has relatives among the training characters.
     """
     _check_size("omniglot-small", image_size)
     if root is None:
@@ -114,7 +151,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28) -> DataSplits
     test, _ = _read(folder / TEST, image_size, lambda alphabet: alphabet not in seen)
     if len(test) == 0:
         raise DataError(f"{folder / TEST} has no alphabet that {TRAIN} does not have; is it a copy of that file?")
-    return DataSplits(train, test, image_size=image_size, channels=1)
+    return _splits(train, test, image_size, split)
 
 
 def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[LabelledImages, list[str]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -125,6 +125,15 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         early, last = self.transform.divided()
         return self.with_transform(early), last
 
+    def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabelledImages:
+        """The same images with other labels.
+
+        Args:
+            labels: ``[N]``, integers; each is an index of ``class_names``.
+            class_names: of these labels.
+        """
+        return LabelledImages(self.images, labels, class_names, self.transform, self.channels, self.boxes, self.kept)
+
     def with_kept(self, kept: Kept | None) -> LabelledImages:
         """The same images, read from what is kept of them where a transform begins with its step."""
         return LabelledImages(
@@ -158,6 +167,7 @@ class DataSplits:
             resized to the square.
         query: images that are searched for.
         gallery: images that are searched.
+        parents: the parents of classes and of their ancestors, by name, where classes have a hierarchy.
 
     Raises:
         DataError: other channels, no image size, neither or both of ``test`` and ``query`` with ``gallery``, or one of
@@ -172,6 +182,7 @@ class DataSplits:
     crop: bool = False
     query: LabelledImages | None = None
     gallery: LabelledImages | None = None
+    parents: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
@@ -188,13 +199,13 @@ class DataSplits:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def split_by_class(images: LabelledImages, fraction: float, seed: int) -> tuple[LabelledImages, LabelledImages]:
+def split_by_class(images: LabelledImages, fraction: float, seed: int | None) -> tuple[LabelledImages, LabelledImages]:
     """Divides the classes: no class is in both parts.
 
     Args:
         images: what to divide.
         fraction: the share of the classes in the second part, between 0 and 1; at least one class in each.
-        seed: of the draw.
+        seed: of the draw; None for the last classes in the order of labels.
 
     Returns:
         Both parts; labels stay what they were.
@@ -206,7 +217,8 @@ def split_by_class(images: LabelledImages, fraction: float, seed: int) -> tuple[
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
     count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
-    chosen = np.isin(images.labels, np.random.default_rng(seed).permutation(classes)[:count])
+    order = classes[::-1] if seed is None else np.random.default_rng(seed).permutation(classes)
+    chosen = np.isin(images.labels, order[:count])
     return images.subset(~chosen), images.subset(chosen)
 
 
@@ -229,15 +241,18 @@ def split_by_image(images: LabelledImages, fraction: float, seed: int) -> tuple[
     return images.subset(~second), images.subset(second)
 
 
-def hold_out_classes(train: LabelledImages, fraction: float, seed: int = 0) -> tuple[LabelledImages, LabelledImages]:
+def hold_out_classes(
+    train: LabelledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
+) -> tuple[LabelledImages, LabelledImages]:
     """Training classes and held-out ones to choose a model by.
 
     Args:
         train: the training images.
         fraction: the share of the classes to hold out, between 0 and 1.
         seed: of the draw.
+        which: classes that are drawn, or the last in the order of labels.
 
     Returns:
         What is left to train with, and the held-out images; labels stay what they were.
     """
-    return split_by_class(train, fraction, seed)
+    return split_by_class(train, fraction, None if which == "last" else seed)

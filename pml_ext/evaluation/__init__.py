@@ -4,6 +4,7 @@ from ..errors import needs_extra
 
 with needs_extra("train", "evaluation"):
     from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
+    from .classification import class_means, nearest_class_mean, related_means
     from .clustering import ami, kmeans, nmi, pairwise_f1, purity
     from .neighbours import (
         NearestNeighbours,
@@ -23,15 +24,18 @@ __all__ = [
     "RetrievalAccuracyCalculator",
     "Search",
     "ami",
+    "class_means",
     "default_neighbours",
     "evaluate",
     "has_faiss",
     "kmeans",
     "learned_metric",
+    "nearest_class_mean",
     "neighbours_under",
     "nmi",
     "pairwise_f1",
     "purity",
+    "related_means",
     "reranked_under",
     "retrieval_metrics",
     "some_of_each_class",

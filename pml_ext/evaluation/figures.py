@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,44 +13,31 @@ from torch import Tensor
 
 from ..errors import needs_extra
 from ..pml import BaseDistance
+from .drawing import BLUE, GREY, ORANGE, RIGHT, WRONG, PlainFigure, clean, directions, new_figure, note, some_of
+from .maps import ONE_POINT, chosen_classes, image_map, projections
 from .neighbours import matrix_under
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
-    from matplotlib.text import Text
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     from torchvision.transforms.v2.functional import resize
 
-BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
-RIGHT, WRONG = "#2f9e44", "#e03131"
+__all__ = [
+    "chosen_classes",
+    "contact_sheet",
+    "epoch_curves",
+    "galleries",
+    "gallery",
+    "image_map",
+    "loss_curves",
+    "projections",
+    "recall_curve",
+    "similarity_distributions",
+    "sweep_curve",
+]
+
 _SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
-ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
-
 Series = Mapping[str, tuple[Sequence[int], Sequence[float]]]
-
-
-class _PlainFigure(Figure):  # type: ignore[misc]
-    """A figure whose texts may come from data: no mathtext, no control characters, boxes for what the font lacks."""
-
-    def draw(self, renderer: Any) -> None:
-        for text in self.findobj(Text):
-            text.set_parse_math(False)
-            text.set_text(_drawable(text.get_text()))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
-            super().draw(renderer)
-
-
-def _drawable(text: str) -> str:
-    """A text without what a font cannot have: control characters and the halves of bytes that are no UTF-8."""
-    return "".join("�" if unicodedata.category(c) in ("Cc", "Cs") and c != "\n" else c for c in text)
-
-
-def _figure(width: float, height: float) -> Figure:
-    return _PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
 
 
 class _Board:
@@ -67,7 +52,7 @@ class _Board:
     def __init__(self, rows: int, columns: int, above: float = 0.0) -> None:
         self.width, self.height = 1.08 * columns + 0.1, 1.36 * rows + 0.1 + above
         self.above = above
-        self.figure = _PlainFigure(figsize=(self.width, self.height), dpi=110)
+        self.figure = PlainFigure(figsize=(self.width, self.height), dpi=110)
         self.axes = self.figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner
         self.axes.set_axis_off()
 
@@ -104,16 +89,6 @@ class _Board:
         return self.figure
 
 
-def _clean(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-
-
-def _note(axes: Any, text: str) -> None:
-    """Says in a panel why there is so little in it."""
-    axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GREY)
-
-
 def loss_curves(series: Series) -> Figure:
     """The loss and its terms over the iterations, each in a panel of its own, smoothed beside what was recorded.
 
@@ -121,13 +96,13 @@ def loss_curves(series: Series) -> Figure:
         series: ``{name: (iterations, values)}``.
     """
     count = max(1, len(series))
-    figure = _figure(min(3.2 * count + 0.6, 13), 2.9)
+    figure = new_figure(min(3.2 * count + 0.6, 13), 2.9)
     panels = np.atleast_1d(figure.subplots(1, count))
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(iterations, _smoothed(values), color=BLUE, linewidth=1.6)
         axes.set(title=name, xlabel="iteration")
-        _clean(axes)
+        clean(axes)
     return figure
 
 
@@ -144,7 +119,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     Args:
         panels: ``{metric: {images: (epochs, values)}}``, values as fractions.
     """
-    figure = _figure(3.8 * len(panels) + 0.4, 3.2)
+    figure = new_figure(3.8 * len(panels) + 0.4, 3.2)
     row = np.atleast_1d(figure.subplots(1, len(panels)))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         for (label, (epochs, values)), style in zip(curves.items(), ("o-", "s--", "^:"), strict=False):
@@ -153,7 +128,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
         axes.set(title=f"{metric}, %", xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(frameon=False, fontsize=8)
-        _clean(axes)
+        clean(axes)
     return figure
 
 
@@ -164,7 +139,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
         curves: ``{label: {K: value}}``, values as fractions.
         ylabel: what the values are.
     """
-    figure = _figure(5.2, 3.4)
+    figure = new_figure(5.2, 3.4)
     axes = figure.subplots()
     styles = zip((GREY, ORANGE, BLUE, RIGHT), ("s:", "^--", "o-", "d-."), strict=True)
     for (label, curve), (color, style) in zip(curves.items(), styles, strict=False):
@@ -175,7 +150,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
     axes.minorticks_off()
     axes.set(xlabel="K", ylabel=ylabel)
     axes.legend(frameon=False)
-    _clean(axes)
+    clean(axes)
     return figure
 
 
@@ -196,22 +171,22 @@ def similarity_distributions(
         learned: of these parts the values of a learned metric are shown instead, which have a scale of their own.
     """
     learned = learned or {}
-    figure = _figure(4.6 * len(parts), 3.2)
+    figure = new_figure(4.6 * len(parts), 3.2)
     panels = np.atleast_1d(figure.subplots(1, len(parts), sharex=not learned, sharey=not learned))
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
-        chosen = _some(len(labels), max_items, seed)
+        chosen = some_of(len(labels), max_items, seed)
         points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
         if title in learned:
             similarity = matrix_under(learned[title], points).cpu()
         else:
-            points = _directions(points)
+            points = directions(points)
             similarity = (points @ points.T).clamp(-1, 1)
         above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
         same = classes[:, None] == classes
         low, high = float(similarity.min()), float(similarity.max()) if title in learned else 1.0
         alike = high - low <= ONE_POINT * max(1.0, abs(high))  # no range for the bins of a histogram
         if alike:
-            _note(axes, f"all pairs have the value {high:.3g}")
+            note(axes, f"all pairs have the value {high:.3g}")
         for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
             values = similarity[mask].numpy()
             if not len(values):
@@ -224,65 +199,9 @@ def similarity_distributions(
                 axes.stairs(heights, edges, fill=True, color=color, alpha=0.55, label=label)
         axes.set(title=title, xlabel="learned score" if title in learned else "cosine similarity")
         axes.legend(frameon=False, loc="best", fontsize=8)
-        _clean(axes)
+        clean(axes)
     panels[0].set_ylabel("density")
     return figure
-
-
-def projections(
-    parts: Mapping[str, tuple[Tensor, Tensor]],
-    class_names: Sequence[str] = (),
-    method: Literal["pca", "tsne"] = "tsne",
-    max_items: int = 300,
-    seed: int = 0,
-) -> Figure:
-    """Normalized embeddings in two dimensions, colored by class, one panel per part.
-
-    Embeddings that have collapsed to one point are drawn as one, by either method, and the panel says so.
-
-    Args:
-        parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
-        class_names: names by label, for a legend where there are at most 20 classes.
-        method: principal components, or t-SNE with them as its start.
-        max_items: the largest number of rows per part; a larger part is sampled at random.
-        seed: of that draw and of t-SNE.
-    """
-    figure = _figure(5.2 * len(parts) + 1.0, 4.9)
-    panels = np.atleast_1d(figure.subplots(1, len(parts)))
-    for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
-        chosen = _some(len(labels), max_items, seed)
-        points = _directions(embeddings.detach()[chosen]).numpy()
-        classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
-        if collapsed := bool(np.ptp(points, axis=0).max() <= ONE_POINT):
-            flat = np.zeros((len(points), 2), dtype=np.float32)  # t-SNE would divide by a spread of 0
-            _note(axes, "all images lie on one point")
-        else:
-            flat = _flattened(points, method, seed)
-        few = len(classes) <= 20
-        palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
-        drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
-        if few and len(class_names) and axes is panels[-1]:
-            handles = drawn.legend_elements(num=list(range(len(classes))))[0]
-            names = [str(class_names[label]) for label in classes]
-            axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        axes.set(xticks=[], yticks=[])
-        how = "collapsed" if collapsed else _METHODS[method]
-        axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
-        axes.spines[:].set_visible(False)
-    return figure
-
-
-def _directions(points: Tensor) -> Tensor:
-    """Rows of length 1, on the CPU; in float64 meanwhile, where lengths of collapsed embeddings do not overflow."""
-    return torch.nn.functional.normalize(points.cpu().double()).float()
-
-
-def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:
-    if method == "tsne" and len(points) > 10:
-        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
-        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
-            return tsne.fit_transform(points)  # type: ignore[no-any-return]
-    return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
 
 
 def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: str) -> Figure:
@@ -292,7 +211,7 @@ def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: s
         curves: ``{metric: {value: [result of each seed]}}``, results as fractions.
         xlabel: the setting.
     """
-    figure = _figure(3.6 * len(curves) + 0.4, 3.2)
+    figure = new_figure(3.6 * len(curves) + 0.4, 3.2)
     panels = np.atleast_1d(figure.subplots(1, len(curves)))
     for axes, (title, points) in zip(panels, curves.items(), strict=True):
         values = sorted(points)
@@ -303,11 +222,8 @@ def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: s
         axes.plot(places, [100 * float(np.mean(points[value])) for value in values], "o-", color=BLUE)
         axes.set_xticks(list(places), [f"{value:g}" for value in values])
         axes.set(title=f"{title}, %", xlabel=xlabel)
-        _clean(axes)
+        clean(axes)
     return figure
-
-
-_METHODS = {"pca": "principal components", "tsne": "t-SNE"}
 
 
 def gallery(
@@ -315,7 +231,7 @@ def gallery(
     labels: Sequence[int],
     image: Callable[[int], Tensor],
     class_names: Sequence[str] = (),
-    distances: Sequence[Sequence[float]] | None = None,
+    distances: Sequence[Sequence[float | str]] | None = None,
     *,
     answer_labels: Sequence[int] | None = None,
     answer_image: Callable[[int], Tensor] | None = None,
@@ -327,7 +243,7 @@ def gallery(
         labels: the label of every image.
         image: gives the image of an index, uint8 ``[C, H, W]``.
         class_names: names by label.
-        distances: from the query to each of its nearest images, in the order of ``rows``.
+        distances: from the query to each of its nearest images, in the order of ``rows``; or texts that say more.
         answer_labels: the label of every image of the gallery, where that is not the set of the queries.
         answer_image: likewise, gives one of its images.
     """
@@ -338,8 +254,9 @@ def gallery(
         board.show(row, 0, image(query), f"query\n{_name(class_names, labels[query])}", GREY)
         for place, index in enumerate(nearest):
             right = answer_labels[index] == labels[query]
-            distance = f" {distances[row][place]:.2f}" if distances is not None else ""
-            title = f"{'✓' if right else '✗'}{distance}\n{_name(class_names, answer_labels[index])}"
+            distance = distances[row][place] if distances is not None else ""
+            distance = distance if isinstance(distance, str) else f"{distance:.2f}"
+            title = f"{'✓' if right else '✗'} {distance}".rstrip() + f"\n{_name(class_names, answer_labels[index])}"
             board.show(row, place + 1, answer_image(index), title, RIGHT if right else WRONG)
     return board.done()
 
@@ -382,9 +299,3 @@ def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figu
 def _name(class_names: Sequence[str], label: int | str) -> str:
     text = str(class_names[int(label)]) if len(class_names) else str(label)
     return text if len(text) <= 18 else f"…{text[-17:]}"
-
-
-def _some(count: int, most: int, seed: int) -> Tensor:
-    if count <= most:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values

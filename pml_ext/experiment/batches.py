@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
@@ -62,6 +63,14 @@ class EpochBatches(BatchSampler):
         left = copy.copy(self)
         left._batches = self._batches[count:]
         return left
+
+    def indices(self, number: int) -> Tensor:
+        """The images of this process's part of a batch, ``[B]``, int64.
+
+        Args:
+            number: of the batch, from 0.
+        """
+        return torch.as_tensor([index for index, _ in self._batches[number]], dtype=torch.int64)
 
     def __iter__(self) -> Iterator[list[Item]]:  # type: ignore[override]  # an image's index and seed
         return iter(self._batches)
@@ -149,7 +158,7 @@ class BatchReader:
             worker_init_fn=begin,
         )
 
-    def read(self, batches: EpochBatches) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(self, batches: EpochBatches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch on the device, in order.
 
         One number is drawn from torch's generator of the CPU at once, as a data loader made for the epoch draws it:
@@ -157,6 +166,7 @@ class BatchReader:
 
         Args:
             batches: the epoch's.
+            labels: of all images, in place of their own, ``[N]``.
 
         Returns:
             Images ``[B, C, H, W]`` and labels ``[B]``, batch by batch.
@@ -165,11 +175,13 @@ class BatchReader:
             raise RuntimeError("the reader is closed")
         self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._batches.now = batches
-        return self._read()
+        return self._read(batches, labels)
 
-    def _read(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(self, batches: EpochBatches, others: NDArray[np.int64] | None) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._loader is not None
-        for images, labels in self._loader:
+        for number, (images, labels) in enumerate(self._loader):
+            if others is not None:
+                labels = torch.from_numpy(others[batches.indices(number).numpy()])
             yield self._on_device(images, labels)
 
     def naming(self) -> AbstractContextManager[None]:

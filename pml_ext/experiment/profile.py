@@ -207,12 +207,16 @@ def profile_recipe(
 def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
     run.call_parts("prepare")
     run.epoch = run.recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
-    run.call_parts("start_epoch")
     stage = run.stages.of(run.epoch)
+    run.relabel(stage)
+    labels, images = run.pseudo_labels, run.training_images
+    if labels is not None:
+        images = images.with_labels(labels, [])
+    run.call_parts("start_epoch")
     joined: list[list[int]] = []
     while len(joined) < steps + warm_up:
         joined += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps + warm_up - len(joined)))
-    objective, terms = run.objective(stage, recorded=True)
+    objective, terms = run.trained.objective(stage, recorded=True)
     records, done = Records(run.folder, 0, 0), 0
 
     def record(step: Step) -> None:
@@ -222,7 +226,7 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
 
     try:
         return profile_steps(
-            run.trunk, run.embedder, run.training_images, EpochBatches(joined, run.seed, run.epoch), objective,
+            run.trunk, run.embedder, images, EpochBatches(joined, run.seed, run.epoch), objective,
             run.device, run.recipe.engine, run.recipe.data.workers, record, warm_up,
             run.recipe.model.freeze_batch_norm,
         )  # fmt: skip

@@ -16,17 +16,18 @@ from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
 from . import checkpoint, signals
 from .batches import BatchReader, SeededImages, draw_for_all
-from .curves import CURVE, VALIDATION
-from .engine import Engine, NotFiniteError, Objective
+from .curves import CURVE, PSEUDO, VALIDATION
+from .engine import Engine, NotFiniteError
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .mending import check_unchanged, mend, sum_up
 from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
+from .pseudo import renew
 from .recipe import Recipe
 from .records import Records
 from .report import write_run_report
-from .stages import Stage, build_optimizers, build_stages
+from .stages import Stage, after_step, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
-from .terms import Terms, rows_of
+from .terms import rows_of
 from .testing import COLLAPSED, facts_of, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
 from .view import View
 
@@ -57,7 +58,7 @@ class Run(View):
         super().__init__(recipe, folder, seed, device, root, self.listener.step)
         optimizers = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
-        self._trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
+        self.trained = Trained(self.trunk, self.embedder, optimizers, self.stages)
         self._account = Account()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
         for split, paths in self.unreadable.items():
@@ -129,6 +130,7 @@ class Run(View):
         else:
             if self.rank == 0 and self.recipe.evaluation.baselines:
                 self._test_before(resume)
+            self.relabel(self.stages[0])
             self.call_parts("prepare")
         if resume:
             self._within, word = state_within(self.checkpoint("within"), self.identity, self.epoch, self.device,
@@ -163,15 +165,17 @@ class Run(View):
         """Trains one epoch: its losses, and how similar the embeddings of its last batch are."""
         stage = self.stages.of(self.epoch)
         with signals.at_once():  # nothing of the epoch is lost yet
+            self.relabel(stage, records)
             self.call_parts("start_epoch")
             self.changed()
-            objective, terms = self.objective(stage, recorded=records is not None)
+            objective, terms = self.trained.objective(stage, recorded=records is not None)
             batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, self.seed, self.epoch)
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
         before, count = self._iterations_done(self.epoch - 1), len(batches)
         within, self._within = self._within, None
         losses: list[float] = list(within["losses"]) if within is not None else []
-        reading, alarm = reader.read(batches.after(len(losses))), Alarm(self.recipe.engine.checkpoint_minutes)
+        reading = reader.read(batches.after(len(losses)), self.pseudo_labels)
+        alarm = Alarm(self.recipe.engine.checkpoint_minutes)
         if within is not None:
             with checkpoint.taking(self.checkpoint("within"), within):
                 self._restore(within)
@@ -180,6 +184,8 @@ class Run(View):
         try:
             with heard(self._warn):
                 for step in self.engine.epoch(reading, objective):
+                    if not step.skipped:
+                        after_step(self, stage, batches.indices(len(losses)), step.embeddings)
                     losses.append(step.loss)
                     self._account.skipped += step.skipped
                     if records is not None:
@@ -248,7 +254,7 @@ class Run(View):
 
     def _finish(self, records: Records) -> dict[str, Any]:
         """Tests the trained network, and writes what a finished run has."""
-        account = self._account
+        account, self.pseudo_labels = self._account, None
         self.listener.step("testing the trained network")
         started = time.perf_counter()
         if account.best["epoch"] is not None:
@@ -292,27 +298,23 @@ class Run(View):
 
     # An epoch's parts
 
+    def relabel(self, stage: Stage, records: Records | None = None) -> None:
+        """Where clusters are the labels, makes those of the epoch; see :func:`~.pseudo.renew`.
+
+        Args:
+            stage: of the epoch.
+            records: that get what is known of the clusters; None for none.
+        """
+        kept = self._within["pseudo_labels"] if self._within is not None else None
+        account, tell = self._account, self.listener.step
+        account.pseudo_labels, about = renew(self, stage, account.pseudo_labels, kept, tell)
+        if records is not None and about:
+            records.add(self.epoch, {PSEUDO: about})
+
     def call_parts(self, method: str) -> None:
         """Calls a method of all components that have it with the run."""
         for part in self.stages.parts():
             self.call(part, method)
-
-    def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, Terms]:
-        """What an epoch minimizes, and the places of what is recorded of each step.
-
-        Args:
-            stage: of the epoch.
-            recorded: whether this process records.
-        """
-        trained = self._trained.optimizers
-        optimizers, schedulers = dict(trained.steps), [*trained.schedules.values()]
-        if stage.optimizer is not None:
-            optimizers["metric_loss_optimizer"] = stage.optimizer
-        if stage.scheduler is not None:
-            schedulers.append(stage.scheduler)
-        terms = Terms(stage.loss, stage.miner, optimizers)
-        values = terms.values if recorded else tuple
-        return Objective(stage.trained, optimizers, stage.mining, schedulers, values), terms
 
     def _check_weights(self, stage: Stage) -> None:
         """No checkpoint is replaced by weights that are not finite, nor by statistics that make NaN of every image."""
@@ -349,11 +351,11 @@ class Run(View):
 
     def model_state(self) -> dict[str, Any]:
         """The weights of the networks and of the losses; see :meth:`Trained.model`."""
-        return self._trained.model(self.epoch) | {"of": self.identity}
+        return self.trained.model(self.epoch) | {"of": self.identity}
 
     def load_model_state(self, state: Mapping[str, Any]) -> None:
         """Takes the weights of :meth:`model_state`."""
-        self._trained.take_model(state)
+        self.trained.take_model(state)
         self.changed()
 
     def _take_model(self, name: str) -> dict[str, Any]:
@@ -371,7 +373,7 @@ class Run(View):
         return {
             "epoch": self.epoch, "processes": self.processes, "run": {"recipe": self.name, "seed": self.seed},
             "recipe": self.recipe.as_dict(), "of": self.identity, **vars(self._account),
-            **self._trained.everything(self.engine),
+            **self.trained.everything(self.engine),
         }  # fmt: skip
 
     def _save_within(self, records: Records, place: dict[str, Any]) -> None:
@@ -379,9 +381,9 @@ class Run(View):
         checkpoint.save(self.checkpoint("within"), self._state() | place)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._trained.take_everything(state, self.engine)
+        self.trained.take_everything(state, self.engine)
         if self.rank > 0 and state.get("ranks"):
             checkpoint.set_random_state(state["ranks"][self.rank])
-        self._account = Account(**{name: state[name] for name in vars(self._account)})
+        self._account = Account(**{name: state[name] for name in vars(self._account) if name in state})
         self.epoch = state["epoch"]
         self.changed()

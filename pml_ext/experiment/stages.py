@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .. import registry
-from ..building import BuildContext
 from ..data import LabelledImages
-from ..distributed import DistributedLoss, DistributedMiner, num_processes
-from ..errors import ConfigError, PmlExtError, shortened
+from ..distributed import DistributedLoss, DistributedMiner, join, num_processes
 from .engine import over_processes
 from .recipe import (
-    SHUFFLE,
     Recipe,
     SamplerTable,
     ScheduleTable,
@@ -25,6 +20,8 @@ from .recipe import (
     loss_context,
     own_optimizer,
 )
+from .sampling import build_sampler, classes_of, sampler_before_clusters
+from .view import View
 
 
 @dataclass
@@ -37,6 +34,7 @@ class Stage:
         loss: what is minimized.
         miner: what chooses pairs or triplets for it.
         sampler: what composes batches.
+        table: what the sampler is made of.
         batch_size: images per batch, over all processes.
         iterations: batches per epoch.
         optimizer: of the loss's own parameters, where it has some.
@@ -50,6 +48,7 @@ class Stage:
     loss: nn.Module
     miner: nn.Module | None
     sampler: Any
+    table: SamplerTable
     batch_size: int
     iterations: int
     optimizer: torch.optim.Optimizer | None
@@ -80,9 +79,21 @@ class Stages(list[Stage]):
         return parts
 
 
-def classes_of(images: LabelledImages) -> list[int]:
-    """The labels that occur, in rising order."""
-    return sorted({int(label) for label in images.labels})
+def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) -> None:
+    """Calls the components of a stage that have ``after_step(run, indices, embeddings)``.
+
+    Args:
+        view: of the run.
+        stage: whose step was taken.
+        indices: of this process's images, ``[B]``; components get those of all processes.
+        embeddings: of these images, ``[B, D]``, likewise.
+    """
+    parts = [part for part in Stages([stage]).parts() if callable(getattr(part, "after_step", None))]
+    if parts and view.processes > 1:
+        joined = join({"indices": indices, "embeddings": embeddings.cpu()})
+        indices, embeddings = joined["indices"], joined["embeddings"]
+    for part in parts:
+        view.call(part, "after_step", indices, embeddings)
 
 
 def build_stages(recipe: Recipe, images: LabelledImages, device: torch.device, seed: int) -> Stages:
@@ -103,7 +114,10 @@ def build_stages(recipe: Recipe, images: LabelledImages, device: torch.device, s
         assert table.sampler is not None
         loss, miner = build_loss(table.loss, context)
         loss, miner = loss.to(device), miner.to(device) if miner is not None else None
-        sampler, iterations = _build_sampler(table.sampler, images, seed)
+        if recipe.data.pseudo is None:
+            sampler, iterations = build_sampler(table.sampler, images, seed)
+        else:
+            sampler, iterations = sampler_before_clusters(table.sampler, recipe.data.pseudo, images, seed)
         own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
         optimizer_table = own_optimizer(recipe.optimizer, table.loss)
         optimizer, scheduler = build_optimizer(optimizer_table, own) if own else None, None
@@ -111,7 +125,7 @@ def build_stages(recipe: Recipe, images: LabelledImages, device: torch.device, s
             scheduler = _scheduler(optimizer, recipe.schedule, first)
         joined = num_processes() > 1
         stages.append(Stage(
-            first, first + table.epochs - 1, loss, miner, sampler, table.sampler.batch_size, iterations,
+            first, first + table.epochs - 1, loss, miner, sampler, table.sampler, table.sampler.batch_size, iterations,
             optimizer, scheduler,
             # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
             over_processes(DistributedLoss(loss) if joined else loss, find_unused_parameters=True,
@@ -120,43 +134,6 @@ def build_stages(recipe: Recipe, images: LabelledImages, device: torch.device, s
         ))  # fmt: skip
         first += table.epochs
     return stages
-
-
-def _build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tuple[Any, int]:
-    """A sampler, and how many batches an epoch has."""
-    if table.name == SHUFFLE:
-        iterations = table.iterations or len(images) // table.batch_size
-        if iterations * table.batch_size > len(images) or iterations == 0:
-            raise ConfigError(
-                f"sampler: {max(iterations, 1)} batches of {table.batch_size} need more than the {len(images)} "
-                "training images; make batch_size or iterations smaller"
-            )
-        return torch.utils.data.RandomSampler(range(len(images))), iterations
-    iterations = table.iterations or max(1, len(images) // table.batch_size)
-    context: BuildContext = {
-        "labels": np.asarray(images.labels), "batch_size": table.batch_size,
-        "length_before_new_iter": iterations * table.batch_size, "seed": seed,
-    }  # fmt: skip
-    try:
-        sampler = registry.build(table.name, "sampler", context, **table.settings)
-    except PmlExtError:
-        raise
-    except Exception as error:  # what constructors raise is not limited
-        raise ConfigError(shortened(
-            f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
-            f"{len(classes_of(images))} classes: {error}"
-        )) from None  # fmt: skip
-    passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
-    if passes == 0:
-        raise ConfigError(
-            f"sampler: one pass of {table.name} gives {len(sampler)} images, fewer than {table.batch_size}"
-        )
-    if table.iterations and passes < table.iterations:
-        raise ConfigError(
-            f"sampler: iterations = {table.iterations}, but a pass of {table.name} gives {passes} batches of "
-            f"{table.batch_size}; make iterations smaller, or leave it out"
-        )
-    return sampler, table.iterations or passes
 
 
 @dataclass

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from ..errors import ConfigError, DataError
 from ..samplers import sampler_state, set_sampler_state
 from . import checkpoint
 from .checkpoint import part
-from .engine import Engine
+from .engine import Engine, Objective
 from .plain import attributes
-from .stages import Optimizers, Stages
+from .stages import Optimizers, Stage, Stages
+from .terms import Terms
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Account:
         test_seconds: spent on tests.
         collapsed: whether the embeddings lay on one point at the end of the last epoch.
         skipped: iterations that were left out, since something was not finite.
+        pseudo_labels: the cluster of every training image in the last epoch, where clusters are labels.
     """
 
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -40,6 +44,7 @@ class Account:
     test_seconds: float = 0.0
     collapsed: bool = False
     skipped: int = 0
+    pseudo_labels: NDArray[np.int64] | None = None
 
     def facts(self, epoch: int) -> dict[str, Any]:
         """What of it stands in ``metrics.json``, beside the metrics.
@@ -70,6 +75,22 @@ class Trained:
     embedder: nn.Module
     optimizers: Optimizers
     stages: Stages
+
+    def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, Terms]:
+        """What an epoch minimizes, and the places of what is recorded of each step.
+
+        Args:
+            stage: of the epoch.
+            recorded: whether this process records.
+        """
+        optimizers, schedulers = dict(self.optimizers.steps), [*self.optimizers.schedules.values()]
+        if stage.optimizer is not None:
+            optimizers["metric_loss_optimizer"] = stage.optimizer
+        if stage.scheduler is not None:
+            schedulers.append(stage.scheduler)
+        terms = Terms(stage.loss, stage.miner, optimizers)
+        values = terms.values if recorded else tuple
+        return Objective(stage.trained, optimizers, stage.mining, schedulers, values), terms
 
     def model(self, epoch: int) -> dict[str, Any]:
         """The weights of the networks and of the losses (a learned metric, say): the last stage's, and the others'.

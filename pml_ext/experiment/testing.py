@@ -8,16 +8,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import raw_pixels
 from ..devices import device_name
-from ..errors import TrainingError
-from ..evaluation import Evaluation, NearestNeighbours, evaluate, learned_metric, neighbours_under, reranked_under
+from ..errors import DataError, TrainingError
+from ..evaluation import (
+    Evaluation,
+    NearestNeighbours,
+    class_means,
+    evaluate,
+    learned_metric,
+    nearest_class_mean,
+    neighbours_under,
+    related_means,
+    reranked_under,
+)
 from ..files import write_atomically
+from ..pml import BaseDistance
 from . import checkpoint
 from .finite import first_bad
 from .recipe import plugins_in
+from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
 from .view import View
 
@@ -54,10 +67,9 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     metrics = {"after": metrics_of(view, split)}
     if view.tested_training is not None:
         metrics["training"] = metrics_of(view, view.tested_training, clustering=False)
-    # the distance that a component of the last stage declares, or one of another stage
-    metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
+    metric = metric_of(stages)
     if metric is not None:
-        metrics["learned_metric"] = metrics_by(view, split, neighbours_under(metric))
+        metrics["learned_metric"] = nearest_by(view, metric).metrics
         if shortlist := view.recipe.evaluation.shortlist:
             # One more than the recipe says, where the query itself is among its own nearest.
             more = int(view.gallery_of(split) == split)
@@ -81,7 +93,31 @@ def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
     metrics = dict(nearest(view, split).metrics)
     if clustering:
         metrics |= view.once(("clusters", split), lambda: _clustered(view, split, _directions(view, split)))
+        metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
+
+
+def metric_of(stages: Stages) -> BaseDistance | None:
+    """The distance that a component of the last stage declares as learned, or one of another stage, if any does."""
+    return learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
+
+
+def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
+    """Retrieval of the queries by a learned metric, with the 8 nearest of each; computed once.
+
+    Args:
+        view: of the run.
+        metric: of the run.
+
+    Returns:
+        Metrics and neighbors, whose distances are the metric's values.
+    """
+
+    def search() -> Evaluation:
+        points = {part: view.embeddings(part) for part in (view.queries, view.gallery_of(view.queries))}
+        return _searched(view, view.queries, points, neighbours_under(metric), keep=NEIGHBOURS)
+
+    return view.once(("nearest by", id(metric)), search)
 
 
 def metrics_by(view: View, split: str, search: NearestNeighbours) -> Metrics:
@@ -174,22 +210,69 @@ def _directions(view: View, split: str) -> Tensor:
 
 
 def _searched(
-    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None
+    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None, keep: int = 0
 ) -> Evaluation:
     table, where = view.recipe.evaluation, view.gallery_of(split)
-    apart: dict[str, Any] = {} if where == split else {"gallery": points[where], "gallery_labels": view.labels(where)}
+    apart: dict[str, Any] = {}
+    if where != split:
+        apart = {"gallery": points[where], "gallery_labels": view.true_labels(where)}
     return evaluate(
-        points[split], view.labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
+        points[split], view.true_labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
         lone_queries=table.lone_queries, clusters_per_class=(), search=search,
-        keep=NEIGHBOURS if search is None else 0,
+        keep=NEIGHBOURS if search is None else keep,
     )  # fmt: skip
 
 
 def _clustered(view: View, split: str, points: Tensor) -> Metrics:
     return evaluate(
-        points, view.labels(split), recall_at=(), precision_at=(), ranking=(),
+        points, view.true_labels(split), recall_at=(), precision_at=(), ranking=(),
         clusters_per_class=view.recipe.evaluation.clusters_per_class,
     ).metrics  # fmt: skip
+
+
+def _classified(view: View, split: str) -> Metrics:
+    """What the recipe's protocols measure of the images of a split."""
+    metrics: Metrics = {}
+    protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
+    points, labels = _directions(view, split), view.true_labels(split)
+    if "nearest-class-mean" in protocols:
+        known, known_labels = _directions(view, where), view.true_labels(where)
+        tested = points, labels
+        if where == split:
+            first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
+            if bool(first.all()):
+                raise DataError("evaluation.protocols: 'nearest-class-mean' wants a class with two test images, one "
+                                "for its mean and one to classify; leave it out")  # fmt: skip
+            tested, known, known_labels = (points[~first], labels[~first]), points[first], labels[first]
+        values = nearest_class_mean(*tested, *class_means(known, known_labels), TOP)
+        metrics |= {f"{PROTOCOLS['nearest-class-mean']}_{name}": value for name, value in values.items()}
+    if "zero-shot" in protocols:
+        assert view.parents is not None
+        seen, means = class_means(_directions(view, "train"), view.true_labels("train"))
+        names = view.images("train").class_names
+        known_means = {names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
+        new = torch.unique(labels)
+        new_names = [view.images(split).class_names[label] for label in new.tolist()]
+        values = nearest_class_mean(points, labels, new, related_means(new_names, known_means, view.parents), TOP)
+        metrics |= {f"{PROTOCOLS['zero-shot']}_{name}": value for name, value in values.items()}
+    return metrics
+
+
+def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Half of the images of every class, drawn at random, the larger where there are two.
+
+    Args:
+        labels: ``[N]``.
+        seed: of the draw.
+
+    Returns:
+        ``[N]``, which images are of these halves.
+    """
+    chosen, generator = np.zeros(len(labels), dtype=bool), np.random.default_rng(seed)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        chosen[members[: -(-len(members) // 2)]] = True
+    return chosen
 
 
 def mean_similarity(embeddings: Tensor) -> float:

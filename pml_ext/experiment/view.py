@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import LabelledImages, Steps, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..evaluation import some_of_each_class
 from ..plugin import RunView
 from . import checkpoint
 from .embedding import EmbeddedSplit, embed_batches, embed_split
 from .recipe import Recipe, build_dataset, build_network, preprocessing_of
-from .stages import classes_of
+from .sampling import classes_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
 _CPU_BATCH, _CPU_VALUES = 16, 10_000_000  # images, and values of their pixels, in a forward pass of a test on a CPU
@@ -53,6 +55,7 @@ class View:
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
+        self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, where clusters are their labels
         self._load_data(root, tell)
         self._build_networks()
 
@@ -61,6 +64,10 @@ class View:
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
         splits = build_dataset(table, root)
+        self.parents = splits.parents
+        if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
+            raise ConfigError(f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does "
+                              "not have here; omniglot has, and imagenet with a hierarchy")  # fmt: skip
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
         self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
@@ -77,8 +84,8 @@ class View:
         }
         if self.rank == 0:
             from_rank_0(None)
-        if self.recipe.evaluation.validation:
-            train, held_out = hold_out_classes(train, self.recipe.evaluation.validation, self.seed)
+        if (evaluation := self.recipe.evaluation).validation:
+            train, held_out = hold_out_classes(train, evaluation.validation, self.seed, evaluation.held_out)
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)
         if 0 < (most := self.recipe.evaluation.training_images) < len(train):
@@ -172,10 +179,16 @@ class View:
             yield features.float() if layer == "trunk" else embeddings.float(), labels
 
     def labels(self, split: str) -> Tensor:
-        """The labels of a split: ``[N]``, int64, on the run's device."""
-        return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
+        """The labels of a split, ``[N]``, int64, on the run's device; of ``"train"``, clusters if they are labels."""
+        if split == "train" and self.pseudo_labels is not None:
+            return torch.as_tensor(self.pseudo_labels, device=self.device)
+        return self.true_labels(split)
 
     # What the run itself uses
+
+    def true_labels(self, split: str) -> Tensor:
+        """The labels that the data have, as of :meth:`labels`: tests go by them."""
+        return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabelledImages:
         """The images of a split, without augmentation.
@@ -248,8 +261,8 @@ class View:
         """The file of a checkpoint: ``"before"``, ``"last"``, ``"best"`` or ``"model"``."""
         return self.folder / "checkpoints" / f"{name}.pt"
 
-    def call(self, part: Any, method: str) -> Any:
-        """What a part's method returns when called with the run; None if it has no such method."""
+    def call(self, part: Any, method: str, *more: Any) -> Any:
+        """What a part's method returns when called with the run, and more; None if it has no such method."""
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
-        return function(view) if callable(function) else None
+        return function(view, *more) if callable(function) else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..components import capabilities
 from ..errors import TrainingWarning
-from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
+from ..pairwise import apart, autocast_off, check_batch, check_indices_tuple, to_full_precision
 from ..pml import BaseLossWrapper, ModuleWithRecords, convert_to_pairs, convert_to_triplets, get_all_pairs_indices
 from ..settings import check_count
 from .all_pairs import takes_all_but_itself
@@ -187,12 +187,12 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 entering = enqueue_mask.to(embeddings.device)
                 if writes:
                     rows = embeddings[entering]
-                    self.add_to_memory(rows, labels[entering], len(rows))
+                    apart(self.add_to_memory, rows, labels[entering], len(rows))
                 embeddings, labels = embeddings[~entering], labels[~entering]
             elif writes:
-                self.add_to_memory(embeddings, labels, len(embeddings))
+                apart(self.add_to_memory, embeddings, labels, len(embeddings))
             in_ring = writes and enqueue_mask is None
-            ring, ring_labels = self._ring(embeddings, in_ring)
+            ring, ring_labels = apart(self._ring, embeddings, in_ring)
             if len(embeddings) == 0 or (len(ring) == 0 and indices_tuple is None):
                 self._warn_of_an_empty_ring(embeddings)
                 return 0 * embeddings.sum()

@@ -19,6 +19,7 @@ from ..distances import (
 from ..pairwise import (
     FullPrecisionForward,
     PairsOfRows,
+    apart,
     in_tiles,
     pair_masks,
     rows_per_tile,
@@ -26,10 +27,10 @@ from ..pairwise import (
     transformed,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction
-from ..reducers import weighs_alike
+from ..reducers import reduced_alike, weighs_alike
 from ..settings import check_tile_size, number_settings, own_settings
 from .pairs import Pairs
-from .terms import AllButItself, JoinedTerms, Terms, Triplets, without_empty
+from .terms import AllButItself, JoinedTerms, Terms, Triplets, reduced, without_empty
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
 
@@ -102,6 +103,43 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """The loss's values, unreduced: :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """How the equation is compiled; asked under ``torch.compile``.
+
+        Args:
+            rows: of the matrix.
+            columns: of the matrix.
+            alone: whether pairs follow from the labels of the batch alone: no references, no ``indices_tuple``.
+
+        Returns:
+            True where ``pairs.listed`` may be all places in the place of the positive pairs, so that no shape follows
+            from the labels (for a reducer that weighs all values alike); False where the loss is to run as it is,
+            outside of the graph; None where the equation has no such shapes, and is one graph.
+        """
+        return None
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Any:
+        """The reduced loss; arguments as in PML's losses."""
+        given = embeddings, labels, indices_tuple, ref_emb, ref_labels
+        if torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb) is False:
+            return apart(super().forward, *given)
+        return super().forward(*given)
+
+    def _everywhere(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
+        """:meth:`takes_all_places`, of a batch; False for listed triplets, or values that are wanted one by one."""
+        alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
+        columns = len(embeddings if ref_emb is None else ref_emb)
+        takes = self.takes_all_places(len(embeddings), columns, alone)
+        triplets = indices_tuple is not None and len(indices_tuple) == 3
+        return False if takes and (triplets or self.collect_stats or not weighs_alike(self.reducer)) else takes
+
     def compute_loss(
         self,
         embeddings: Tensor,
@@ -130,10 +168,14 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             matrix, positives, negatives, embeddings, ref_emb, self.distance, references,
             labels=labels if alone else None, triplets=_triplets(indices_tuple, matrix.device),
             whole_classes=not references,
+            everywhere=bool(torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb)),
         )  # fmt: skip
         self._sums = {}
         terms = self.equation(pairs)
         self._set_statistics(self._sums)
+        if pairs.everywhere:
+            return {name: reduced(reduced_alike(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
+                    for name, info in terms.items()}  # fmt: skip
         return without_empty(terms)
 
     def _in_tiles(

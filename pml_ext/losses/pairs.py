@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..pairwise import all_places
 from ..pml import BaseDistance
 from .terms import Triplets
 
@@ -31,6 +32,8 @@ class Pairs:
         whole_classes: whether the tile has all members of the classes in it, and columns are the batch in its order.
         normalized: anchors and columns as the distance takes them, where they are there already.
         compare: the matrix of two sets of such.
+        everywhere: whether all places stand for the positive pairs, so that no shape follows from the labels; see
+            :meth:`pml_ext.plugin.PairLoss.takes_all_places`.
     """
 
     matrix: Tensor
@@ -46,13 +49,18 @@ class Pairs:
     whole_classes: bool = False
     normalized: tuple[Tensor, Tensor] | None = None
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
+    everywhere: bool = False
 
-    @functools.cached_property
+    @property
     def listed(self) -> tuple[Tensor, Tensor]:
         """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
 
-        A GPU waits for P.
+        A GPU waits for P. ``everywhere`` these are all places, ``[T * R]``, and :func:`per_pair` leaves out the others.
         """
+        return all_places(self.positives) if self.everywhere else self._listed
+
+    @functools.cached_property
+    def _listed(self) -> tuple[Tensor, Tensor]:
         anchors, partners = torch.where(self.positives)
         return anchors, partners
 

@@ -14,6 +14,9 @@ Triplets = tuple[Tensor, Tensor, Tensor]
 class HasListed(Protocol):
     """What has positive pairs: :class:`pml_ext.losses.Pairs`."""
 
+    positives: Tensor
+    everywhere: bool
+
     @property
     def listed(self) -> tuple[Tensor, Tensor]:
         """Anchors and partners, each ``[P]``."""
@@ -43,10 +46,16 @@ def per_pair(losses: Tensor, pairs: HasListed, divisor: Tensor | float | None = 
     """Terms of one value per positive pair.
 
     Args:
-        losses: ``[P]``, in the order of ``pairs.listed``.
+        losses: ``[P]``, in the order of ``pairs.listed``, and finite where that is all places.
         pairs: the batch, or a tile of it.
         divisor: how many elements the values stand for, where that is not P: a sum over triplets per pair, say.
     """
+    if pairs.everywhere:
+        mask = pairs.positives.flatten()
+        count = mask.sum()
+        terms = _term(torch.where(mask, losses, 0), None, "pos_pair", count if divisor is None else divisor)
+        terms["loss"]["count"] = count
+        return terms
     return _term(losses, pairs.listed, "pos_pair", divisor)
 
 

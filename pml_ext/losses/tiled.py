@@ -162,6 +162,10 @@ class TiledNTXentLoss(_TiledLoss):
         super().__init__(tile_size, **kwargs)
         self.temperature = temperature
 
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """A value of every place costs no more than the matrix."""
+        return True
+
     def equation(self, pairs: Pairs) -> Terms:
         """One value per positive pair."""
         logits = self._nearness(pairs.matrix) / self.temperature
@@ -273,6 +277,10 @@ class TiledTripletMarginLoss(_TiledLoss):
         check_flag(self, "smooth_loss", smooth_loss)
         super().__init__(tile_size, **kwargs)
         self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
+
+    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+        """No: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
+        return False
 
     def equation(self, pairs: Pairs) -> Terms:
         """One sum per pair (a, p), or one value per listed triplet."""

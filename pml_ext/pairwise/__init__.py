@@ -17,11 +17,11 @@ from .batch import (
 )
 from .classes import ClassMembers, class_members
 from .euclidean import euclidean_distances
-from .masks import PairsOfRows, hard_pair_masks, pair_masks
+from .masks import PairsOfRows, all_places, hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
 from .similarity import cosine_similarity, gram, normalize
 from .tiles import Sharing, in_tiles, rows_per_tile, shared, sharing, tiles_of_rows
-from .transforms import transformed
+from .transforms import apart, transformed
 
 __all__ = [
     "ClassMembers",
@@ -29,6 +29,8 @@ __all__ = [
     "FullPrecisionMining",
     "PairsOfRows",
     "Sharing",
+    "all_places",
+    "apart",
     "autocast_off",
     "check_batch",
     "check_indices_tuple",

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .transforms import apart
+
 
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
     """Refuses embeddings and labels that do not fit together.
@@ -190,4 +192,4 @@ class FullPrecisionMining:
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
             ref_labels = ref_labels if ref_labels is None else ref_labels.long()
-            return super().forward(embeddings, labels.long(), ref_emb, ref_labels)  # type: ignore[misc]
+            return apart(super().forward, embeddings, labels.long(), ref_emb, ref_labels)  # type: ignore[misc]

@@ -25,6 +25,8 @@ class ClassMembers(NamedTuple):
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers:
     """Sorts a batch into classes, for products within each; one group, which has all pairs too, where that is cheaper.
 
+    Compiled it is one group always, so that no shape follows from the labels.
+
     Args:
         labels: ``[B]``.
         small: a batch of at most this many rows is one group.
@@ -32,7 +34,7 @@ def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> Class
             times B entries.
     """
     rows = torch.arange(len(labels), device=labels.device)
-    if len(labels) <= small:
+    if len(labels) <= small or torch.compiler.is_compiling():
         return ClassMembers(rows[None], torch.zeros_like(rows), rows)
     classes, class_of = torch.unique(labels, return_inverse=True)
     order = class_of.argsort(stable=True)

@@ -37,6 +37,8 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
 
 
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may follow from what is near
+        return _squared_in_float64(x, y)
     squares = x.square().sum(1)
     product = x @ y.T
     squared = product.mul_(-2).add_(squares[:, None]).add_(squares if y is x else y.square().sum(1))
@@ -47,6 +49,13 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     if near:
         squared.index_put_((rows, columns), torch.cat(near))
     return squared
+
+
+def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
+    """Exact to 1e-15, of which a distance of 1e-7 is left; below, rows count as equal."""
+    one, other = x.double(), y.double()
+    squared = one.square().sum(1)[:, None] + other.square().sum(1) - 2 * one @ other.T
+    return torch.where(squared < 1e-14, 0, squared).to(x.dtype)
 
 
 def _written_out(x: Tensor, references: Tensor | None) -> Tensor:

@@ -54,6 +54,16 @@ def pair_masks(
     return positives, negatives
 
 
+def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column of every place of a matrix, ``[B * R]`` each, in row-major order.
+
+    Args:
+        matrix: any tensor ``[B, R]``.
+    """
+    places = torch.arange(matrix.shape[0] * matrix.shape[1], device=matrix.device)
+    return places // matrix.shape[1], places % matrix.shape[1]
+
+
 class PairsOfRows:
     """The pairs of any rows of a batch, as :func:`pair_masks` gives them for all rows; arguments as there.
 

@@ -1,6 +1,9 @@
-"""Whether torch.func or forward-mode differentiation is at work."""
+"""What depends on who calls: torch.func, forward-mode differentiation, torch.compile."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -19,3 +22,17 @@ def transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)``; under torch.compile as it is, between two graphs.
+
+    Args:
+        function: whose shapes follow from values, so that it would be compiled again for each of them.
+        arguments: of it.
+    """
+    if not torch.compiler.is_compiling():
+        return function(*arguments)
+    from .disabled import call
+
+    return call(function, *arguments)

@@ -1,7 +1,5 @@
 """Data sets: what is in the splits, what is refused, and how images are read and transformed."""
 
-import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,8 @@ from pml_ext.data import (
 from pml_ext.data import omniglot as omniglot_module
 from pml_ext.data.splits import split_by_image
 from pml_ext.errors import ConfigError, DataError
+
+from .made_up import omniglot_zip
 
 
 def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
@@ -63,20 +63,6 @@ def test_digits_unseen_share_no_class():
     splits = digits_unseen()
     assert set(splits.train.labels) == {0, 1, 2, 3, 4}
     assert set(splits.test.labels) == {5, 6, 7, 8, 9}
-
-
-def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{path.stem}/", "")
-        for alphabet, characters in alphabets.items():
-            for character in range(characters):
-                for number in range(drawings):
-                    pixels = np.full((105, 105), 255, dtype=np.uint8)
-                    pixels[10 * character : 10 * character + 20] = 0
-                    buffer = io.BytesIO()
-                    Image.fromarray(pixels).convert("1").save(buffer, "png")
-                    name = f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png"
-                    archive.writestr(name, buffer.getvalue())
 
 
 @pytest.fixture
@@ -202,6 +188,8 @@ def test_held_out_classes():
     assert not set(rest.labels) & set(held_out.labels)
     assert len(rest) + len(held_out) == len(train)
     assert set(hold_out_classes(train, 0.3, seed=4)[1].labels) != set(held_out.labels)
+    rest, held_out = hold_out_classes(train, 0.3, which="last")
+    assert (set(rest.labels.tolist()), set(held_out.labels.tolist())) == ({*range(7)}, {7, 8, 9})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -11,75 +10,9 @@ from pml_ext.data import cars196, cub, imagenet, inshop, omniglot, published_set
 from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 
+from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jpeg, sop_folder
+
 COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
-
-
-def jpeg(path: Path, shade: int = 0, size=(20, 16)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade, shade, shade)).save(path, quality=95)
-    return path
-
-
-def cub_folder(place: Path) -> Path:
-    """Four birds of three photographs; class ids from 1, image ids from 1."""
-    images = [(f"{n + 1:03}.Bird_{n + 1}/Bird_{k}.jpg", n + 1) for n in range(4) for k in range(3)]
-    for number, (path, _) in enumerate(images):
-        jpeg(place / "images" / path, 10 * number)
-    lists = {
-        "images.txt": [f"{i} {path}" for i, (path, _) in enumerate(images, 1)],
-        "image_class_labels.txt": [f"{i} {label}" for i, (_, label) in enumerate(images, 1)],
-        "classes.txt": [f"{n} {n:03}.Bird_{n}" for n in range(1, 5)],
-        "bounding_boxes.txt": [f"{i} 2.0 3.0 10.0 8.0" for i in range(1, 13)],
-    }
-    for name, lines in lists.items():
-        (place / name).write_text("\n".join(lines) + "\n")
-    return place
-
-
-def cars_folder(place: Path) -> Path:
-    from scipy.io import savemat
-
-    fields = [("relative_im_path", "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]
-    rows = np.zeros((1, 12), dtype=fields)
-    for i in range(12):  # the official split, "test", has nothing to do with the classes
-        rows[0, i] = (f"car_ims/{i + 1:06}.jpg", 1, i % 4 + 1, i % 2)
-        jpeg(place / "car_ims" / f"{i + 1:06}.jpg", 10 * i)
-    names = np.array([f"Maker {n} 2012" for n in range(4)], dtype=object)[None]
-    savemat(place / "cars_annos.mat", {"annotations": rows, "class_names": names})
-    return place
-
-
-def sop_folder(place: Path) -> Path:
-    for part, first in (("train", 0), ("test", 2)):
-        lines = ["image_id class_id super_class_id path"]
-        for i in range(6):
-            path = f"{'bicycle' if i < 3 else 'mug'}_final/{1000 + first + i // 3}_{i % 3}.JPG"
-            jpeg(place / path, 10 * i)
-            lines.append(f"{i + 1} {first + i // 3 + 1} {1 + i // 3} {path}")
-        (place / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
-    return place
-
-
-def inshop_folder(place: Path) -> Path:
-    lines = []
-    for item in range(4):
-        for k in range(3):
-            path = f"img/WOMEN/Blouses_Shirts/id_{item:08}/0{k}_1_front.jpg"
-            jpeg(place / path, 20 * item + k)
-            part = "train" if item < 2 else "query" if k == 0 else "gallery"
-            lines.append(f"{path:<70} id_{item:08}   {part}")
-    (place / "list_eval_partition.txt").write_text(
-        f"{len(lines)}\nimage_name item_id evaluation_status\n" + "\n".join(lines)
-    )
-    return place
-
-
-def imagenet_folder(place: Path) -> Path:
-    for n in range(4):
-        for part, images in (("train", 3), ("val", 1)):
-            for k in range(images):
-                jpeg(place / part / f"n0{1440764 + n}" / f"{part}_{k}.JPEG", 10 * n + k)
-    return place
 
 
 def test_cub_trains_on_the_first_classes(tmp_path):

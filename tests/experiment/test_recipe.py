@@ -111,6 +111,46 @@ def test_a_sweep_over_two_keys_and_over_tables(tmp_path):
     assert [name.partition("@")[2] for name in recipes] == ["cbml,13", "cbml,15", "pml/ntxent,13", "pml/ntxent,15"]
 
 
+def test_a_sweep_over_tables_by_name(tmp_path):
+    text = """extends = "cbml/digits"
+[sweep]
+"schedule.epochs" = [13, 15]
+[sweep.rows.const]
+loss = { averaging = "const", delta = 0.25 }
+[sweep.rows.triplets]
+extends = ["pml/triplet-margin/digits", "pipelines/googlenet"]
+data.name = "digits-unseen"
+"""
+    file = write(tmp_path, text)
+    recipes = load_recipes(file)
+    assert [name.partition("@")[2] for name in recipes] == ["13,const", "13,triplets", "15,const", "15,triplets"]
+    const, triplets = list(recipes.values())[:2]
+    assert (const.loss.settings["delta"], const.loss.settings["alpha_pos"], const.schedule.epochs) == (0.25, 0.5, 13)
+    assert (triplets.loss.name, triplets.data.name, triplets.data.images.resize) == (
+        "pml/triplet-margin", "digits-unseen", 256)  # fmt: skip
+    assert triplets.sampler == const.sampler
+    overridden = load_recipes(file, ["loss.delta=2.0", "loss.name=cbml"])
+    assert {recipe.loss.settings["delta"] for recipe in overridden.values()} == {2.0}
+    (chosen,) = load_recipes(f"{file}@15,const").values()
+    assert chosen.schedule.epochs == 15
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("sweep = 3", r"\[sweep\]: found 3; wanted a list of values by key"),
+        ("[sweep]\nrows = 3", r"\[sweep\] rows: found 3; wanted a list of values by key, .* or tables by name"),
+        ("[sweep.rows]\na = 3", r"\[sweep\] rows: found {'a': 3}; wanted"),
+        ("[sweep.rows.a]\nextends = 3", "sweep: a: extends: found 3, wanted the name of a recipe"),
+        ("[sweep.rows.a]\nextends = 'cmbl/digits'", "sweep: a: extends: no recipe 'cmbl/digits'"),
+        ("[sweep.rows.a]\nloss.averging = 'log'", "loss.averging: no setting of cbml 'averging'; nearest: averaging"),
+    ],
+)
+def test_a_sweep_that_is_none(tmp_path, sweep, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(write(tmp_path, f'extends = "cbml/digits"\n{sweep}\n'))
+
+
 def test_stages():
     recipe = one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margin = 0.2}}]")
     stages = recipe.all_stages()

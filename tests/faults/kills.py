@@ -63,6 +63,16 @@ SCENARIOS = {
         "triplets/digits",
         (*QUICK, "sampler={name='hard-negative-pool', batch_size=30, refresh=1}", "sampler.iterations=3"),
     ),
+    "clusters": Scenario(
+        "cbml/digits",
+        (
+            *QUICK,
+            "data.labels=clusters",
+            "data.pseudo={clusters=20, batch_size=[30, 60]}",
+            "sampler.m=3",
+            "loss.mining=false",
+        ),
+    ),
     "selection": Scenario(
         "cbml/digits",
         (*QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"),

@@ -28,6 +28,7 @@ from pml_ext import (
     PDDMDistance,
     PDDMLoss,
     RegularizedLoss,
+    SoftmaxLoss,
     TiledContrastiveLoss,
     TiledMultiSimilarityLoss,
     TiledNTXentLoss,
@@ -75,12 +76,15 @@ COMPONENTS = {
     **{f"CBMLLoss, {settings}": CBMLLoss(**settings)
        for settings in ({}, {"skip_unmined": True}, {"mining": False}, {"averaging": "sqrt", "delta": "ratio"},
                         {"averaging": "const", "mvc_weight": 0})},
+    "CBMLLoss, quadratic": CBMLLoss(statistics=(0.7, 0.2, 0.1, 0.3)),
+    "SoftmaxLoss": SoftmaxLoss(400, SIZE),
     **{f"BatchAllTripletLoss, {kind}, {triplets}, {positives}": BatchAllTripletLoss(0.2, kind, triplets, positives)
        for kind in ("hinge", "squared-hinge", "ratio", "soft") for triplets in ("violating", "all")
        for positives in ("all", "local")},
     **{f"PDDMLoss, {settings}": pddm(**settings)
        for settings in ({}, {"per_class": True}, {"num_quadruplets": 99, "embedding_weight": 0.0},
-                        {"normalize_scores": False, "embedding_weight": 0.0}, {"detach_embeddings": True})},
+                        {"normalize_scores": False, "embedding_weight": 0.0}, {"detach_embeddings": True},
+                        {"pointwise": "logistic"}, {"pointwise": "fisher", "embedding_weight": 0.0})},
     "EntropyRegularizer": Unlabeled(EntropyRegularizer()),
     "DensityRegularizer": DensityRegularizer(400),
     "GlobalOrthogonalRegularizer": GlobalOrthogonalRegularizer(),

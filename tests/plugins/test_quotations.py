@@ -1,127 +1,143 @@
-"""What recipes quote from their papers, against the papers' tables, written down here a second time."""
+"""The papers' files against the papers' tables, written down here a second time, and what recipes quote of them."""
 
 import re
-import tomllib
+from pathlib import Path
 
 import pytest
 
 from pml_ext import registry
+from pml_ext.experiment.recipe import papers, read_tables
+from pml_ext.experiment.tables import tables
 
-# The data sets that each paper reports on, by the names that recipes use.
-DATA = {
-    "angular": {"CUB-200-2011", "Stanford Cars", "Stanford Online Products"},
-    "cbml": {"CUB-200-2011", "Cars196", "Stanford Online Products", "In-Shop", "ImageNet"},
-    "density": {"CUB-200-2011", "Cars196", "Stanford Online Products"},
-    "pddm": {"CUB-200-2011", "Cars196"},
-    "triplets": {"CUB-200-2011"},
-}
-# In percent, as printed; columns first.
-CARS = """nmi f1 recall_at_1 recall_at_2 recall_at_4 recall_at_8
+OURS = ("angular", "cbml", "density", "pddm", "triplets")
+# As printed; columns first.
+PRINTED = {
+    ("angular/2", "Stanford Car"): """NMI F1 R@1 R@2 R@4 R@8
 T-II 54.3 19.6 46.3 59.9 71.4 81.3
 NL 62.7 31.8 68.9 78.9 85.8 90.9
 AL 62.4 31.8 71.3 80.7 87.0 91.8
-NL&AL 63.2 32.2 71.4 81.4 87.5 92.1"""
-MINING = """recall_at_1 recall_at_2 recall_at_4 recall_at_8
-MS 65.3 75.7 84.4 90.4
-MS + MVC 67.2 77.4 85.9 91.5
+NL&AL 63.2 32.2 71.4 81.4 87.5 92.1""",
+    ("angular/4", "Stanford Car"): """R@1
+α = 36 69.9
+α = 42 70.7
+α = 45 71.4
+α = 48 71.3
+α = 55 69.0""",
+    ("cbml/4", "CUB"): """R@1 R@2 R@4 R@8
+ResNet-50, CBML-const 69.2 79.3 86.3 91.6
+ResNet-50, CBML-sqrt 70.0 79.9 87.0 92.0
+ResNet-50, CBML 69.9 80.4 87.2 92.5""",
+    ("cbml/6", "Test Set"): """R@1
+0.0 63.8
+0.1 65.9
+1.0 69.9
+2.0 69.6""",
+    ("cbml/7", "CUB"): """R@1 R@2 R@4 R@8
+MS [22] 65.3 75.7 84.4 90.4
+MS [22] + MVC 67.2 77.4 85.9 91.5
 CBML 63.8 74.5 83.3 89.7
-CBML + MVC + Hard Mining 69.9 80.4 87.2 92.5"""
-BIRDS = """nmi recall_at_1 recall_at_2 recall_at_4 recall_at_8
-Tri 50.99 39.57 51.74 63.35 74.14
-NP 57.41 47.30 59.57 70.75 80.98
-Con 60.07 52.01 65.16 75.71 84.25
+CBML + MVC + Hard Mining 69.9 80.4 87.2 92.5""",
+    ("density/1", "CUB-200-2011"): """NMI R@1 R@2 R@4 R@8
+Tri [21] 50.99 39.57 51.74 63.35 74.14
+NP [7] 57.41 47.30 59.57 70.75 80.98
+Con [19] 60.07 52.01 65.16 75.71 84.25
 DML-DA_tri 55.53 45.90 57.97 69.53 80.23
 DML-DA_np 59.67 51.45 63.01 74.38 83.78
-DML-DA_con 62.32 55.64 66.96 77.92 86.23"""
-SCORES = """recall_at_1
+DML-DA_con 62.32 55.64 66.96 77.92 86.23""",
+    ("pddm/1", "CUB-200-2011"): """R@1
 LMDM score 49.5
 PDDM score 55.0
 PDDM+Triplet 50.9
-PDDM+Quadruplet 58.3"""
-CLUSTERS = """f1 nmi f1_3 nmi_3 f1_3_local nmi_3_local
-hinge 17 35 24 39 21 35
-squared-hinge 12 25 17 28 16 28
-soft 15 31 21 35 21 35"""
-
-
-def row(table, name):
-    head, *lines = table.splitlines()
-    whole = re.compile(re.escape(name) + r"((?: [\d.]+)+)")
-    values = next(found[1] for line in lines if (found := whole.fullmatch(line)))
-    return dict(zip(head.split(), map(float, values.split()), strict=True))
-
-
-def change(base, method):
-    """A row without the regularizer and one with it, as the recipes that sweep its weight name them."""
-    both = {"without": row(BIRDS, base), "with": row(BIRDS, method)}
-    return {f"{name}_{which}": values[name] for which, values in both.items() for name in ("nmi", "recall_at_1")}
-
-
-def at(variants, *names):
-    """``{variant: row}`` as a sweep names it."""
-    return {f"{name}@{variant}": values[name] for variant, values in variants.items() for name in names}
-
-
-PRINTED = {
-    "angular/omniglot-small": row(CARS, "NL&AL"),
-    "angular/omniglot-small-angular": row(CARS, "AL"),
-    "angular/omniglot-small-n-pair": row(CARS, "NL"),
-    "angular/omniglot-small-triplets": row(CARS, "T-II"),
-    "angular/omniglot-small-alpha": {  # Table 4
-        "recall_at_1@36.0": 69.9, "recall_at_1@42.0": 70.7, "recall_at_1@45.0": 71.4, "recall_at_1@48.0": 71.3,
-        "recall_at_1@55.0": 69.0},
-    "cbml/omniglot-small": row(MINING, "CBML + MVC + Hard Mining"),
-    "cbml/multi-similarity-omniglot-small": row(MINING, "MS + MVC"),
-    "cbml/omniglot-small-averaging": {  # Table 4, ResNet-50
-        "recall_at_1@log": 69.9, "recall_at_1@sqrt": 70.0, "recall_at_1@const": 69.2},
-    "cbml/omniglot-small-mvc-weight": {  # Table 6, the test set
-        "recall_at_1@0.0": 63.8, "recall_at_1@0.1": 65.9, "recall_at_1@1.0": 69.9, "recall_at_1@2.0": 69.6},
-    "density/omniglot-small": row(BIRDS, "DML-DA_con"),
-    "density/omniglot-small-triplet": row(BIRDS, "DML-DA_tri"),
-    "density/omniglot-small-n-pair": row(BIRDS, "DML-DA_np"),
-    "density/omniglot-small-contrastive-lambda": change("Con", "DML-DA_con"),
-    "density/omniglot-small-triplet-lambda": change("Tri", "DML-DA_tri"),
-    "density/omniglot-small-n-pair-lambda": change("NP", "DML-DA_np"),
-    "density/omniglot-small-sum": at({"0.0": row(BIRDS, "Con"), "20.0": row(BIRDS, "DML-DA_con")}, "nmi",
-                                     "recall_at_1"),
-    "pddm/omniglot-small": row(SCORES, "PDDM+Quadruplet")
-                           | {"recall_at_1_score": row(SCORES, "PDDM score")["recall_at_1"]},
-    "pddm/omniglot-small-as-printed": row(SCORES, "PDDM+Quadruplet"),
-    "pddm/omniglot-small-triplet": row(SCORES, "PDDM+Triplet"),
-    "pddm/omniglot-small-lmdm": {"recall_at_1_score": row(SCORES, "LMDM score")["recall_at_1"]},
-    "pddm/omniglot-small-batch-size": {"recall_at_1@32": 55.7, "recall_at_1@64": 58.3},  # Sec. 4, discussion
-    "triplets/omniglot-small": row(CLUSTERS, "hinge"),
-    "triplets/omniglot-small-kinds": at({kind: row(CLUSTERS, kind) for kind in ("hinge", "squared-hinge", "soft")},
-                                        "f1", "nmi", "f1_3", "nmi_3"),
-    "triplets/omniglot-small-local": {
-        f"{name}@{kind}": row(CLUSTERS, kind)[f"{name}_local"]
-        for kind in ("hinge", "squared-hinge", "soft") for name in ("f1_3", "nmi_3")},
+PDDM+Quadruplet 58.3""",
+    ("pddm/batch-size", "CUB-200-2011"): """R@1
+32 55.7
+64 58.3""",
+    ("triplets/1", "CUB-200-2011"): """F1 NMI
+Hinge Loss, 1 Cluster .17 .35
+Hinge Loss, 3 Clusters .24 .39
+Hinge Loss, 3 Clusters, Local .21 .35
+Square Hinge Loss, 1 Cluster .12 .25
+Square Hinge Loss, 3 Clusters .17 .28
+Square Hinge Loss, 3 Clusters, Local .16 .28
+Soft Loss, 1 Cluster .15 .31
+Soft Loss, 3 Clusters .21 .35
+Soft Loss, 3 Clusters, Local .21 .35""",
+}
+# How many numbers with a point each table has, and their sum, added up from the papers' texts.
+TOTALS = {
+    "angular": {"1": (36, 2064.9), "2": (36, 2272.3), "3": (36, 2668.7), "4": (20, 1644.7), "5": (5, 341.3)},
+    "cbml": {
+        "2": (265, 23868.2), "3": (176, 11589.7), "4": (144, 12876.3), "5": (60, 5402.7), "6": (8, 548.5),
+        "7": (28, 2232.5), "8": (140, 7890.5), "9": (4, 63.0), "10": (27, 1256.4), "11": (27, 1329.7),
+        "12": (16, 1120.3), "13": (4, 203.7)},
+    "density": {"1": (189, 15145.5)},
+    "pddm": {"1": (84, 6025.1), "2": (13, 364.7)},
+    "triplets": {"1": (18, 4.55)},
 }  # fmt: skip
 
 
-def quotations():
-    """``{recipe: what its [paper] says}`` of the papers' plugins."""
-    recipes = {name: tomllib.loads(file.read_text("utf-8")) for name, file in registry.recipes().items()}
-    return {name: recipe["paper"] for name, recipe in recipes.items() if name.partition("/")[0] in DATA}
+def printed(name):
+    paper, _, number = name.partition("/")
+    return papers()[paper].tables[number]
 
 
-def numbers(paper):
-    return {key: value for key, value in paper.items() if isinstance(value, float)}
+@pytest.mark.parametrize(("name", "heading"), PRINTED)
+def test_numbers_are_those_of_the_table(name, heading):
+    head, *lines = PRINTED[name, heading].splitlines()
+    for line in lines:
+        row, numbers = re.fullmatch(r"(.+?)((?: \d*\.\d+)+)", line).groups()
+        values = {column: cell for above, column, cell in printed(name).values(row) if above == heading}
+        assert {column: values[column] for column in head.split()} == dict(
+            zip(head.split(), map(float, numbers.split()), strict=True))  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_numbers_are_those_of_the_table(name):
-    quoted = numbers(quotations()[name])
-    assert quoted
-    printed = {key: PRINTED[name].get(key) for key in quoted}
-    assert {key: 100 * value for key, value in quoted.items()} == pytest.approx(printed, abs=1e-9)
+@pytest.mark.parametrize("paper", TOTALS)
+def test_tables_add_up(paper):
+    for number, total in TOTALS[paper].items():
+        numbers = [cell for row in printed(f"{paper}/{number}").rows for cell in row if isinstance(cell, float)]
+        assert (len(numbers), round(sum(numbers), 2)) == total, number
 
 
-def test_every_recipe_that_quotes_numbers_is_here():
-    assert {name for name, paper in quotations().items() if numbers(paper)} == set(PRINTED)
+def test_misprints_stand_as_printed_with_a_note():
+    def value(name, row, heading, column):
+        return next(cell for above, each, cell in printed(name).values(row) if (above, each) == (heading, column))
+
+    assert value("cbml/1", "ResNet-50, Ours: CBML, 512", "CUB", "R@8") == 92.3
+    assert {value("cbml/4", "ResNet-50, CBML", "CUB", "R@8"), value("cbml/5", "512", "CUB", "R@8"),
+            value("cbml/7", "CBML + MVC + Hard Mining", "CUB", "R@8")} == {92.5}  # fmt: skip
+    assert value("cbml/2", "BN-Inception, Ours: CBML, 512", "In-Shop", "R@1") == 91.7
+    assert value("cbml/4", "BN-Inception, CBML", "In-Shop", "R@1") == 91.0
+    assert all(figure in printed("cbml/1").note for figure in ("92.3", "92.5", "garbled"))
+    assert all(figure in printed("cbml/2").note for figure in ("91.7", "91.0"))
 
 
-def test_data_sets_are_those_of_the_paper():
-    found = {name: paper["data"].partition(",")[0] for name, paper in quotations().items() if "data" in paper}
-    assert {name: data for name, data in found.items() if data not in DATA[name.partition("/")[0]]} == {}
-    assert not [name for name, paper in quotations().items() if numbers(paper) and "data" not in paper]
+def test_recipes_of_ours_quote_by_table_and_row_alone():
+    plain = {}
+    for name in registry.recipes():
+        paper = read_tables(name).get("paper", {})
+        if name.partition("/")[0] in OURS:
+            assert paper, f"{name} names no paper"
+            assert set(paper) <= {"table", "row", "column", "variants", "note"}, name
+            if "/" not in paper["table"]:
+                plain[name] = paper["table"]
+    assert sorted(plain) == [f"{paper}/digits" for paper in OURS]  # no table of the papers, and no value
+
+
+def test_each_table_and_each_row_has_a_recipe_or_a_reason():
+    entries = [entry for entry in tables() if entry["name"].partition("/")[0] in OURS]
+    assert {"cbml/13", "angular/5", "pddm/2", "density/1", "triplets/1", "density/fig-4"} <= {
+        e["name"] for e in entries
+    }
+    for entry in entries:
+        assert any(entry["recipes"].values()) != bool(entry["reason"]), entry["name"]
+        without = [row["row"] for row in entry["rows"] if not row["recipes"] and not row["reason"]]
+        assert without == [], entry["name"]
+
+
+def test_what_is_called_measured_stands_in_the_readme():
+    plugins = Path(__file__).parents[2] / "plugins"
+    for entry in tables():
+        readme = plugins / f"pml_ext_{entry['name'].partition('/')[0]}" / "README.md"
+        for recipe in entry["measured"]:
+            assert recipe in [*entry["recipes"]["small"], *entry["recipes"]["full"]]
+            assert re.search(rf"{recipe}(?![\w-])", readme.read_text("utf-8")), recipe

@@ -48,7 +48,10 @@ EXPECTED = {
     "RegularizedLoss": {"check_reducers": "its two parts are reduced by their own reducers"},
     "MultipleLosses": {"check_dtypes": "PML's Lp distance takes torch.cdist, which has no half precision on a CPU"},
 }
-ONE_GRAPH = {"cbml", "metric-variance", "density"}
+ONE_GRAPH = {
+    "cbml", "metric-variance", "density", "angular", "n-pair", "n-pair-angular", "batch-all-triplets",
+    "tiled-contrastive", "tiled-multi-similarity", "tiled-nt-xent", "tiled-sup-con",
+}  # fmt: skip
 OLD_COMPILER = torch.__version__ < "2.6"
 
 

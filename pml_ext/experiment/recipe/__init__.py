@@ -16,8 +16,9 @@ from .building import (
     preprocessing_of,
 )
 from .checking import validate
-from .loading import load_recipes, names_in, pipelines, read_tables
+from .loading import load_recipes, names_in, pipelines, read_tables, variant_tables
 from .names import plugins_in
+from .papers import Printed, PrintedTable, Quoted, is_full, papers, printed, quoted, texts
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -25,6 +26,7 @@ from .schema import (
     EvaluationTable,
     LossTable,
     NamedTable,
+    PseudoTable,
     Recipe,
     SamplerTable,
     ScheduleTable,
@@ -40,6 +42,10 @@ __all__ = [
     "EvaluationTable",
     "LossTable",
     "NamedTable",
+    "Printed",
+    "PrintedTable",
+    "PseudoTable",
+    "Quoted",
     "Recipe",
     "SamplerTable",
     "ScheduleTable",
@@ -49,6 +55,7 @@ __all__ = [
     "build_network",
     "build_optimizer",
     "dataset_factory",
+    "is_full",
     "load_recipes",
     "loss_context",
     "merged",
@@ -56,9 +63,14 @@ __all__ = [
     "names_in",
     "normalization_of",
     "own_optimizer",
+    "papers",
     "pipelines",
     "plugins_in",
     "preprocessing_of",
+    "printed",
+    "quoted",
     "read_tables",
+    "texts",
     "validate",
+    "variant_tables",
 ]

@@ -146,7 +146,8 @@ def build_network(
         ConfigError: the trunk refuses an option, or images of that size.
     """
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
-    return Network(preprocessing, trunk, table.embedding_size, table.hidden_sizes, features)
+    hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
+    return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
 
 
 def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,9 +172,11 @@ def _refusing(key: str, table: NamedTable) -> Iterator[None]:
 
 
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
-    """What a loss may ask for by argument name without a recipe saying it."""
-    return {"embedding_size": recipe.model.embedding_size, "num_classes": len(labels), "class_labels": labels,
-            "collect_stats": True}  # fmt: skip
+    """What a loss may ask for by argument name without a recipe saying it; of clusters, no number and no labels."""
+    context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
+    return context if recipe.data.labels == "clusters" else context | {
+        "num_classes": len(labels), "class_labels": labels
+    }  # fmt: skip
 
 
 def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from .building import (
     own_optimizer,
     trunk_factory,
 )
+from .papers import quoted
 from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe, metric_names
 from .values import adapter_of, alike, reason_of, refusal, strictly, wanted_by
 
@@ -66,8 +68,11 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
         raise ConfigError(f"{source}: tables nested too deep; wanted the tables of a recipe") from None
     try:
         _check_names(recipe)
+        quoted(recipe.paper, recipe.data.name)
     except _KeyProblem as problem:
         raise ConfigError(shortened(f"{source}: {problem.key}: {problem.text}")) from None
+    except ConfigError as error:
+        raise ConfigError(shortened(f"{source}: {error}")) from None
     return recipe
 
 
@@ -136,6 +141,8 @@ def _check_memory(key: str, table: MemoryTable | None, batch_size: int, epochs: 
 
 def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
     context = loss_context(recipe, [0, 1])
+    if recipe.data.labels == "clusters":
+        _check_without_classes(key, table)
     _check_component(key, "loss", table, context)
     if table.miner is not None:
         _check_component(f"{key}.miner", "miner", table.miner, context)
@@ -155,6 +162,27 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
         _check_optimizer(f"{key}.optimizer", own_optimizer(recipe.optimizer, table))
     except ValidationError as error:
         raise _KeyProblem(f"{key}.optimizer", _first_problem(error)) from None
+
+
+def _check_without_classes(key: str, table: LossTable) -> None:
+    """Refuses what keeps something of a class from one epoch to the next, where each epoch has clusters of its own."""
+    if table.memory is not None:
+        raise _KeyProblem(f"{key}.memory", "it keeps labels of past batches, and with data.labels = 'clusters' each "
+                          "epoch has others; leave out [loss.memory]")  # fmt: skip
+    for inner, kind, name in _components_in(key, "loss", table.name, table.model_dump()):
+        component = _looked_up(f"{inner}.name", functools.partial(registry.get, name, kind))
+        if component.settings.keys() & {"num_classes", "class_labels"}:
+            raise _KeyProblem(inner, f"{name} keeps something for each class (num_classes), and with data.labels = "
+                              "'clusters' each epoch has other classes; take a loss of pairs or triplets")  # fmt: skip
+
+
+def _components_in(key: str, kind: str, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Key, kind and name of a component and of those in its settings."""
+    yield key, kind, name
+    for inner, value in settings.items():
+        of = inner.rsplit("_", 1)[-1]
+        if isinstance(value, Mapping) and isinstance(value.get("name"), str) and of in KINDS:
+            yield from _components_in(f"{key}.{inner}", of, value["name"], value)
 
 
 def _check_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.resources
-import itertools
-import math
 import tomllib
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
@@ -17,9 +15,10 @@ from ...errors import ConfigError, PluginError, UnknownNameError, shortened, unk
 from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
+from .papers import with_row
 from .schema import Recipe, merged
+from .variants import choices, combined
 
-_MOST_VARIANTS = 10_000
 PIPELINES = "pipelines/"  # how their names begin
 
 
@@ -48,38 +47,64 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
 
 
 def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
-    base, variant = _without_variant(name)
-    source, tables, run = _read(base)
-    home = home_of(base, run)
-    sweep = tables.pop("sweep", {})
-    if not isinstance(sweep, dict) or not all(isinstance(values, list) and values for values in sweep.values()):
-        raise ConfigError(f'{source}: [sweep] has lists of values by key, for example "loss.alpha" = [36, 45]')
-    for override in sorted(overrides, key=_names_something, reverse=True):
-        key, separator, text = override.partition("=")
-        if not separator or not key.strip():
-            raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        _assign(tables, key.strip(), toml_value(text.strip()), f"--set {override}", home)
-        sweep.pop(key.strip(), None)
-    if math.prod(map(len, sweep.values())) > _MOST_VARIANTS:
-        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
-    variants = {base if not sweep else f"{base}@{_label(values)}": dict(zip(sweep, values, strict=True))
-                for values in itertools.product(*sweep.values())}  # fmt: skip
-    if variant:
-        if name not in variants:
-            raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
-        variants = {name: variants[name]}
+    source, run, variants = _variants(name, overrides)
     recipes = {}
-    for full_name, settings in variants.items():
-        mine = copy.deepcopy(tables)
-        for key, value in settings.items():
-            _assign(mine, key, value, f"{source}: [sweep]", home)
+    for full_name, tables in variants.items():
         try:
-            recipes[full_name] = validate(mine, source)
+            recipes[full_name] = validate(tables, source)
         except ConfigError as error:
             if lacking := registry.lacking(run.get("plugins", {})):
                 raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
             raise
     return recipes
+
+
+def variant_tables(name: str) -> dict[str, dict[str, Any]]:
+    """The tables of a recipe's variants, by their full names, merged and not validated.
+
+    Args:
+        name: as of :func:`load_recipes`.
+    """
+    return _variants(name, ())[2]
+
+
+def _variants(name: str, overrides: Iterable[str]) -> tuple[str, dict[str, Any], dict[str, dict[str, Any]]]:
+    """The file's name, what a run says of itself in it, and the tables of the variants by their full names."""
+    base, variant = _without_variant(name)
+    source, tables, run = _read(base)
+    home = home_of(base, run)
+    sweep = tables.pop("sweep", {})
+    given = [_parsed(override) for override in sorted(overrides, key=_names_something, reverse=True)]
+    for key, value in given:
+        _assign(tables, key, value, f"--set {key}", home)
+        if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
+            del sweep[key]
+    known = choices(sweep, source)
+    variants = {f"{base}@{label}" if known else base: picked for label, picked in combined(known, source).items()}
+    if variant:
+        if name not in variants:
+            raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
+        variants = {name: variants[name]}
+    result = {}
+    for full_name, picked in variants.items():
+        mine = copy.deepcopy(tables)
+        for key, value in picked:
+            _assign(mine, key, value, f"{source}: [sweep]", home)
+        if any(not key for key, _ in picked):  # tables of their own, which --set overrides as well
+            for key, value in given:
+                _assign(mine, key, value, f"--set {key}", home)
+        if "paper" in mine:
+            mine["paper"] = with_row(mine["paper"], full_name.removeprefix(f"{base}@"))
+        result[full_name] = mine
+    return source, run, result
+
+
+def _parsed(override: str) -> tuple[str, Any]:
+    """The key of a ``--set`` and its value."""
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+    return key.strip(), toml_value(text.strip())
 
 
 def _names_something(override: str) -> bool:
@@ -136,17 +161,39 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     run = run if isinstance(run, dict) else {}
     parents = tables.pop("extends", [])
     tables = settled(tables, home_of(name, run))
+    sweep = tables.get("sweep")
+    for named in sweep.values() if isinstance(sweep, dict) else ():  # what a choice extends goes over the recipe's own
+        for label, choice in named.items() if isinstance(named, dict) else ():
+            if isinstance(choice, dict):
+                more = choice.pop("extends", [])
+                named[label] = _extended(choice, more, file, (*children, name), f"sweep: {label}: ")
+                named[label].pop("sweep", None)
+    return str(file), _extended(tables, parents, file, (*children, name)), run
+
+
+def _extended(
+    tables: dict[str, Any], parents: Any, file: Traversable, children: tuple[str, ...], where: str = ""
+) -> dict[str, Any]:
+    """Tables over those that they extend.
+
+    Args:
+        tables: of a recipe, or of a choice in its sweep.
+        parents: the name of a recipe or pipeline, or a list of them.
+        file: where they stand.
+        children: the recipes on whose behalf they are read.
+        where: their place in the file, for texts.
+    """
     base: dict[str, Any] = {}
     images: dict[str, Any] = {}  # of pipelines, which hold for any data set
     for parent in parents if isinstance(parents, list) else [parents]:
         if not isinstance(parent, str):
-            raise ConfigError(f"{file}: extends: found {parents!r}, wanted the name of a recipe, or several")
+            raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
         if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
             parent = str(file.parent / parent)
         try:
-            _, more, _ = _read(parent, (*children, name))
+            more = variant_tables(parent)[parent] if _without_variant(parent)[1] else _read(parent, children)[1]
         except UnknownNameError as error:
-            raise ConfigError(f"{file}: extends: {error}") from None
+            raise ConfigError(f"{file}: {where}extends: {error}") from None
         more.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
         if parent.startswith(PIPELINES):
             images = merged(images, more["data"]["images"])
@@ -156,7 +203,7 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     if images:
         own = tables["data"].get("images", {}) if isinstance(tables.get("data"), dict) else {}
         result["data"] = {**result.get("data", {}), "images": merged(images, own)}
-    return str(file), result, run
+    return result
 
 
 def _file(name: str) -> Traversable:
@@ -185,7 +232,7 @@ def pipelines() -> dict[str, Traversable]:
 
 def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str) -> None:
     nested: Any = value
-    for part in reversed(key.split(".")):
+    for part in reversed(key.split(".") if key else ()):
         nested = {part: nested}
     nested = settled(nested, home)
     try:
@@ -194,7 +241,3 @@ def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str
         raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
     tables.clear()
     tables.update(updated)
-
-
-def _label(values: Iterable[Any]) -> str:
-    return ",".join(str(value.get("name", value)) if isinstance(value, dict) else str(value) for value in values)

@@ -20,6 +20,10 @@ OPTIMIZERS = {
 }
 
 
+PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and how their metrics begin
+TOP = (1, 5)
+
+
 class Table(BaseModel):
     """A table of a recipe: unknown keys are errors."""
 
@@ -92,14 +96,48 @@ class ImagesTable(Table):
         return self
 
 
+class PseudoTable(Table):
+    """``[data.pseudo]``: how training images are clustered before each epoch, so that clusters are their labels.
+
+    Args:
+        clusters: how many k-means finds.
+        features: what is clustered, normalized: the ``"embedder"``'s output or the ``"trunk"``'s.
+        batch_size: the least and the greatest, between which each epoch's is drawn, in place of the sampler's; by
+            multiples of the sampler's ``m``, where it has one. None leaves the sampler's.
+    """
+
+    clusters: int = Field(100, ge=2)
+    features: Literal["embedder", "trunk"] = "embedder"
+    batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def _smaller_first(self) -> PseudoTable:
+        if self.batch_size is not None and self.batch_size[0] > self.batch_size[1]:
+            raise ValueError(f"found batch_size = {self.batch_size}; wanted the smaller first")
+        return self
+
+
 class DataTable(NamedTable):
-    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``.
+
+    ``labels = "clusters"`` trains without the training images' labels: with those of ``[data.pseudo]``.
+    """
 
     workers: int = Field(0, ge=0)
     cache: Literal["none", "memory", "disk"] = "none"
     unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
     images: ImagesTable = ImagesTable()
+    labels: Literal["given", "clusters"] = "given"
+    pseudo: PseudoTable | None = None
+
+    @model_validator(mode="after")
+    def _clusters_have_settings(self) -> DataTable:
+        if self.labels == "clusters":
+            self.pseudo = self.pseudo or PseudoTable()
+        elif self.pseudo is not None:
+            raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
+        return self
 
     @model_validator(mode="after")
     def _one_cut(self) -> DataTable:
@@ -111,12 +149,22 @@ class DataTable(NamedTable):
 
 
 class ModelTable(Table):
-    """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
+    """``[model]``: a trunk from images to features, and an embedder from features to embeddings.
+
+    With ``embedder = "none"`` the features are the embeddings, and ``embedding_size`` is their length.
+    """
 
     trunk: Annotated[NamedTable, BeforeValidator(_named)]
     embedding_size: int = Field(64, ge=1)
     hidden_sizes: list[Annotated[int, Field(ge=1)]] = []
+    embedder: Literal["linear", "none"] = "linear"
     freeze_batch_norm: bool = False
+
+    @model_validator(mode="after")
+    def _nothing_hidden(self) -> ModelTable:
+        if self.embedder == "none" and self.hidden_sizes:
+            raise ValueError("hidden_sizes are of an embedder, and embedder = 'none'; leave one of the two out")
+        return self
 
 
 class OptimizerTable(NamedTable):
@@ -225,6 +273,10 @@ class EvaluationTable(Table):
         precision_at: every K of ``precision_at_K``, 1 among them.
         clusters_per_class: every c for which k-means finds c clusters per class, 1 among them.
         lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is left out.
+        protocols: what else is measured. ``"nearest-class-mean"``: gallery images, or half of each class's test images,
+            give the means of the classes, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``);
+            ``"zero-shot"``: the means of the tested classes are estimated from those of related training classes, in a
+            data set whose classes have parents (``zero_shot_top_1``, ``zero_shot_top_5``).
         baselines: whether raw pixels and the untrained network are tested too.
         training_images: how many training images are tested at most, beside the test images; a sample by class where
             there are more, none for 0.
@@ -233,6 +285,7 @@ class EvaluationTable(Table):
         test_every: every such number of epochs, and after the last, the test images are tested for a curve in the
             report, which chooses nothing; 0 for no curve.
         validation: the share of the training classes that are held out to choose the epoch by.
+        held_out: which: ``"drawn"`` by the seed, or the ``"last"`` in the order of labels.
         select: the metric to choose the epoch by; None tests the last epoch.
         select_on: what ``select`` is measured on: the held-out classes (``"validation"``), or the test images
             themselves (``"test"``), as some programs of papers do, whose numbers are too good; the report says so.
@@ -243,12 +296,14 @@ class EvaluationTable(Table):
     precision_at: list[Annotated[int, Field(ge=1)]] = [1]
     clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"
+    protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True
     training_images: int = Field(5_000, ge=0)
     shortlist: int | None = Field(None, ge=1)
     batch_size: int = Field(256, ge=1)
     test_every: int = Field(0, ge=0)
     validation: float = Field(0.0, ge=0, lt=1)
+    held_out: Literal["drawn", "last"] = "drawn"
     every: int = Field(1, ge=1)
     select: str | None = None
     select_on: Literal["validation", "test"] = "validation"
@@ -273,11 +328,21 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: where the settings come from and what the paper reports."""
+    """``[paper]``: where the settings come from and what the paper reports.
+
+    Args:
+        table: a table of a paper whose file is registered, ``"cbml/7"``, or any text.
+        row: what the paper calls the row, or the rows, of the table that the recipe trains; or texts of its heads,
+            ``{ Backbone = "ResNet-50", Methods = "CBML" }``.
+        column: the heading of the columns to quote, where it does not follow from the data set.
+        note: what is said of it; other keys stand as they are.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     table: str = ""
+    row: str | list[str] | dict[str, str] = []
+    column: str = ""
     note: str = ""
 
 
@@ -315,6 +380,9 @@ class Recipe(Table):
         warm = sum(stage.epochs for stage in self.stages)
         if warm >= self.schedule.epochs:
             raise ValueError(f"the stages take {warm} epochs, so schedule.epochs must be more than that")
+        if self.data.labels == "clusters" and self.evaluation.validation:
+            raise ValueError("evaluation.validation holds out classes by their labels, which a run with data.labels = "
+                             "'clusters' does not look at; leave it out")  # fmt: skip
         return self
 
     def all_stages(self) -> list[StageTable]:
@@ -343,7 +411,8 @@ def metric_names(recipe: Recipe) -> list[str]:
     ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
     clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
                 for name in ("nmi", "f1", "purity")]  # fmt: skip
-    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters]
+    classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
+    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters, *classified]
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from ..recipe import EvaluationTable, Recipe
+from ..recipe import EvaluationTable, Recipe, printed, quoted
 from ..stages import Stages
 from ..testing import counts
 from ..view import SAMPLE, View
@@ -37,7 +37,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         f"of {view.recipe.schedule.epochs}{_how_chosen(view.recipe.evaluation)}.",
         tables=[_metrics_table(view, metrics), _images_table(view)],
         figures=figures,
-        appendix=[*_paper_table(view.recipe), _versions_table(metrics)],
+        appendix=[*_paper_tables(view.recipe, metrics), _versions_table(metrics)],
         warnings=[*_optimistic(view.recipe.evaluation), *metrics["warnings"]],
         recipe=tomli_w.dumps(view.recipe.as_dict()),
     )
@@ -48,8 +48,13 @@ _HEADINGS = {
 }  # fmt: skip
 
 
+_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
+
+
 def _heading(name: str) -> str:
     stem, _, number = name.rpartition("_")
+    if stem.endswith("_top"):
+        return f"{_PROTOCOLS[stem.removesuffix('_top')]}, top-{number}"
     if name.startswith(("recall_at_", "precision_at_")):
         return f"{'Recall' if name.startswith('recall') else 'P'}@{number}"
     return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
@@ -105,11 +110,28 @@ def _percent(value: float | None, best: float) -> Cell:
     return Cell("") if value is None else Cell(f"{100 * value:.1f}", best=value == best)
 
 
-def _paper_table(recipe: Recipe) -> Iterator[ReportTable]:
-    if recipe.paper is not None:
-        entries = recipe.paper.model_dump()
-        rows = [[Cell(key), Cell(str(value))] for key, value in entries.items() if value != ""]
-        yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+def _paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """What the recipe says of a paper, and the values of its table beside this run's."""
+    if recipe.paper is None:
+        return
+    values = quoted(recipe.paper, recipe.data.name)
+    place = printed(recipe.paper.table)
+    entries = {key: value for key, value in recipe.paper.model_dump().items() if value}
+    if place is not None:
+        entries |= {"paper": f"{place[0].authors} ({place[0].year}). {place[0].title}. {place[0].url}",
+                    "table": f"{recipe.paper.table}: {place[1].title}"}  # fmt: skip
+        entries["note"] = ". ".join(filter(None, (recipe.paper.note, place[1].note)))
+        entries = {key: value for key, value in entries.items() if value and key not in ("row", "column")}
+    rows = [[Cell(key), Cell(str(value))] for key, value in entries.items()]
+    yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+    if values:
+        rows = [
+            [Cell(f"{value.row}, {value.heading}, {value.column}"), _percent(value.value, -1),
+             _percent(metrics.get(value.phase, {}).get(value.metric), -1)]
+            for value in values
+        ]  # fmt: skip
+        yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows,
+                          f"The paper's data set is its own, and this run's is {recipe.data.name}.")  # fmt: skip
 
 
 def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:

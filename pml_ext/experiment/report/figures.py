@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from matplotlib.figure import Figure
+from torch.nn.functional import normalize
 
 from ...errors import one_line
+from ...evaluation import Evaluation
 from ...evaluation.figures import (
     epoch_curves,
     gallery,
@@ -19,10 +21,11 @@ from ...evaluation.figures import (
     recall_curve,
     similarity_distributions,
 )
-from ..curves import CURVE, VALIDATION, metric_series
+from ...pml import BaseDistance
+from ..curves import CURVE, PSEUDO, VALIDATION, metric_series
 from ..records import loss_series
 from ..stages import Stages
-from ..testing import nearest
+from ..testing import metric_of, nearest, nearest_by
 from ..view import View
 from .html import ReportFigure
 
@@ -59,8 +62,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
                                  lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
                                  "The mean share of the query's class among the K nearest.")  # fmt: skip
     queries, training = view.queries, view.tested_training
-    test, labels = view.embeddings(queries), view.labels(queries)
-    compared = {} if training is None else {"training images": (view.embeddings(training), view.labels(training))}
+    test, labels = view.embeddings(queries), view.true_labels(queries)
+    compared = {} if training is None else {"training images": (view.embeddings(training), view.true_labels(training))}
     yield ReportFigure.drawn(
         "Similarities of positive and negative pairs",
         lambda: similarity_distributions({**compared, kind: (test, labels)}),
@@ -81,6 +84,22 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     yield ReportFigure.drawn(f"Queries and their nearest {gallery_kind}", lambda: _gallery(view),
                              "Half of these queries were answered wrongly, as far as there are such; framed green (✓): "
                              "the query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip
+    if (metric := metric_of(stages)) is not None:
+        yield ReportFigure.drawn(
+            f"Queries and their nearest {gallery_kind} by the learned metric", lambda: _gallery(view, metric),
+            "As above; with the learned value and the Euclidean distance of the features.",
+        )  # fmt: skip
+
+
+def _captions(view: View, result: Evaluation, query: int, learned: bool) -> Sequence[float | str]:
+    """What stands over a query's answers: their distance; of a learned metric, the score and the feature distance."""
+    values: list[float] = result.distances[query].tolist()
+    if not learned:
+        return values
+    points = normalize(view.embeddings(view.queries)[query : query + 1])
+    answers = normalize(view.embeddings(view.gallery_of(view.queries))[result.indices[query].to(points.device)])
+    return [f"{value:.2f} | {distance:.2f}"
+            for value, distance in zip(values, (points - answers).norm(dim=1).tolist(), strict=True)]  # fmt: skip
 
 
 def _kinds(view: View) -> tuple[str, str]:
@@ -100,6 +119,12 @@ def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[Repo
                 epochs, values = lines[kind]
                 lines[kind] = [0, *epochs], [metrics["before"][metric], *values]
             panels[metric] = lines
+    if clusters := pseudo_labels_over_epochs(view):
+        yield ReportFigure.drawn(
+            "Clusters as labels, over the epochs", lambda: epoch_curves(clusters),
+            "How far an epoch's clusters agree with those of the epoch before (NMI), and the share of the training "
+            "images in the largest. No label of a training image is looked at.",
+        )  # fmt: skip
     if panels:
         chosen = {
             None: "They choose nothing: the last epoch is tested.",
@@ -108,6 +133,20 @@ def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[Repo
         }
         yield ReportFigure.drawn("Metrics over the epochs", lambda: epoch_curves(panels),
                                  chosen[table.select_on if table.select else None])  # fmt: skip
+
+
+def pseudo_labels_over_epochs(view: View) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
+    """What was recorded of clusters as labels, if they were.
+
+    Args:
+        view: of the run.
+
+    Returns:
+        Panels of a figure.
+    """
+    names = {"nmi_to_epoch_before": "NMI with the epoch before", "largest": "images in the largest cluster"}
+    curves = {title: metric_series(view.folder, name, (PSEUDO,)) for name, title in names.items()}
+    return {title: {"training images": curve[PSEUDO]} for title, curve in curves.items() if curve.get(PSEUDO)}
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -151,8 +190,8 @@ def _recorded_terms(stages: Stages) -> list[str]:
     return terms
 
 
-def _gallery(view: View) -> Figure:
-    result = nearest(view, view.queries)
+def _gallery(view: View, metric: BaseDistance | None = None) -> Figure:
+    result = nearest(view, view.queries) if metric is None else nearest_by(view, metric)
     queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
@@ -165,6 +204,6 @@ def _gallery(view: View) -> Figure:
         queries.labels.tolist(),
         queries.image,
         queries.class_names,
-        [result.distances[query].tolist() for query in chosen],
+        [_captions(view, result, query, metric is not None) for query in chosen],
         **apart,
     )

@@ -10,13 +10,22 @@ import torch
 DEFAULTS = {
     "alpha_pos": 0.5, "beta_pos": 0.5, "alpha_neg": 1.0, "beta_neg": 0.01, "mvc_weight": 1.0, "mvc_gamma": 0.2,
     "mvc_reduction": "mean", "detach_target": False, "skip_unmined": False, "delta": 1.0, "averaging": "log",
-    "epsilon": 0.1, "mining": True,
+    "epsilon": 0.1, "mining": True, "statistics": None,
 }  # fmt: skip
 G = {"log": torch.log, "sqrt": torch.sqrt, "const": lambda value: value}
 
 
 def cosine(x, y):
     return sum(a * b for a, b in zip(x, y, strict=True)) / (torch.linalg.norm(x) * torch.linalg.norm(y))
+
+
+def likelier(z, mean_pos, std_pos, mean_neg, std_neg):
+    """Eq. (18) before it is multiplied out: the ratio of two normal densities."""
+
+    def density(mean, std):
+        return torch.exp(-((z - mean) ** 2) / (2 * std**2)) / (std * math.sqrt(2 * math.pi))
+
+    return density(mean_pos, std_pos) / density(mean_neg, std_neg)
 
 
 def pairs_from_labels(labels, ref_labels=None):
@@ -58,8 +67,14 @@ def anchor_terms(x, pairs, references=None, similarity=cosine, **settings):
         delta_p = len(n) / len(p) ** 2 if h.delta == "ratio" else h.delta
         delta_n = len(p) / len(n) ** 2 if h.delta == "ratio" else h.delta
         g = G[h.averaging]
-        positive = g(1 + zero + delta_p * sum(torch.exp((h.alpha_pos - s) / h.beta_pos) for s in hard_p))
-        negative = g(1 + zero + delta_n * sum(torch.exp((s - h.alpha_neg) / h.beta_neg) for s in hard_n))
+        if h.statistics is None:
+            pull = [torch.exp((h.alpha_pos - s) / h.beta_pos) for s in hard_p]
+            push = [torch.exp((s - h.alpha_neg) / h.beta_neg) for s in hard_n]
+        else:
+            pull = [1 / likelier(s, *h.statistics) for s in hard_p]
+            push = [likelier(s, *h.statistics) for s in hard_n]
+        positive = g(1 + zero + delta_p * sum(pull))
+        negative = g(1 + zero + delta_n * sum(push))
         terms.append((positive, negative, variance))
     return terms
 

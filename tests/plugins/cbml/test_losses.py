@@ -28,6 +28,7 @@ GRID = [
     {"mvc_gamma": [0.0]},
     {"averaging": ["log", "sqrt", "const"], "delta": [1.0, 0.25, "ratio", 0.0], "mining": [True, False],
      "beta_neg": [0.1]},
+    {"statistics": [[0.7, 0.2, 0.1, 0.3], [0.6, 0.4, 0.2, 0.25]], "delta": [1.0, "ratio"], "mining": [True, False]},
 ]  # fmt: skip
 
 

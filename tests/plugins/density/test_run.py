@@ -48,6 +48,10 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     assert all(0 < float(row["density"]) < 1 for row in table[10:])
     report = (out / "report.html").read_text()
     assert "Target densities" in report
+    drawn = {path.stem for path in (out / "figures").iterdir()}
+    assert {"densities-of-training-and-test-classes",
+            "the-embeddings-of-training-images-in-two-dimensions-t-sne",
+            "test-images-at-the-places-of-their-embeddings-t-sne-and-regions-of-it"} <= drawn  # fmt: skip
     assert metrics["warnings"] == []
 
 

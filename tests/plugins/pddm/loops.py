@@ -1,6 +1,7 @@
 """Eq. 2 to 4 of Huang et al. (2016), line by line in Python: what the tests compare with."""
 
 import itertools
+import math
 
 import torch
 
@@ -49,6 +50,23 @@ def quadruplets(similarity, labels, count=1, per_class=False):
         return max(others, key=lambda n: (similarity[end][n], -n))
 
     return [(i, j, hardest(i), hardest(j)) for i, j in pairs]
+
+
+def pointwise(distance, embeddings, labels, kind):
+    """Eq. 1 with logistic regression, or the Fisher criterion, over the unordered pairs of a batch."""
+    pairs = list(itertools.combinations(range(len(labels)), 2))
+    scores = [score(distance, embeddings[i], embeddings[j]) for i, j in pairs]
+    same = [labels[i] == labels[j] for i, j in pairs]
+    if kind == "logistic":
+        terms = [-math.log(p if y else 1 - p)
+                 for s, y in zip(scores, same, strict=True) for p in [1 / (1 + math.exp(-s))]]  # fmt: skip
+        return sum(terms) / max(1, len(terms))
+    groups = [[s for s, y in zip(scores, same, strict=True) if y == wanted] for wanted in (True, False)]
+    if not all(groups):
+        return 0.0
+    means = [sum(group) / len(group) for group in groups]
+    spread = sum(sum((s - mean) ** 2 for s in group) / len(group) for group, mean in zip(groups, means, strict=True))
+    return -((means[0] - means[1]) ** 2) / spread
 
 
 def norm(x, y):

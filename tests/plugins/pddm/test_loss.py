@@ -45,14 +45,17 @@ CASES = {
 
 def reference(embeddings, labels, component, distance, score_margin=0.5, embedding_margin=1.0, embedding_weight=0.5,
               num_quadruplets=1, per_class=False, squared=False, normalize_scores=True, detach_scaling=False,
-              detach_embeddings=False, embedding_loss=None):  # fmt: skip
+              detach_embeddings=False, embedding_loss=None, pointwise=None):  # fmt: skip
     if detach_scaling or detach_embeddings or embedding_loss:
         raise SkipCheck("tests below: what is detached, and another loss in the place of the feature term")
-    return sum(loops.objective(
+    metric, embedding = loops.objective(
         component.distance, embeddings, labels.tolist(), alpha=score_margin, beta=embedding_margin,
         weight=embedding_weight, count=num_quadruplets, per_class=per_class, power=2 if squared else 1,
         scaling=normalize_scores,
-    ))  # fmt: skip
+    )  # fmt: skip
+    if pointwise is not None:
+        metric = loops.pointwise(component.distance, embeddings, labels.tolist(), pointwise)
+    return metric + embedding
 
 
 @pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
@@ -63,6 +66,7 @@ def test_equal_to_a_loop():
         {"distance": [whole], "num_quadruplets": [1, 4, 1000], "per_class": [False, True]},
         {"distance": [lmdm]},
         {"distance": [whole], "score_margin": [0.1], "embedding_margin": [0.3], "embedding_weight": [2.0, 0.0]},
+        {"distance": [whole], "pointwise": ["logistic", "fisher"]},
         {"distance": [whole], "embedding_loss": [None, TripletMarginLoss()]},
     ]
     check_component(PDDMLoss, reference=reference, settings=settings, checks=["check_reference", "check_settings"])

@@ -366,11 +366,11 @@ def test_triplets_are_triplets():
 
 
 @pytest.mark.parametrize("strategy", ["hard", "semihard", "misclassified"])
-def test_the_pool_has_what_the_strategy_says(strategy):
+def test_the_nearest_of_all_images_by_strategy(strategy):
     labels = torch.tensor(pool_labels())
     x, _ = batch(pool_labels(), spread=0.9)
     x = x.detach()
-    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=3)
+    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=3, pool="nearest")
     sampler.refresh_pool(x)
     distances = euclidean_distances(normalize(x))
     pool = sampler._pool
@@ -393,7 +393,7 @@ def test_the_pool_has_what_the_strategy_says(strategy):
             assert all(clusters[n] == clusters[anchor] for n in known)
     drawn = [(a, n) for a, _, n in triplets_of(sampler) if (pool[a] >= 0).any()]
     assert all(n in pool[a] for a, n in drawn)
-    mixed = HardNegativePoolSampler(labels, 12, 3000, strategy, hard_fraction=0.5, pool_size=3)
+    mixed = HardNegativePoolSampler(labels, 12, 3000, strategy, hard_fraction=0.5, pool_size=3, pool="nearest")
     mixed.refresh_pool(x)
     hits = [n in mixed._pool[a] for a, _, n in triplets_of(mixed) if (mixed._pool[a] >= 0).all()]
     assert 0.4 < np.mean(hits) < 0.75
@@ -401,7 +401,7 @@ def test_the_pool_has_what_the_strategy_says(strategy):
 
 def test_the_samplers_state():
     labels = pool_labels()
-    one, other = HardNegativePoolSampler(labels, 12, 120, seed=1), HardNegativePoolSampler(labels, 12, 120, seed=2)
+    one, other = (HardNegativePoolSampler(labels, 12, 120, seed=seed, pool="nearest") for seed in (1, 2))
     one.refresh_pool(torch.randn(30, 4))
     list(one)
     other.load_state_dict(one.state_dict())
@@ -414,6 +414,7 @@ def test_the_samplers_state():
         (None, {"batch_size": 10}, "multiple of 3"),
         (None, {"length_before_new_iter": 3}, "length_before_new_iter"),
         (None, {"strategy": "harder"}, "strategy"),
+        (None, {"pool": "all"}, "pool"),
         (None, {"hard_fraction": 1.5}, "hard_fraction"),
         (None, {"refresh": 0}, "refresh"),
         ([0, 0, 0], {}, "two classes"),
@@ -438,7 +439,10 @@ def test_the_conventional_pipeline_in_a_run(tmp_path):
                    "loss.triplets=all", "loss.miner=anchor-swap"),
     )[0]  # fmt: skip
     assert {"nmi_3", "f1_3", "purity", "purity_3", "precision_at_8"} <= set(metrics["after"])
-    assert "Query accuracy" in (tmp_path / "out" / "report.html").read_text()
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "Query accuracy" in report
+    assert "Four classes by the two greatest principal components" in report
+    assert (tmp_path / "out" / "figures" / "four-classes-by-the-two-greatest-principal-components.png").exists()
 
 
 @pytest.mark.usefixtures("without_report")

@@ -1,0 +1,106 @@
+"""The baseline of Fig. 2: a classifier on the features, trained by cross entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+from pml_ext.plugin import BaseMetricLossFunction, FullPrecisionForward, check_batch, check_count
+
+
+class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+    r"""Cross entropy of a linear classifier on the features, as a classification network is trained (Fig. 2, "CE").
+
+    .. math::
+        \operatorname{mean}_i \Big[
+        -\log \frac{\exp(w_{y_i} \cdot x_i + b_{y_i})}{\sum_c \exp(w_c \cdot x_i + b_c)} \Big]
+
+    Features and weights stay as they are, and each class has a bias; PML's ``NormalizedSoftmaxLoss`` normalizes both,
+    has none, and divides by a temperature, which is a loss of proxies by cosine similarity. The classifier is the
+    loss's own and is not part of the tested network: with ``[model] embedder = "none"`` the trunk's features are what
+    is trained and tested.
+
+    The reducer gets one value per image (``"element"``). There are no references and no ``indices_tuple``.
+
+    *Cost:* one product of ``B x D x num_classes`` forward and two backward.
+
+    Args:
+        num_classes: of the training set.
+        embedding_size: D.
+        class_labels: the label of each class, ``num_classes`` integers; by default 0 to ``num_classes`` - 1.
+        kwargs: as in PML's losses: ``reducer``, ``embedding_regularizer``, ``embedding_reg_weight``,
+            ``collect_stats``.
+
+    Raises:
+        ValueError: ``class_labels`` that are not ``num_classes`` different integers; in a call, a label that is none of
+            them, references or an ``indices_tuple``.
+
+    Example:
+        >>> loss = SoftmaxLoss(num_classes=2, embedding_size=4, class_labels=[7, 9])
+        >>> loss(torch.randn(3, 4), torch.tensor([7, 9, 9])).shape
+        torch.Size([])
+
+    *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
+    """
+
+    capabilities = frozenset({"labels"})
+    sorted_labels: Tensor
+    label_order: Tensor
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, class_labels: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        check_count(self, "num_classes", num_classes)
+        check_count(self, "embedding_size", embedding_size)
+        super().__init__(**kwargs)
+        given = torch.as_tensor(list(range(num_classes) if class_labels is None else class_labels))
+        if given.shape != (num_classes,) or given.is_floating_point() or len(set(given.tolist())) < num_classes:
+            raise ValueError(f"class_labels must be {num_classes} different integers, one for each class")
+        ordered, order = given.long().sort()
+        self.register_buffer("sorted_labels", ordered, persistent=False)
+        self.register_buffer("label_order", order, persistent=False)
+        self.num_classes = num_classes
+        self.classifier = nn.Linear(embedding_size, num_classes)
+        self._checked = False
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor | None = None, indices_tuple: Any = None, ref_emb: Any = None,
+        ref_labels: Any = None,
+    ) -> Any:  # fmt: skip
+        """The reduced loss; see the class."""
+        if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
+            raise ValueError("SoftmaxLoss takes embeddings and labels, no indices_tuple and no references")
+        check_batch(embeddings, labels)
+        return super().forward(embeddings, labels)
+
+    def compute_loss(
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
+    ) -> dict[str, dict[str, Any]]:
+        """One value per image."""
+        if len(embeddings) == 0:
+            nothing = embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum()
+            return {"loss": {"losses": nothing, "indices": None, "reduction_type": "already_reduced"}}
+        weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())
+        losses = cross_entropy(linear(embeddings, weight, bias), self._entries(labels), reduction="none")
+        indices = torch.arange(len(losses), device=losses.device)
+        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
+
+    def _entries(self, labels: Tensor) -> Tensor:
+        """The number of each label's class. On an accelerator labels are held against the classes in the first call."""
+        labels = labels.to(self.sorted_labels.device, torch.long)
+        places = torch.searchsorted(self.sorted_labels, labels).clamp(max=self.num_classes - 1)
+        if not torch.compiler.is_compiling() and (labels.device.type == "cpu" or not self._checked):
+            self._checked = True
+            unknown = labels[self.sorted_labels[places] != labels]
+            if len(unknown):
+                raise ValueError(f"SoftmaxLoss has no class for label {int(unknown[0])}; class_labels are "
+                                 f"{int(self.sorted_labels[0])} to {int(self.sorted_labels[-1])}")  # fmt: skip
+        return self.label_order[places]
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"num_classes={self.num_classes}, embedding_size={self.classifier.in_features}"

@@ -1,0 +1,154 @@
+"""Similarities of positive and negative pairs: their means and deviations, and what the paper makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pml_ext.plugin import gram, normalize, pair_masks
+
+from .functional import log_ratio
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHOWN, _BINS = 1000, 60  # images per panel at most; bins of a histogram
+
+
+@dataclasses.dataclass(frozen=True)
+class PairStatistics:
+    r"""What is known of the similarities of pairs: two normal distributions, and how many pairs an anchor has.
+
+    Args:
+        mean_pos: :math:`\mu_P`, of positive pairs.
+        std_pos: :math:`\sigma_P`, above 0.
+        mean_neg: :math:`\mu_N`, of negative pairs, below that of positive ones.
+        std_neg: :math:`\sigma_N`, above 0.
+        num_pos: :math:`|P_i|`, positives of an anchor in a batch; the mean, where anchors differ.
+        num_neg: :math:`|N_i|`, its negatives.
+
+    Raises:
+        ValueError: a number outside its range.
+    """
+
+    mean_pos: float
+    std_pos: float
+    mean_neg: float
+    std_neg: float
+    num_pos: float = 1.0
+    num_neg: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{name} of PairStatistics must be a finite number; got {value!r}")
+            if not name.startswith("mean") and value <= 0:
+                raise ValueError(f"{name} of PairStatistics must be above 0; got {value!r}")
+        if self.mean_pos <= self.mean_neg:
+            raise ValueError(f"mean_pos of PairStatistics must be above mean_neg; got {self.mean_pos} and "
+                             f"{self.mean_neg}: positive pairs are no more similar than negative ones")  # fmt: skip
+
+    @classmethod
+    def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
+        """The statistics of a batch: of the cosine similarities of all its pairs.
+
+        Args:
+            embeddings: ``[B, D]``.
+            labels: ``[B]``.
+
+        Raises:
+            ValueError: no positive or no negative pair, or similarities that are all alike.
+        """
+        x = normalize(embeddings.detach().double())
+        similarity = gram(x)
+        positives, negatives = pair_masks(similarity, labels)
+        if not positives.any() or not negatives.any():
+            raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
+        pos, neg = similarity[positives], similarity[negatives]
+        return cls(float(pos.mean()), float(pos.std(unbiased=False)), float(neg.mean()), float(neg.std(unbiased=False)),
+                   float(positives.sum(1).double().mean()), float(negatives.sum(1).double().mean()))  # fmt: skip
+
+    def exponents(self) -> dict[str, float]:
+        r"""Centers and widths of both exponentials, Sec. 4.4 F.
+
+        .. math::
+            \alpha^P = \alpha^N = \frac{\mu_P + \mu_N}{2}, \quad
+            \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
+            \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
+
+        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23), which are in the
+        exponents then: the loss's own ``delta`` is 1.
+
+        Returns:
+            ``alpha_pos``, ``beta_pos``, ``alpha_neg`` and ``beta_neg`` of :class:`CBMLLoss`.
+
+        Raises:
+            ValueError: a center or a width that is not above 0, where the rule does not apply.
+        """
+        alpha = (self.mean_pos + self.mean_neg) / 2
+        squares = (self.mean_pos**2 - self.mean_neg**2) / 2
+        ratios = {
+            "beta_pos": squares / self.std_pos**2 + math.log(self.num_neg / self.num_pos**2),
+            "beta_neg": squares / self.std_neg**2 - math.log(self.num_pos / self.num_neg**2),
+        }
+        for name, ratio in ratios.items():
+            if alpha <= 0 or ratio <= 0:
+                raise ValueError(f"Sec. 4.4 F gives {name} = {alpha:.3g} / {ratio:.3g} for these statistics, which is "
+                                 "no width above 0; set it by hand")  # fmt: skip
+        return {"alpha_pos": alpha, "alpha_neg": alpha} | {name: alpha / ratio for name, ratio in ratios.items()}
+
+
+def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
+    r"""Similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
+
+    The ratio is that of the histograms, where both have pairs; beside it stand Eq. (20), with the mean and the
+    deviation of each distribution, and the exponential of Eq. (21), fitted to its logarithm.
+
+    Args:
+        parts: ``{title: (embeddings [N, D], labels [N])}``, a column each; parts of more than 1,000 are sampled.
+        seed: of that draw.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * len(parts), 5.6), dpi=110, layout="constrained")
+    panels = figure.subplots(2, len(parts), squeeze=False, sharex="col")
+    for column, (title, (embeddings, labels)) in enumerate(parts.items()):
+        chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:_SHOWN].sort().values
+        _draw(panels[:, column], title, embeddings.detach().cpu()[chosen], labels.cpu()[chosen])
+    return figure
+
+
+def _draw(panels: Any, title: str, embeddings: Tensor, labels: Tensor) -> None:
+    known = PairStatistics.of(embeddings, labels)
+    similarity = gram(normalize(embeddings.double()))
+    masks = pair_masks(similarity, labels)
+    low, high = float(similarity.min()), 1.0
+    edges = torch.linspace(low, high, _BINS + 1, dtype=torch.float64)
+    middle = (edges[1:] + edges[:-1]) / 2
+    heights = [torch.histogram(similarity[mask], edges, density=True).hist for mask in masks]
+    for values, color, name in zip(heights, ("#2b6cb0", "#dd6b20"), ("positive", "negative"), strict=True):
+        panels[0].stairs(values.numpy(), edges.numpy(), fill=True, color=color, alpha=0.55, label=f"{name} pairs")
+    panels[0].set(title=title, ylabel="density")
+    both = (heights[0] > 0) & (heights[1] > 0)
+    ratio = heights[0][both] / heights[1][both]
+    panels[1].semilogy(middle[both].numpy(), ratio.numpy(), ".", color="#718096", label="ratio of the two")
+    limits = float(ratio.min()) / 3, float(ratio.max()) * 3
+    quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
+    panels[1].semilogy(middle.numpy(), quadratic.exp().numpy(), color="#2b6cb0", label="Eq. 20, of mean and deviation")
+    if int(both.sum()) > 1:
+        # by as many pairs as the rarer kind has there: a few far ones say little
+        weight = torch.minimum(*(height * mask.sum() for height, mask in zip(heights, masks, strict=True)))[both].sqrt()
+        design = torch.stack([middle[both], torch.ones_like(ratio)], dim=1)
+        slope, offset = torch.linalg.lstsq(weight[:, None] * design, (weight * ratio.log())[:, None]).solution[:, 0]
+        line = (slope * middle + offset).exp()
+        panels[1].semilogy(middle.numpy(), line.numpy(), "--", color="#dd6b20", label="Eq. 21, fitted")
+    panels[1].set(xlabel="cosine similarity", ylabel="positive / negative", ylim=limits)
+    for axes in panels:
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)

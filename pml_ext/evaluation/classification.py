@@ -1,0 +1,142 @@
+"""Classification by class means: of classes with a few known images, and of classes known by their relatives alone.
+
+*Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, Sec. 4 (transfer and zero-shot learning,
+Table 2), https://arxiv.org/abs/1610.08904.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+_TILE = 8_000_000  # distances at a time
+
+Parents = Mapping[str, Sequence[str]]
+
+
+def class_means(points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each class.
+
+    Args:
+        points: ``[N, D]``; normalize embeddings first.
+        labels: ``[N]``, integers.
+
+    Returns:
+        The labels that occur, ``[C]``, in rising order, and their means, ``[C, D]``, not normalized.
+    """
+    classes, places = torch.unique(labels.to(points.device), return_inverse=True)
+    sums = points.new_zeros(len(classes), points.shape[1]).index_add_(0, places, points)
+    return classes, sums / torch.bincount(places, minlength=len(classes))[:, None]
+
+
+def nearest_class_mean(
+    points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
+) -> dict[str, float]:
+    r"""Flat top-k accuracy of the classifier that takes the class with the nearest mean, by Euclidean distance.
+
+    A point counts if fewer than k classes have a nearer mean than its own class. Classes whose means are equally near
+    are in a random order: with c nearer means and t equally near ones, its own among them, a point counts for
+    :math:`\min(1, (k - c) / t)`.
+
+    *Cost:* one product of points and means, in tiles.
+
+    Args:
+        points: ``[N, D]``; normalize embeddings first.
+        labels: their classes, ``[N]``, each of them in ``classes``.
+        classes: labels of the classes, ``[C]``, each once.
+        means: their means, ``[C, D]``.
+        top: every k.
+
+    Returns:
+        ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
+
+    Raises:
+        ValueError: a label without a mean, a class twice, or a k below 1.
+    """
+    wanted = sorted(set(top))
+    if wanted and wanted[0] < 1:
+        raise ValueError(f"top wants integers of at least 1, not {wanted[0]}")
+    ordered, order = classes.to(points.device).sort()
+    if len(ordered.unique()) < len(ordered):  # type: ignore[no-untyped-call]
+        raise ValueError("classes has a class twice")
+    labels = labels.to(points.device)
+    places = torch.searchsorted(ordered, labels).clamp(max=len(ordered) - 1)
+    if unknown := labels[ordered[places] != labels].tolist():
+        raise ValueError(f"label {unknown[0]} has no mean; wanted one for each label")
+    own = order[places]
+    distinct, group = torch.unique(means.to(points), dim=0, return_inverse=True)  # equal means are equally near
+    sizes = torch.bincount(group).double().cpu()
+    squares = distinct.square().sum(1)
+    credit = dict.fromkeys(wanted, 0.0)
+    tile = max(1, _TILE // len(distinct))
+    for start in range(0, len(points), tile):
+        rows = slice(start, start + tile)
+        distances = squares - 2 * points[rows] @ distinct.T  # less a term of the point alone
+        mine = distances.gather(1, group[own[rows]][:, None])
+        nearer, alike = ((compared.double().cpu() @ sizes) for compared in (distances < mine, distances == mine))
+        for k in wanted:
+            credit[k] += float(((k - nearer) / alike).clamp(0, 1).sum())
+    return {f"top_{k}": credit[k] / len(points) if len(points) else float("nan") for k in wanted}
+
+
+def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
+    """Estimates of the means of new classes from the means of known ones, over a hierarchy (zero-shot learning).
+
+    The paper estimates them "from the means of related training classes" and does not say which. Here a new class's
+    relatives are the known classes below its nearest ancestors: below its parents; if there are none, below its
+    parents' parents, and so on; and all known classes where no ancestor has any. Its mean is the mean of theirs.
+
+    Args:
+        names: of the new classes.
+        known: the mean of each known class, ``[D]``, by name.
+        parents: the parents of classes and of their ancestors, by name; what has none is left out or has an empty list.
+
+    Returns:
+        ``[C, D]``, in the order of the names.
+
+    Raises:
+        ValueError: no known class.
+        DataError: a class that is its own ancestor.
+    """
+    if not known:
+        raise ValueError("related_means wants the mean of one known class or more")
+    below: dict[str, list[str]] = {}
+    for name in known:
+        for level in ancestors(name, parents):
+            for ancestor in level:
+                below.setdefault(ancestor, []).append(name)
+    estimates = []
+    for name in names:
+        relatives: list[str] = []
+        for level in ancestors(name, parents):
+            relatives = sorted({relative for ancestor in level for relative in below.get(ancestor, ())} - {name})
+            if relatives:
+                break
+        estimates.append(torch.stack([known[relative] for relative in relatives or sorted(known)]).mean(0))
+    return torch.stack(estimates)
+
+
+def ancestors(name: str, parents: Parents) -> list[list[str]]:
+    """The ancestors of a class, level by level: its parents, their parents that were not met before, and so on.
+
+    Args:
+        name: of the class.
+        parents: as of :func:`related_means`.
+
+    Raises:
+        DataError: the class is its own ancestor.
+    """
+    levels: list[list[str]] = []
+    met: set[str] = set()
+    level = list(dict.fromkeys(parents.get(name, ())))
+    while level:
+        if name in level:
+            raise DataError(f"{name} is its own ancestor in the hierarchy of classes; mend its list of parents")
+        levels.append(level)
+        met |= set(level)
+        level = [each for each in dict.fromkeys(p for one in level for p in parents.get(one, ())) if each not in met]
+    return levels

@@ -1,0 +1,325 @@
+"""What papers report: their tables as printed, in one TOML file per paper, and what a recipe quotes of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import tomllib
+import warnings
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError, model_validator
+
+from ... import registry
+from ...errors import ConfigError, PluginWarning, UnknownNameError, shortened, unknown
+from .schema import PaperTable, Table
+
+_METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
+Cell = str | int | float
+
+
+class PrintedTable(Table):
+    """A table of a paper as printed; or a figure, which has no rows.
+
+    Args:
+        title: what it is about.
+        heads: the names of the first columns, whose texts together name a row.
+        columns: the names of the other columns, by the heading above them: mostly a data set.
+        rows: the texts of the heads, then the values, ``"-"`` where there is none.
+        unit: of the values.
+        data: the paper's name of the data set, where the headings of columns are none.
+        metrics: what a run calls a column, where that is another metric than its name says.
+        suffixes: what comes after a metric's name in rows whose name contains a text.
+        phases: which part of ``metrics.json`` has the values of a row or of a heading; ``"after"`` where nothing is
+            said.
+        note: misprints, and where print has another form.
+        without: why there is no recipe: of the whole, or of the rows whose name matches a pattern, the first that does.
+        small: the number of another table, whose recipes on small data are the small versions of this one too.
+        measured: recipes whose results stand in the README beside the recipes.
+    """
+
+    title: str
+    heads: list[str] = Field([])
+    columns: dict[str, list[str]] = Field({})
+    rows: list[list[Cell]] = Field([])
+    unit: Literal["percent", "fraction"] = "percent"
+    data: str = ""
+    metrics: dict[str, str] = Field({})
+    suffixes: dict[str, str] = Field({})
+    phases: dict[str, str] = Field({})
+    note: str = ""
+    without: str | dict[str, str] = Field({})
+    small: str = ""
+    measured: list[str] = Field([])
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> PrintedTable:
+        heads, width = len(self.heads), len(self.heads) + sum(map(len, self.columns.values()))
+        for row in self.rows:
+            if len(row) != width:
+                raise ValueError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
+            for cell in row[heads:]:
+                if isinstance(cell, str) and cell != "-":
+                    raise ValueError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
+        names = [self.name_of(row) for row in self.rows]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two rows are {twice!r}; one more of heads tells them apart")
+        return self
+
+    def name_of(self, row: list[Cell]) -> str:
+        """What a row is called: the texts of its heads."""
+        return ", ".join(map(str, row[: len(self.heads)]))
+
+    def row_names(self) -> list[str]:
+        """What rows are called, in order."""
+        return [self.name_of(row) for row in self.rows]
+
+    def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
+        """The names of the rows that a recipe means.
+
+        Args:
+            row: a name, several, or texts of heads.
+
+        Raises:
+            ValueError: there is none such.
+        """
+        names = self.row_names()
+        if not isinstance(row, dict):
+            rows = [row] if isinstance(row, str) else row
+            for name in rows:
+                if name not in names:
+                    raise ValueError(unknown("row", name, names))
+            return rows
+        for head in row:
+            if head not in self.heads:
+                raise ValueError(unknown("head of rows", head, self.heads))
+        own = [dict(zip(self.heads, map(str, each), strict=False)) for each in self.rows]
+        fitting = [name for name, heads in zip(names, own, strict=True) if row.items() <= heads.items()]
+        if row and not fitting:
+            raise ValueError(unknown("row", ", ".join(row.values()), names))
+        return fitting if row else []
+
+    def values(self, row: str) -> list[tuple[str, str, Cell]]:
+        """A row's values, each after its heading and its column.
+
+        Args:
+            row: what it is called.
+        """
+        known = dict(zip(self.row_names(), self.rows, strict=True))
+        places = [(heading, name) for heading, names in self.columns.items() for name in names]
+        cells = known[row][len(self.heads) :]
+        return [(heading, name, cell) for (heading, name), cell in zip(places, cells, strict=True)]
+
+    def reason(self, row: str = "") -> str:
+        """Why a row, or all of it, has no recipe; nothing where no reason is given.
+
+        Args:
+            row: what it is called.
+        """
+        if isinstance(self.without, str):
+            return self.without
+        return next((text for pattern, text in self.without.items() if row and _matches(row, pattern)), "")
+
+    def text(self, cell: Cell) -> str:
+        """A cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
+        if not isinstance(cell, float):
+            return str(cell)
+        decimals = max(len(str(each).partition(".")[2]) for row in self.rows for each in row if isinstance(each, float))
+        return f"{cell:.{decimals}f}"
+
+    def metric(self, row: str, column: str) -> str:
+        """What a run calls a column's metric; nothing where a run has none such."""
+        ranked = re.fullmatch(r"R@(\d+)", column)
+        name = self.metrics.get(column) or (f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, ""))
+        return name + "".join(after for text, after in self.suffixes.items() if text in row) if name else ""
+
+
+class Printed(Table):
+    """A file of a paper.
+
+    Args:
+        title: of the paper.
+        authors: ``"Kan et al."``.
+        year: when it appeared.
+        url: where to read it.
+        data: the data sets of recipes, by the names that the paper's columns have.
+        tables: by their number, ``"7"``; figures as ``"fig-4"``.
+    """
+
+    title: str
+    authors: str
+    year: int
+    url: str = ""
+    data: dict[str, str] = Field({})
+    tables: dict[str, PrintedTable] = Field(min_length=1)
+
+
+class Quoted(NamedTuple):
+    """A value that a recipe quotes.
+
+    Args:
+        row: the paper's name of the row.
+        heading: what stands above its column, a data set mostly.
+        column: the paper's name of the column.
+        metric: what a run calls it, ``"recall_at_1"``; nothing where it has none such.
+        phase: which part of ``metrics.json`` has it.
+        value: as a fraction.
+        text: as printed.
+    """
+
+    row: str
+    heading: str
+    column: str
+    metric: str
+    phase: str
+    value: float
+    text: str
+
+
+def papers() -> dict[str, Printed]:
+    """The papers that plugins have files on, by name: see :func:`pml_ext.hookspecs.pml_ext_papers`.
+
+    A file that is none of a paper is left out with a warning, so that one plugin's does not hide the others'.
+    """
+    read = {}
+    for name, file in registry.papers().items():
+        try:
+            read[name] = _parsed(str(file), file)
+        except ConfigError as error:
+            warnings.warn(f"the paper {name!r} is left out: {error}", PluginWarning, stacklevel=2)
+    return read
+
+
+def printed(name: str) -> tuple[Printed, PrintedTable] | None:
+    """A table and its paper; None if the name is of no paper, ``"Table 7"``, say.
+
+    Args:
+        name: ``"cbml/7"``.
+
+    Raises:
+        UnknownNameError: there is the paper, and it has no such table.
+        ConfigError: a file that is none of a paper, naming it, the key and what is wanted.
+    """
+    paper, _, number = name.partition("/")
+    files = registry.papers()
+    if paper not in files or not number:
+        return None
+    read = _parsed(str(files[paper]), files[paper])
+    if number not in read.tables:
+        raise UnknownNameError(unknown(f"table of {paper}", number, read.tables))
+    return read, read.tables[number]
+
+
+def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
+    """What a recipe quotes of a paper's table; nothing, if it names no table of one, or no row.
+
+    Args:
+        paper: its ``[paper]``.
+        data: the name of its data set.
+
+    Raises:
+        ConfigError: what it names is not there, beginning with the key.
+    """
+    if paper is None:
+        return []
+    try:
+        place = printed(paper.table)
+    except UnknownNameError as error:
+        raise ConfigError(f"paper.table: {error}") from None
+    if place is None:
+        if key := next((key for key in ("row", "column") if getattr(paper, key)), ""):
+            known = [f"{name}/{number}" for name, read in papers().items() for number in read.tables]
+            raise ConfigError(f"paper.{key}: goes with the table of a paper; {unknown('table', paper.table, known)}")
+        return []
+    read, table = place
+    try:
+        rows = table.chosen(paper.row)
+    except ValueError as error:
+        raise ConfigError(f"paper.row: {paper.table}: {error}") from None
+    headings = _headings(read, table, paper, data)
+    values = []
+    for row in rows:
+        for heading, column, cell in table.values(row):
+            if heading in headings and not isinstance(cell, str):
+                phase = table.phases.get(heading) or table.phases.get(row) or "after"
+                fraction = cell / 100 if table.unit == "percent" else cell
+                metric = table.metric(row, column)
+                values.append(Quoted(row, heading, column, metric, phase, fraction, table.text(cell)))
+    return values
+
+
+def _headings(read: Printed, table: PrintedTable, paper: PaperTable, data: str) -> list[str]:
+    """The headings of columns that a recipe quotes."""
+    if paper.column:
+        if paper.column not in table.columns:
+            raise ConfigError(f"paper.column: {unknown(f'column of {paper.table}', paper.column, table.columns)}")
+        return [paper.column]
+    own = [heading for heading in table.columns if read.data.get(heading) == data]
+    if own or not paper.row or table.data or len(table.columns) < 2:
+        return own or [*table.columns]
+    raise ConfigError(f"paper.column: missing; {paper.table} has {', '.join(table.columns)}, none of which is {data}")
+
+
+def is_full(name: str, data: str) -> bool:
+    """Whether a recipe trains with a data set of the paper whose table it names.
+
+    Args:
+        name: of the table.
+        data: the name of its data set.
+    """
+    place = printed(name)
+    return place is not None and data in place[0].data.values()
+
+
+def with_row(paper: Any, label: str) -> Any:
+    """A ``[paper]`` with the row of one variant: the entry of its ``variants``.
+
+    Args:
+        paper: as it stands in a recipe.
+        label: of the variant, ``"36.0"``.
+    """
+    if not isinstance(paper, Mapping) or not isinstance(rows := paper.get("variants"), Mapping):
+        return paper
+    rest = {key: value for key, value in paper.items() if key != "variants"}
+    return rest | ({"row": rows[label]} if label in rows else {})
+
+
+def _matches(row: str, pattern: str) -> bool:
+    return fnmatchcase(row, pattern.replace("[", "[[]"))
+
+
+def _parsed(source: str, file: Traversable) -> Printed:
+    try:
+        return _read(source, file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: no text in UTF-8 ({error})") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _read(source: str, text: str) -> Printed:
+    try:
+        return Printed.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise ConfigError(shortened(f"{source}: {key}: {problem['msg'].removeprefix('Value error, ')}")) from None
+    except ValueError as error:
+        raise ConfigError(shortened(f"{source}: not valid TOML: {error}")) from None
+
+
+def texts(values: list[Quoted]) -> list[str]:
+    """Values for reading, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``.
+
+    Args:
+        values: of a recipe.
+    """
+    lines = []
+    for (row, heading), each in itertools.groupby(values, key=lambda value: value[:2]):
+        lines.append(f"{row}, {heading}: " + ", ".join(f"{value.column} {value.text}" for value in each))
+    return lines

@@ -1,0 +1,130 @@
+"""Samplers of a run, of labels that are given and of labels that change with every epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import registry
+from ..building import BuildContext
+from ..data import LabelledImages
+from ..errors import ConfigError, PmlExtError, shortened
+from .recipe import SHUFFLE, PseudoTable, SamplerTable
+
+
+def classes_of(images: LabelledImages) -> list[int]:
+    """The labels that occur, in rising order."""
+    return sorted({int(label) for label in images.labels})
+
+
+def build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tuple[Any, int]:
+    """A sampler, and how many batches an epoch has.
+
+    Args:
+        table: ``[sampler]``.
+        images: to draw from.
+        seed: of samplers that have a generator of their own.
+
+    Raises:
+        ConfigError: a sampler that cannot compose its batches from these images.
+    """
+    if table.name == SHUFFLE:
+        iterations = table.iterations or len(images) // table.batch_size
+        if iterations * table.batch_size > len(images) or iterations == 0:
+            raise ConfigError(
+                f"sampler: {max(iterations, 1)} batches of {table.batch_size} need more than the {len(images)} "
+                "training images; make batch_size or iterations smaller"
+            )
+        return torch.utils.data.RandomSampler(range(len(images))), iterations
+    iterations = table.iterations or max(1, len(images) // table.batch_size)
+    context: BuildContext = {
+        "labels": np.asarray(images.labels), "batch_size": table.batch_size,
+        "length_before_new_iter": iterations * table.batch_size, "seed": seed,
+    }  # fmt: skip
+    try:
+        sampler = registry.build(table.name, "sampler", context, **table.settings)
+    except PmlExtError:
+        raise
+    except Exception as error:  # what constructors raise is not limited
+        raise ConfigError(shortened(
+            f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
+            f"{len(classes_of(images))} classes: {error}"
+        )) from None  # fmt: skip
+    passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
+    if passes == 0:
+        raise ConfigError(
+            f"sampler: one pass of {table.name} gives {len(sampler)} images, fewer than {table.batch_size}"
+        )
+    if table.iterations and passes < table.iterations:
+        raise ConfigError(
+            f"sampler: iterations = {table.iterations}, but a pass of {table.name} gives {passes} batches of "
+            f"{table.batch_size}; make iterations smaller, or leave it out"
+        )
+    return sampler, table.iterations or passes
+
+
+# Labels that change with every epoch
+
+
+def sampler_before_clusters(
+    table: SamplerTable, pseudo: PseudoTable, images: LabelledImages, seed: int
+) -> tuple[Any, int]:
+    """A sampler of clusters of one size, to see before training whether batches can be composed at all.
+
+    Args:
+        table: ``[sampler]``.
+        pseudo: ``[data.pseudo]``.
+        images: to draw from; their labels are not looked at.
+        seed: as of :func:`build_sampler`.
+
+    Returns:
+        The sampler, and how many batches each epoch has: those of one pass with batches between the two sizes.
+
+    Raises:
+        ConfigError: more clusters than images, or a sampler that cannot compose batches of a size that may be drawn.
+    """
+    if pseudo.clusters > len(images):
+        raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
+    alike = images.with_labels(
+        np.arange(len(images)) % pseudo.clusters, [f"cluster {number}" for number in range(pseudo.clusters)]
+    )
+    if pseudo.batch_size is None:
+        return build_sampler(table, alike, seed)
+    low, high = pseudo.batch_size
+    iterations = table.iterations or max(1, 2 * len(images) // (low + high))
+    for size in (low, min(low + 1, high), high):
+        sampler, _ = build_sampler(_sized(table, size, iterations), alike, seed)
+    return sampler, iterations
+
+
+def sampler_of_clusters(
+    table: SamplerTable, pseudo: PseudoTable, images: LabelledImages, iterations: int, seed: int, epoch: int
+) -> tuple[Any, int]:
+    """The sampler of an epoch, and its batch size.
+
+    Args:
+        table: ``[sampler]``.
+        pseudo: ``[data.pseudo]``, of which the batch size is drawn.
+        images: to draw from, with the epoch's clusters as their labels.
+        iterations: batches per epoch.
+        seed: of the run.
+        epoch: from 1.
+
+    Raises:
+        ConfigError: a sampler that cannot compose its batches from these clusters.
+    """
+    generator = np.random.default_rng((seed, epoch))
+    if pseudo.batch_size is not None:
+        low, high = pseudo.batch_size
+        table = _sized(table, int(generator.integers(low, high + 1)), iterations)
+    sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
+    return sampler, table.batch_size
+
+
+def _sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
+    """A sampler's table with another batch size, a multiple of the images per class where that is a setting."""
+    per_class = table.settings.get("m", 1)
+    whole = max(1, size // per_class) * per_class if isinstance(per_class, int) and per_class > 0 else size
+    return table.model_copy(update={"batch_size": whole, "iterations": iterations})

@@ -1,0 +1,163 @@
+"""Miners that look at a tile of anchors at a time: the base of ours, and semi-hard triplets."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .distances import EuclideanDistance, OneDraw, compare, matrix_of
+from .pairwise import FullPrecisionMining, PairsOfRows, pair_masks, rows_per_tile, tiles_of_rows
+from .pml import BaseDistance, BaseMiner
+from .settings import check_choice, check_number, check_tile_size, own_settings
+
+_ENTRIES = 1 << 21  # of gathered rows held at a time
+
+
+class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
+    """Base of miners whose choice for an anchor follows from its own row. A subclass writes :meth:`choose`.
+
+    A tile of anchors is compared with all columns at a time, so that memory is linear in the batch but for what is
+    found. Mining has no gradient.
+
+    Args:
+        tile_size: how many anchors are looked at at a time; None chooses: all of them where the matrix is small.
+        kwargs: as in PML's miners: ``distance``, ``collect_stats``.
+
+    Raises:
+        ValueError: a ``tile_size`` below 1.
+    """
+
+    capabilities = frozenset({"labels", "references"})
+
+    def __init__(self, tile_size: int | None = None, **kwargs: Any) -> None:
+        check_tile_size(self, tile_size)
+        super().__init__(**kwargs)
+        self.tile_size = tile_size
+
+    @abc.abstractmethod
+    def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
+        """What is mined of a tile: anchors, positives, negatives, or anchors, positives, anchors, negatives.
+
+        Args:
+            matrix: of the miner's distance, ``[T, R]``.
+            positives: mask of the positive pairs, ``[T, R]``.
+            negatives: mask of the negative pairs, ``[T, R]``.
+
+        Returns:
+            Index tensors; anchors are rows of the tile.
+        """
+
+    def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
+        """What is mined of all tiles, in the order of the anchors."""
+        size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
+        if size is None or len(embeddings) * len(ref_emb) == 0:
+            matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
+            references = ref_emb is not embeddings
+            if matrix.numel():
+                matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
+            return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
+        mined = [self._moved(rows.start, chosen) for rows, chosen in self._tiles(size, embeddings, labels, ref_emb,
+                                                                                ref_labels)]  # fmt: skip
+        return tuple(torch.cat(each) for each in zip(*mined, strict=True))
+
+    def _tiles(
+        self, size: int, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
+    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        points, references = self.distance.maybe_normalize(embeddings), ref_emb is not embeddings
+        columns = self.distance.maybe_normalize(ref_emb) if references else points
+        rule = PairsOfRows(len(points), points.device, labels, None, ref_labels, references=references)
+        draw = OneDraw(self.distance, points, columns)
+        for rows in tiles_of_rows(len(points), size):
+            with draw:
+                matrix = compare(self.distance, points[rows], columns)
+            yield rows, self.choose(matrix, *rule.masks(matrix, rows))
+        draw.finish()
+
+    def _moved(self, start: int, chosen: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Indices of a tile as indices of the batch: anchors are rows, the others columns already."""
+        anchors = {0} if len(chosen) == 3 else {0, 2}
+        return tuple(index + start if number in anchors else index for number, index in enumerate(chosen))
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalized embeddings."""
+        return EuclideanDistance()
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        settings = own_settings(self)
+        if self.tile_size is not None:
+            settings["tile_size"] = self.tile_size
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+class SemiHardTripletMiner(TiledMiner):
+    r"""Triplets whose negative is farther than the positive, by less than a margin (FaceNet's semi-hard ones).
+
+    .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
+
+    With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify, so that there are no
+    more triplets than positive pairs; a pair without any gets none. With ``"all"`` these are the triplets of PML's
+    ``TripletMarginMiner(type_of_triplets="semihard")``, which lists all triplets of the batch before it chooses: here
+    no more are listed than are returned. With a similarity the signs change round.
+
+    *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory of a tile and of what is
+    returned, in row-major order.
+
+    *Pair with:* any loss that takes triplets, such as :class:`pml_ext.TiledTripletMarginLoss` or
+    :class:`pml_ext.BatchAllTripletLoss`.
+
+    Args:
+        margin: m, above 0, in units of the distance; 0.2.
+        negatives: ``"nearest"`` or ``"all"``.
+        tile_size: how many anchors are looked at at a time; None chooses.
+        kwargs: as in PML's miners: ``distance`` (any; Euclidean, of normalized embeddings, by default),
+            ``collect_stats``.
+
+    Raises:
+        ValueError: a setting outside its range.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])
+        >>> SemiHardTripletMiner(margin=0.5)(x, torch.tensor([0, 0, 1]))
+        (tensor([0]), tensor([1]), tensor([2]))
+
+    *Source:* Schroff et al., FaceNet: A Unified Embedding for Face Recognition and Clustering, 2015,
+    https://arxiv.org/abs/1503.03832.
+    """
+
+    def __init__(
+        self, margin: float = 0.2, negatives: str = "nearest", tile_size: int | None = None, **kwargs: Any
+    ) -> None:
+        check_number(self, "margin", margin, above=0)
+        check_choice(self, "negatives", negatives, ("nearest", "all"))
+        super().__init__(tile_size, **kwargs)
+        self.margin, self.negatives = margin, negatives
+        self.add_to_recordable_attributes(name="margin", is_stat=False)
+
+    def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
+        """The triplets of a tile."""
+        distances = -matrix if self.distance.is_inverted else matrix
+        anchors, partners = torch.where(positives)
+        step = max(1, _ENTRIES // max(1, matrix.shape[1]))
+        chosen = [
+            self._of_pairs(distances, negatives, anchors[start : start + step], partners[start : start + step])
+            for start in range(0, max(1, len(anchors)), step)
+        ]
+        return tuple(torch.cat(each) for each in zip(*chosen, strict=True))
+
+    def _of_pairs(
+        self, distances: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        excess = distances[anchors] - distances[anchors, partners][:, None]
+        inside = negatives[anchors] & (excess > 0) & (excess <= self.margin)
+        if self.negatives == "all" or distances.shape[1] == 0:
+            pairs, others = torch.where(inside)
+        else:
+            nearest = excess.masked_fill(~inside, torch.inf).argmin(1)
+            pairs = torch.where(inside.any(1))[0]
+            others = nearest[pairs]
+        return anchors[pairs], partners[pairs], others

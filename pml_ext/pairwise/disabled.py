@@ -1,0 +1,14 @@
+"""A call that torch.compile does not follow. Imported where something is compiled: the decorator takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function(*arguments)``."""
+    return function(*arguments)

@@ -1,0 +1,207 @@
+"""Classification by class means, and by means estimated over a hierarchy, against plain loops."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext.data import omniglot
+from pml_ext.data.imagenet import parents_in
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.evaluation import class_means, nearest_class_mean, related_means
+from pml_ext.evaluation.classification import ancestors
+from pml_ext.experiment import train
+from pml_ext.experiment.testing import first_halves
+
+
+def points_of(count, size, seed=0):
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def slow_means(points, labels):
+    sums = {}
+    for point, label in zip(points.tolist(), labels.tolist(), strict=True):
+        sums.setdefault(label, []).append(point)
+    return {label: [sum(column) / len(column) for column in zip(*rows, strict=True)] for label, rows in sums.items()}
+
+
+def slow_accuracy(points, labels, means, k):
+    """The mean chance of a point's class to be among the k nearest, where equally near classes are shuffled."""
+    total = 0.0
+    for point, label in zip(points.tolist(), labels.tolist(), strict=True):
+        distance = {name: sum((a - b) ** 2 for a, b in zip(point, mean, strict=True)) for name, mean in means.items()}
+        nearer = sum(distance[name] < distance[label] - 1e-12 for name in means)
+        alike = sum(abs(distance[name] - distance[label]) <= 1e-12 for name in means)
+        total += min(1.0, max(0.0, (k - nearer) / alike))
+    return total / len(labels)
+
+
+@pytest.mark.parametrize("tile", [8_000_000, 40])
+def test_nearest_class_mean_against_a_loop(monkeypatch, tile):
+    monkeypatch.setattr("pml_ext.evaluation.classification._TILE", tile)
+    labels = torch.tensor([7, 3, 3, 9, 7, 11, 9, 3, 20, 11] * 3)
+    points = points_of(30, 4)
+    classes, means = class_means(points, labels)
+    slow = slow_means(points, labels)
+    assert classes.tolist() == sorted(slow)
+    torch.testing.assert_close(means, torch.tensor([slow[label] for label in sorted(slow)], dtype=torch.float64))
+    tested, truth = points_of(25, 4, seed=1), labels[:25]
+    order = torch.tensor([3, 0, 4, 2, 1])
+    given = nearest_class_mean(tested, truth, classes[order], means[order], top=(1, 2, 5, 9))
+    assert given == pytest.approx({f"top_{k}": slow_accuracy(tested, truth, slow, k) for k in (1, 2, 5, 9)})
+    assert given["top_1"] < given["top_2"] < given["top_5"] == 1
+
+
+def test_equal_means_are_in_a_random_order():
+    points, labels = points_of(12, 3), torch.arange(12) % 6
+    means = points_of(3, 3, seed=2)[[0, 1, 0, 2, 0, 1]]
+    slow = dict(enumerate(means.tolist()))
+    for k in range(1, 7):
+        wanted = slow_accuracy(points, labels, slow, k)
+        assert nearest_class_mean(points, labels, torch.arange(6), means, [k])[f"top_{k}"] == pytest.approx(wanted)
+    alike = means[:1].expand(6, 3)
+    assert nearest_class_mean(points, labels, torch.arange(6), alike)["top_1"] == pytest.approx(1 / 6)
+
+
+def test_what_nearest_class_mean_refuses():
+    points, means = points_of(2, 3), points_of(2, 3)
+    with pytest.raises(ValueError, match="label 5 has no mean"):
+        nearest_class_mean(points, torch.tensor([0, 5]), torch.tensor([0, 1]), means)
+    with pytest.raises(ValueError, match="a class twice"):
+        nearest_class_mean(points, torch.tensor([0, 0]), torch.tensor([0, 0]), means)
+    with pytest.raises(ValueError, match="top wants"):
+        nearest_class_mean(points, torch.tensor([0, 1]), torch.tensor([0, 1]), means, top=(0,))
+
+
+TREE = {  # two parents of one class, a class without relatives nearer than the root, one without parents
+    "tit": ["songbird"], "wren": ["songbird"], "hawk": ["raptor", "hunter"], "owl": ["raptor"], "cat": ["hunter"],
+    "songbird": ["bird"], "raptor": ["bird"], "bird": ["animal"], "hunter": ["animal"], "gull": ["waterbird"],
+    "waterbird": ["bird"], "oak": ["tree"], "tree": ["plant"],
+}  # fmt: skip
+
+
+def slow_related(name, known, parents):
+    """The known classes of which the nearest common ancestor is nearest, a level at a time."""
+
+    def above(one):
+        return set() if one not in parents else set(parents[one]).union(*(above(p) for p in parents[one]))
+
+    level = set(parents.get(name, []))
+    seen = set(level)
+    while level:
+        relatives = sorted(other for other in known if other != name and above(other) & level)
+        if relatives:
+            return relatives
+        level = {p for one in level for p in parents.get(one, [])} - seen
+        seen |= level
+    return sorted(known)
+
+
+@pytest.mark.parametrize("tested", [["tit"], ["hawk", "gull"], ["oak", "moss"], ["wren", "cat", "owl"]])
+def test_related_means_against_a_loop(tested):
+    names = ["tit", "wren", "hawk", "owl", "cat", "gull", "oak", "moss"]
+    known = {name: point for name, point in zip(names, points_of(8, 3), strict=True) if name not in tested}
+    means = related_means(tested, known, TREE)
+    for name, mean in zip(tested, means, strict=True):
+        rows = [known[relative].tolist() for relative in slow_related(name, known, TREE)]
+        assert mean.tolist() == pytest.approx([sum(column) / len(rows) for column in zip(*rows, strict=True)])
+    if tested == ["hawk", "gull"]:
+        assert slow_related("hawk", known, TREE) == ["cat", "owl"]
+        assert slow_related("gull", known, TREE) == ["owl", "tit", "wren"]
+
+
+def test_hierarchies_that_are_none():
+    assert ancestors("hawk", TREE) == [["raptor", "hunter"], ["bird", "animal"]]
+    with pytest.raises(DataError, match="hen is its own ancestor"):
+        ancestors("hen", {"hen": ["egg"], "egg": ["hen"]})
+    assert ancestors("hawk", {"hawk": ["a"], "a": ["b"], "b": ["a"]}) == [["a"], ["b"]]
+    with pytest.raises(ValueError, match="one known class or more"):
+        related_means(["a"], {}, {})
+
+
+# In a run, with alphabets as parents
+
+
+def alphabets(path, characters):
+    """A zip as Omniglot's, of random drawings that are alike within a character."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for alphabet, count in characters.items():
+            for character in range(1, count + 1):
+                ink = np.random.default_rng(len(alphabet) * 100 + character).integers(0, 2, (15, 15))
+                for number in range(4):
+                    noise = np.random.default_rng((character, number)).random((15, 15)) < 0.1
+                    pixels = np.kron(np.where(noise, 1 - ink, ink) * 255, np.ones((7, 7))).astype(np.uint8)
+                    buffer = io.BytesIO()
+                    Image.fromarray(pixels).convert("1").save(buffer, "png")
+                    archive.writestr(f"set/{alphabet}/character{character:02}/{number:04}.png", buffer.getvalue())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run, and its metrics."""
+    from pml_ext.experiment import load_recipes
+    from pml_ext.experiment.run import Run
+
+    folder = tmp_path_factory.mktemp("alphabets")
+    alphabets(folder / omniglot.TRAIN, {"Greek": 7, "Latin": 5})
+    alphabets(folder / omniglot.TEST, {"Greek": 7, "Sanskrit": 11})
+    (recipe,) = load_recipes("cbml/omniglot-small", (
+        "schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "sampler.batch_size=8", "sampler.m=2",
+        "model.trunk.width=4", "data.split=characters", "evaluation.protocols=['nearest-class-mean', 'zero-shot']",
+    )).values()  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        out = tmp_path_factory.mktemp("run")
+        (out / "checkpoints").mkdir()
+        run = Run(recipe, "cbml/omniglot-small", out, root=folder)
+        return run, run.train()
+
+
+def test_every_fifth_character_is_tested(trained):
+    run, _ = trained
+    tested = {run.images("test").class_names[label] for label in run.images("test").labels}
+    assert tested == {"Greek/character05", "Latin/character05", "Sanskrit/character05", "Sanskrit/character10"}
+    seen = {run.images("train").class_names[label] for label in run.images("train").labels}
+    assert len(seen) == 7 + 5 + 11 - 4
+    assert not seen & tested
+    assert run.parents["Greek/character05"] == ["Greek"]
+
+
+def test_the_protocols_of_a_run_against_loops(trained):
+    run, metrics = trained
+    points = torch.nn.functional.normalize(run.embeddings("test")).double()
+    labels = run.true_labels("test")
+    first = torch.from_numpy(first_halves(labels.numpy(), run.seed))
+    assert [int(first[labels == label].sum()) for label in labels.unique()] == [2] * 4
+    means = slow_means(points[first], labels[first])
+    train = torch.nn.functional.normalize(run.embeddings("train")).double()
+    seen = slow_means(train, run.true_labels("train"))
+    names = run.images("train").class_names
+    related = {}
+    for label in labels.unique().tolist():
+        alphabet = run.images("test").class_names[label].partition("/")[0]
+        rows = [mean for number, mean in seen.items() if names[number].startswith(alphabet)]
+        related[label] = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    for k in (1, 5):
+        wanted = slow_accuracy(points[~first], labels[~first], means, k)
+        assert metrics["after"][f"ncm_top_{k}"] == pytest.approx(wanted)
+        assert metrics["after"][f"zero_shot_top_{k}"] == pytest.approx(slow_accuracy(points, labels, related, k))
+    assert {"ncm_top_1", "zero_shot_top_5"} <= set(metrics["before"])
+    assert metrics["after"]["zero_shot_top_1"] < 1  # both characters of Sanskrit have one estimate
+
+
+def test_zero_shot_without_a_hierarchy_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'zero-shot' wants classes with parents, which digits does not have here"):
+        train("cbml/digits", out=tmp_path / "out", overrides=("evaluation.protocols=['zero-shot']",), device="cpu")
+
+
+def test_a_hierarchy_of_wordnet_ids(tmp_path):
+    path = tmp_path / "is_a.txt"
+    path.write_text("n1 n2\nn3 n2\nn0 n1\n")
+    assert parents_in(path) == {"n2": ["n1", "n3"], "n1": ["n0"]}
+    path.write_text("n1 n2\nn3\n")
+    with pytest.raises(DataError, match="line 2: found 'n3', wanted 2 columns"):
+        parents_in(path)

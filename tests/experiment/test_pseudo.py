@@ -1,0 +1,184 @@
+"""Clusters as labels: no label of a training image is looked at, each epoch has its own, and runs go on exactly."""
+
+import csv
+import itertools
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss
+from sklearn.metrics import normalized_mutual_info_score
+
+import pml_ext
+from pml_ext import registry
+from pml_ext.errors import ConfigError
+from pml_ext.evaluation import kmeans
+from pml_ext.experiment import load_recipes, train, view
+from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+import kills  # the tests are no package
+
+CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
+QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8",
+         "evaluation.training_images=0", "evaluation.baselines=false")  # fmt: skip
+
+
+def weights(folder):
+    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
+    return {f"{part}.{name}": value for part in ("trunk", "embedder") for name, value in state[part].items()}
+
+
+class Looking(ContrastiveLoss):
+    """Keeps what it sees of the epochs."""
+
+    epochs: list = []  # noqa: RUF012
+
+    def prepare(self, run):
+        self.epochs.append({"labels": run.labels("train").numpy(), "before": True})
+
+    def start_epoch(self, run):
+        points = torch.nn.functional.normalize(run.embeddings("train"))
+        self.epochs.append({"labels": run.labels("train").numpy(), "wanted": kmeans(points, 20).numpy(), "batches": []})
+
+    def forward(self, embeddings, labels, *more):
+        self.seen = labels.numpy()
+        return super().forward(embeddings, labels, *more)
+
+    def after_step(self, run, indices, embeddings):
+        assert len(embeddings) == len(indices)
+        self.epochs[-1]["batches"].append((indices.numpy(), self.seen))
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory):
+    """A run whose loss looks at everything; and the same run on images whose labels say nothing."""
+    folder = tmp_path_factory.mktemp("pseudo")
+    pml_ext.register(Looking, name="looking")
+    real = view.build_dataset
+
+    def garbled(*arguments):
+        splits = real(*arguments)
+        splits.train.labels[:] = np.random.default_rng(0).permutation(splits.train.labels)
+        return splits
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+            train("cbml/digits", out=folder / "true", overrides=(*QUICK, "loss.name=looking"), device="cpu")
+            epochs = list(Looking.epochs)
+            patch.setattr(view, "build_dataset", garbled)
+            train("cbml/digits", out=folder / "garbled", overrides=(*QUICK, "loss.name=looking"), device="cpu")
+    finally:
+        registry.unregister_local()
+        Looking.epochs.clear()
+    return folder, epochs
+
+
+def test_no_label_of_a_training_image_is_looked_at(looked):
+    one, other = (weights(looked[0] / name) for name in ("true", "garbled"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_epoch_trains_with_clusters_of_its_own(looked):
+    _, (before, *epochs) = looked
+    assert len(epochs) == 4
+    np.testing.assert_array_equal(before["labels"], epochs[0]["labels"])
+    for epoch in epochs:
+        np.testing.assert_array_equal(epoch["labels"], epoch["wanted"])
+        for indices, labels in epoch["batches"]:
+            np.testing.assert_array_equal(labels, epoch["labels"][indices])
+    assert any((one["labels"] != other["labels"]).any() for one, other in itertools.pairwise(epochs))
+
+
+def test_batch_sizes_are_drawn_for_each_epoch(looked):
+    _, (_, *epochs) = looked
+    sizes = [{len(labels) for _, labels in epoch["batches"]} for epoch in epochs]
+    assert all(len(each) == 1 for each in sizes)
+    drawn = [each.pop() for each in sizes]
+    assert len(set(drawn)) > 1
+    assert all(30 <= size <= 60 and size % 3 == 0 for size in drawn)
+    for epoch in epochs:
+        for _, labels in epoch["batches"]:
+            assert set(np.bincount(labels)) <= {0, 3}  # the sampler goes by the clusters
+
+
+def test_how_the_clusters_change_is_recorded(looked):
+    folder, (_, *epochs) = looked
+    with (folder / "true" / "records" / "accuracies_pseudo_labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    labels = [epoch["labels"] for epoch in epochs]
+    assert [row["~iteration~"] for row in rows] == ["1", "2", "3", "4"]
+    assert rows[0]["nmi_to_epoch_before"] == ""
+    wanted = [normalized_mutual_info_score(*pair) for pair in itertools.pairwise(labels)]
+    assert [float(row["nmi_to_epoch_before"]) for row in rows[1:]] == pytest.approx(wanted)
+    assert [int(row["clusters"]) for row in rows] == [len(set(each.tolist())) for each in labels]
+    largest = [max(np.bincount(each)) / len(each) for each in labels]
+    assert [float(row["largest"]) for row in rows] == pytest.approx(largest)
+    panels = pseudo_labels_over_epochs(SimpleNamespace(folder=folder / "true"))
+    assert list(panels) == ["NMI with the epoch before", "images in the largest cluster"]
+    assert [len(curve["training images"][0]) for curve in panels.values()] == [3, 4]
+
+
+def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(tmp_path):
+    """Right before a checkpoint is replaced, and inside of the epoch that follows."""
+    scenario, out = kills.SCENARIOS["clusters"], tmp_path / "killed"
+    whole = kills.Whole.of(scenario, tmp_path)
+    at = [number for number, name in enumerate(whole.places, 1) if name == "before replace last.pt"][1]
+    assert kills.execute(scenario, out, at) == -signal.SIGKILL
+    log, rehearsal = tmp_path / "places.txt", tmp_path / "rehearsal"
+    kills.shutil.copytree(out, rehearsal)
+    assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
+    at = log.read_text().splitlines().index("after iteration or epoch 5") + 1
+    assert kills.execute(scenario, out, at, resume=True, how=signal.SIGTERM) == 128 + signal.SIGTERM
+    assert (out / "checkpoints" / "within.pt").exists()
+    assert kills.execute(scenario, out, resume=True) == 0
+    assert kills.difference(whole.folder, out) == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (("loss.name=pml/proxy-anchor",), "loss: pml/proxy-anchor keeps something for each class"),
+        (("loss.regularizer=density",), "loss.regularizer: density keeps something for each class"),
+        (("loss.memory.size=200",), "loss.memory: it keeps labels of past batches"),
+        (("evaluation.validation=0.2", "evaluation.select=map_at_r"), "evaluation.validation holds out classes"),
+        (("data.labels=given", "data.pseudo.clusters=3"), "pseudo goes with labels = 'clusters'"),
+        (("data.pseudo.batch_size=[60, 30]",), "wanted the smaller first"),
+        (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps something"),
+    ],
+)
+def test_what_does_not_go_with_clusters(overrides, text):
+    with pytest.raises(ConfigError, match=text):
+        load_recipes("cbml/digits", ("data.labels=clusters", *overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("data.pseudo.clusters=10", "refuses batches of 60 from"),
+        ("data.pseudo.clusters=9999", r"data.pseudo.clusters: found 9999, and there are \d+ training images"),
+    ],
+)
+def test_clusters_that_no_batch_can_be_made_of_are_told_before_training(tmp_path, override, text):
+    with pytest.raises(ConfigError, match=text):
+        train("cbml/digits", out=tmp_path / "out", overrides=(*QUICK, override), device="cpu")
+
+
+def test_every_loss_without_classes_of_its_own_can_have_clusters():
+    for component in registry.components("loss"):
+        overrides = (f"loss.name={registry.short_name(component)}",)
+        try:
+            load_recipes("cbml/digits", overrides)
+        except ConfigError:  # one with settings that have no default
+            continue
+        has_classes = {"num_classes", "class_labels"} & set(component.settings)
+        if has_classes:
+            with pytest.raises(ConfigError, match="keeps something for each class"):
+                load_recipes("cbml/digits", (*overrides, "data.labels=clusters"))
+        else:
+            load_recipes("cbml/digits", (*overrides, "data.labels=clusters"))

@@ -1,0 +1,59 @@
+"""The classifier of Fig. 2 against a loop, and a run whose trunk's features are what is tested."""
+
+import json
+
+import pytest
+import torch
+
+from pml_ext.errors import ConfigError
+from pml_ext.experiment import train
+from pml_ext.testing import check_component
+from pml_ext_cbml import SoftmaxLoss
+
+
+def reference(embeddings, labels, component, class_labels=None):
+    weight, bias = component.classifier.weight.double(), component.classifier.bias.double()
+    classes = list(range(component.num_classes)) if class_labels is None else list(class_labels)
+    total = 0 * embeddings.sum()
+    for x, label in zip(embeddings, labels.tolist(), strict=True):
+        logits = [(w * x).sum() + b for w, b in zip(weight, bias, strict=True)]
+        total = total - logits[classes.index(label)] + sum(torch.exp(value) for value in logits).log()
+    return total / len(embeddings)
+
+
+def test_equal_to_a_loop():
+    settings = [{"class_labels": [None, [3, 1, 0, 2, 9, 8, 7, 6, 5, 4]]}]
+    check_component(SoftmaxLoss, reference=reference, settings=settings, num_classes=10,
+                    checks=["check_reference", "check_settings"])  # fmt: skip
+
+
+def test_what_it_refuses():
+    loss, x = SoftmaxLoss(2, 4, class_labels=[7, 9]), torch.randn(3, 4)
+    with pytest.raises(ValueError, match="no class for label 8; class_labels are 7 to 9"):
+        loss(x, torch.tensor([7, 8, 9]))
+    with pytest.raises(ValueError, match="no indices_tuple"):
+        loss(x, torch.tensor([7, 9, 9]), (torch.tensor([0]),) * 3)
+    with pytest.raises(ValueError, match="2 different integers"):
+        SoftmaxLoss(2, 4, class_labels=[7, 7])
+
+
+@pytest.mark.usefixtures("without_report")
+def test_the_trunks_features_are_tested(tmp_path):
+    quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "loss.name=softmax",
+             "model.trunk={name='convnet', width=8, blocks=2}", "evaluation.baselines=false")  # fmt: skip
+    with pytest.raises(ConfigError, match="wanted embedding_size = (?P<features>[0-9]+), not 5") as refused:
+        train("cbml/digits", out=tmp_path / "refused", device="cpu",
+              overrides=(*quick, "model.embedder=none", "model.embedding_size=5"))  # fmt: skip
+    size = int(str(refused.value).rpartition("embedding_size = ")[2].partition(",")[0])
+    out = tmp_path / "out"
+    train("cbml/digits", out=out, device="cpu",
+          overrides=(*quick, "model.embedder=none", f"model.embedding_size={size}"))  # fmt: skip
+    state = torch.load(out / "checkpoints" / "model.pt", weights_only=True)
+    assert state["embedder"] == {}
+    assert state["loss"]["classifier.weight"].shape[1] == size
+    assert json.loads((out / "network.json").read_text())["features"] == size
+    from pml_ext import load_run
+
+    run = load_run(out)
+    images = torch.randint(0, 255, (2, 1, 8, 8), dtype=torch.uint8)
+    assert run.embed(list(images)).shape == (2, size)

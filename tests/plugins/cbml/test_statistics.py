@@ -1,0 +1,102 @@
+"""The settings that Sec. 4.4 F finds, the quadratic exponent, and the ratio functions of Fig. 3."""
+
+import math
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from pml_ext_cbml import CBMLLoss, PairStatistics
+from pml_ext_cbml.functional import log_ratio
+
+KNOWN = PairStatistics(mean_pos=0.7, std_pos=0.15, mean_neg=0.2, std_neg=0.12, num_pos=7, num_neg=112)
+
+
+def test_statistics_of_a_batch(slow):
+    x, labels = slow.batch()
+    similarity = torch.nn.functional.cosine_similarity(x[:, None].detach(), x[None].detach(), dim=-1)
+    pairs = [(i, j) for i in range(10) for j in range(10) if i != j]
+    positive = [float(similarity[i, j]) for i, j in pairs if labels[i] == labels[j]]
+    negative = [float(similarity[i, j]) for i, j in pairs if labels[i] != labels[j]]
+    known = PairStatistics.of(x, labels)
+    for values, mean, std, number in ((positive, known.mean_pos, known.std_pos, known.num_pos),
+                                      (negative, known.mean_neg, known.std_neg, known.num_neg)):  # fmt: skip
+        middle = sum(values) / len(values)
+        assert mean == pytest.approx(middle, rel=1e-9)
+        assert std == pytest.approx(math.sqrt(sum((v - middle) ** 2 for v in values) / len(values)), rel=1e-9)
+        assert number == pytest.approx(len(values) / 10)
+
+
+def test_centers_and_widths_of_section_4_4_f():
+    loss = CBMLLoss.from_statistics(KNOWN, mvc_weight=0.5)
+    delta_pos, delta_neg = 112 / 7**2, 7 / 112**2
+    assert loss.alpha_pos == loss.alpha_neg == pytest.approx(0.45)
+    assert loss.alpha_pos / loss.beta_pos == pytest.approx((0.7**2 - 0.2**2) / (2 * 0.15**2) + math.log(delta_pos))
+    assert loss.alpha_neg / loss.beta_neg == pytest.approx((0.7**2 - 0.2**2) / (2 * 0.12**2) - math.log(delta_neg))
+    assert (loss.delta, loss.mvc_weight) == (1.0, 0.5)
+
+
+def test_the_exponents_at_0_are_those_of_equations_17_and_19():
+    """With one width for both, the rule of Sec. 4.4 F agrees with the ratio times delta where the similarity is 0."""
+    known = PairStatistics(0.7, 0.2, 0.1, 0.2, num_pos=3, num_neg=8)
+    loss = CBMLLoss.from_statistics(known)
+
+    def likelier(z):
+        return math.exp((2 * (0.7 - 0.1) * z + 0.1**2 - 0.7**2) / (2 * 0.2**2))  # Eq. (19)
+
+    assert math.exp(-loss.alpha_neg / loss.beta_neg) == pytest.approx(likelier(0) * 3 / 8**2)
+    assert math.exp(loss.alpha_pos / loss.beta_pos) == pytest.approx(8 / 3**2 / likelier(0))
+    quadratic = CBMLLoss(statistics=(0.7, 0.2, 0.1, 0.2))
+    for z in (0.0, 0.3, 0.8):
+        value = log_ratio(torch.tensor(z, dtype=torch.float64), *quadratic.statistics).exp()
+        assert value.item() == pytest.approx(likelier(z))
+
+
+def test_the_quadratic_exponent_of_statistics(slow):
+    x, labels = slow.batch()
+    known = PairStatistics.of(x, labels)
+    loss = CBMLLoss.from_statistics(known, exponent="quadratic", mining=False)
+    four = (known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
+    assert loss.statistics == four
+    value = slow.cbml(x, slow.pairs(labels), statistics=four, mining=False)
+    torch.testing.assert_close(loss(x, labels), value, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(torch.autograd.grad(loss(x, labels), x), torch.autograd.grad(value, x))
+    assert CBMLLoss.from_statistics(known)(x, labels).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: PairStatistics(0.2, 0.1, 0.7, 0.1), "mean_pos of PairStatistics must be above mean_neg"),
+        (lambda: PairStatistics(0.7, 0.0, 0.2, 0.1), "std_pos of PairStatistics must be above 0"),
+        (lambda: PairStatistics(math.nan, 0.1, 0.2, 0.1), "mean_pos of PairStatistics must be a finite number"),
+        (lambda: PairStatistics.of(torch.randn(4, 3), torch.arange(4)), "wants a positive and a negative pair"),
+        (lambda: CBMLLoss.from_statistics(PairStatistics(0.2, 0.9, 0.1, 0.9, 90, 1)), "gives beta_pos"),
+        (lambda: CBMLLoss.from_statistics(KNOWN, exponent="cubic"), "exponent must be 'linear' or 'quadratic'"),
+        (lambda: CBMLLoss.from_statistics(KNOWN, delta="ratio"), "has delta in the exponents"),
+        (lambda: CBMLLoss(statistics=(0.7, 0.1)), "has four numbers"),
+        (lambda: CBMLLoss(statistics=(0.7, 0.1, 0.2, 0.1), beta_neg=0.1), "leave those out"),
+    ],
+)
+def test_statistics_that_do_not_fit(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_ratio_functions_as_a_figure(slow):
+    """The lines are Eq. (20) of the panel's own statistics, and an exponential."""
+    from pml_ext_cbml.statistics import ratio_figure
+
+    x, labels = slow.batch(rows=120, near=1.5)
+    figure = ratio_figure({"training images": (x, labels), "test images": (x.detach() + 0.1, labels)})
+    assert isinstance(figure, Figure)
+    lines = {line.get_label(): line for line in figure.axes[2].get_lines()}
+    assert set(lines) == {"ratio of the two", "Eq. 20, of mean and deviation", "Eq. 21, fitted"}
+    known, drawn = PairStatistics.of(x, labels), lines["Eq. 20, of mean and deviation"]
+    z, heights = torch.tensor(drawn.get_xdata()), torch.tensor(drawn.get_ydata())
+    wanted = log_ratio(z, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
+    torch.testing.assert_close(heights, wanted)
+    steps = torch.tensor(lines["Eq. 21, fitted"].get_ydata()).log().diff()
+    torch.testing.assert_close(steps, steps[:1].expand_as(steps))
+    with pytest.raises(ValueError, match="wants a positive and a negative pair"):
+        ratio_figure({"one class": (x, torch.zeros(120))})

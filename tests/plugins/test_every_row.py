@@ -1,0 +1,164 @@
+"""Every variant of every packaged recipe without photographs: data, pipeline, network, loss and sampler.
+
+Published sets are made up in their own layouts, with the counts that they then have. Networks are built without
+storage, and losses take a step over made-up embeddings; small networks take one over images.
+"""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from pml_ext import registry
+from pml_ext.data import cars196, cub, imagenet, inshop, omniglot, sop
+from pml_ext.data.published import Count
+from pml_ext.experiment.recipe import (
+    build_dataset,
+    build_network,
+    build_optimizer,
+    load_recipes,
+    metric_names,
+    preprocessing_of,
+    quoted,
+)
+from pml_ext.experiment.recipe.building import build_trunk
+from pml_ext.experiment.stages import build_stages
+from pml_ext.network import Network
+
+from ..data import made_up
+
+CLASSES, TESTED, EACH = 70, 4, 4
+TRAINED = CLASSES - TESTED
+RECIPES = [
+    name for name in registry.recipes() if registry.version_of(name.partition("/")[0]) or name.startswith("pml/")
+]
+
+
+@pytest.fixture(scope="module")
+def made_up_sets(tmp_path_factory):
+    """A folder with every set that recipes use, whose published counts are those of what is there."""
+    place = tmp_path_factory.mktemp("sets")
+    train, test = Count(TRAINED * EACH, TRAINED), Count(TESTED * EACH, TESTED)
+    apart = {"train": train, "query": Count(TESTED, TESTED), "gallery": Count(TESTED * (EACH - 1), TESTED)}
+    sets = {
+        cub: (made_up.cub_folder, {}, {"train": train, "test": test}),
+        cars196: (made_up.cars_folder, {}, {"train": train, "test": test}),
+        sop: (made_up.sop_folder, {"tested": TESTED}, {"train": train, "test": test}),
+        inshop: (made_up.inshop_folder, {"tested": TESTED}, apart),
+        imagenet: (made_up.imagenet_folder, {}, apart),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module, (make, more, counts) in sets.items():
+            make(place / module.ABOUT.name, CLASSES, EACH, shades=1, **more)
+            patch.setattr(module, "ABOUT", dataclasses.replace(module.ABOUT, counts=counts))
+        patch.setattr(imagenet, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
+        made_up.omniglot_zip(place / omniglot.TRAIN, {"Greek": 80})
+        made_up.omniglot_zip(place / omniglot.TEST, {"Latin": 2})
+        yield place
+
+
+@pytest.fixture(scope="module")
+def built():
+    """What was built already, by what it was built from: many rows share a data set and a network."""
+    return {}
+
+
+def once(built, key, make):
+    key = json.dumps(key, sort_keys=True, default=str)
+    if key not in built:
+        built[key] = make()
+    return built[key]
+
+
+def splits_of(recipe, place, built):
+    folder = {"omniglot-small": place, "digits": None}.get(recipe.data.name, place / recipe.data.name)
+    return once(built, [recipe.data.name, recipe.data.settings], lambda: build_dataset(recipe.data, folder))
+
+
+def check_network(recipe, place, built):
+    """Sends an image of each split through the pipeline, and a batch through the network, which has no storage."""
+    splits = splits_of(recipe, place, built)
+
+    preprocessing, cuts = preprocessing_of(recipe, splits)
+    size = (preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+
+    def check_pipeline():
+        augmented, plain = preprocessing.transforms(cuts, **recipe.data.augment)
+        for images, steps in itertools.product([splits.train, *splits.tested().values()], (augmented, plain)):
+            assert images.with_transform(steps)[0][0].shape == size
+
+    def make_trunk():
+        with torch.device("meta"):
+            trunk = build_trunk(recipe.model.trunk, size[0], size[1], trained=True)
+            return trunk, trunk.eval()(torch.zeros(2, *size)).shape[1]
+
+    once(built, recipe.data.model_dump(), check_pipeline)
+    trunk, features = once(built, [recipe.model.trunk.model_dump(), size], make_trunk)
+    with torch.device("meta"):
+        network = Network(preprocessing, trunk, recipe.model.embedding_size, recipe.model.hidden_sizes, features)
+        assert network.embedder(torch.zeros(2, features)).shape == (2, recipe.model.embedding_size)
+
+
+def without_numbers(value):
+    """The same with every fraction as one: rows that differ in a weight alone take the same steps."""
+    if isinstance(value, dict):
+        return {key: without_numbers(each) for key, each in value.items()}
+    return [without_numbers(each) for each in value] if isinstance(value, list) else (
+        1.0 if isinstance(value, float) else value)  # fmt: skip
+
+
+def step(stage, embeddings, labels):
+    """One value of a stage's loss, with its miner, and what comes of it backward."""
+    value = stage.loss(embeddings, labels, stage.miner(embeddings, labels)) if stage.miner else (
+        stage.loss(embeddings, labels))  # fmt: skip
+    assert torch.isfinite(value)
+    value.backward()
+    if stage.optimizer is not None:
+        stage.optimizer.step()
+
+
+def check_stages(recipe, splits):
+    """Each stage draws a batch and takes a step over made-up embeddings."""
+    short = recipe.sampler.model_copy(update={"iterations": 1})
+    stages = [each.model_copy(update={"sampler": each.sampler and short}) for each in recipe.stages]
+    recipe = recipe.model_copy(update={"sampler": short, "stages": stages})
+    for stage in build_stages(recipe, splits.train, torch.device("cpu"), seed=0):
+        drawn = list(itertools.islice(iter(stage.sampler), stage.batch_size))
+        assert len(drawn) == stage.batch_size
+        labels = torch.as_tensor(splits.train.labels)[drawn[:24]]  # two classes or more, and whole triplets
+        step(stage, torch.randn(len(labels), recipe.model.embedding_size, requires_grad=True), labels)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_row_is_built(name, made_up_sets, built):
+    torch.manual_seed(0)
+    for recipe in load_recipes(name).values():
+        splits = splits_of(recipe, made_up_sets, built)
+        check_network(recipe, made_up_sets, built)
+        what = [recipe.model_dump(include={"stages", "loss", "sampler"}), recipe.model.embedding_size]
+        once(built, without_numbers(what), lambda recipe=recipe, splits=splits: check_stages(recipe, splits))
+        reported = {"learned_metric": metric_names(recipe), "training": metric_names(recipe),
+                    "after": metric_names(recipe)}  # fmt: skip
+        for value in quoted(recipe.paper, recipe.data.name):
+            if recipe.data.name != "omniglot-small" and value.metric:  # small ones report fewer K
+                assert value.metric in reported[value.phase], f"{name} does not test {value.metric}, which it quotes"
+
+
+@pytest.mark.parametrize("name", ["cbml/omniglot-small", "density/omniglot-small-sum@20.0", "pddm/digits"])
+def test_small_networks_take_a_step(name, made_up_sets, built):
+    (recipe,) = load_recipes(name).values()
+    recipe = recipe.model_copy(update={"sampler": recipe.sampler.model_copy(update={"iterations": 1}), "stages": []})
+    splits = splits_of(recipe, made_up_sets, built)
+    preprocessing, cuts = preprocessing_of(recipe, splits)
+    images = splits.train.with_transform(preprocessing.transforms(cuts, **recipe.data.augment)[0])
+    (stage,) = build_stages(recipe, splits.train, torch.device("cpu"), seed=0)
+    drawn = list(itertools.islice(iter(stage.sampler), stage.batch_size))
+    network = build_network(recipe.model, preprocessing)
+    optimizer = build_optimizer(recipe.optimizer, network.parameters())
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    batch = torch.stack([images[index][0] for index in drawn])
+    step(stage, network.embedder(network.trunk(batch)), torch.as_tensor(splits.train.labels)[drawn])
+    optimizer.step()
+    assert any(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))

@@ -1,0 +1,136 @@
+"""The sampler of triplets with hard negatives of training batches, against plain loops."""
+
+import pytest
+import torch
+
+from pml_ext import HardNegativePoolSampler
+from pml_ext.pairwise import normalize
+
+
+def pool_labels():
+    return [c for c in range(6) for _ in range(5)]
+
+
+def triplets_of(sampler):
+    drawn = list(sampler)
+    return [tuple(drawn[i : i + 3]) for i in range(0, len(drawn), 3)]
+
+
+def batch(labels, spread):
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(max(labels) + 1, 4, generator=generator, dtype=torch.float64)
+    return centers[labels] + spread * torch.randn(len(labels), 4, generator=generator, dtype=torch.float64)
+
+
+def drawn_batch(sampler, labels):
+    """A batch as the sampler draws it, and embeddings for it."""
+    indices = torch.tensor(list(sampler)[: sampler.batch_size])
+    return indices, torch.randn(len(indices), 4, generator=torch.Generator().manual_seed(5)).double()
+
+
+def slow_pairs(labels, indices, x, strategy, count):
+    """Sec. 5.1, a triplet's anchor at a time: its negatives in the batch from the nearest on."""
+    x = [row / row.norm() for row in x]
+    pairs = []
+    for place in range(0, len(indices), 3):
+        distance = [float((x[place] - other).norm()) for other in x]
+        others = [n for n in range(len(indices)) if labels[indices[n]] != labels[indices[place]]]
+        if strategy == "semihard":
+            others = [n for n in others if distance[n] < distance[place + 1]]
+        others.sort(key=lambda n: distance[n])
+        pairs += [(int(indices[place]), int(indices[n])) for n in others[:count]]
+    return sorted(pairs)
+
+
+@pytest.mark.parametrize("strategy", ["hard", "semihard"])
+def test_the_pool_has_pairs_of_training_batches(strategy):
+    labels, most = pool_labels(), 3 if strategy == "hard" else 30
+    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=most)
+    batches = [drawn_batch(sampler, labels) for _ in range(2)]
+    wanted = []
+    for indices, x in batches:
+        sampler.collect(indices, x)
+        wanted += slow_pairs(labels, indices, x, strategy, most)
+    assert all(labels[a] == labels[p] for a, p, _ in triplets_of(sampler))  # collected, and not in use yet
+    sampler.refresh_pool()
+    assert wanted
+    assert sorted(map(tuple, sampler._pool.tolist())) == sorted(wanted)
+    drawn = triplets_of(sampler)
+    assert {(a, n) for a, _, n in drawn} <= set(wanted)
+    assert all(labels[a] == labels[p] != labels[n] and a != p for a, p, n in drawn)
+    if strategy == "semihard":
+        few = HardNegativePoolSampler(labels, 12, 600, strategy, pool_size=1)
+        few.collect(*batches[0])
+        few.refresh_pool()
+        assert set(map(tuple, few._pool.tolist())) <= set(wanted)
+        assert len(few._pool) == len({a for a, _ in slow_pairs(labels, *batches[0], strategy, most)})
+    sampler.refresh_pool()  # nothing was collected since
+    assert len(sampler._pool) == 0
+    assert all(labels[a] == labels[p] != labels[n] for a, p, n in triplets_of(sampler))
+
+
+def test_misclassified_images_are_in_a_cluster_of_another_class():
+    from pml_ext.evaluation import kmeans
+
+    labels = pool_labels()
+    x = batch(labels, spread=0.9)
+    sampler = HardNegativePoolSampler(labels, 12, 600, "misclassified", hard_fraction=1.0, pool_size=2)
+    sampler.collect(*drawn_batch(sampler, labels))  # nothing of batches is kept
+    sampler.refresh_pool(x)
+    clusters = kmeans(normalize(x), 6).tolist()
+    wrong = {}
+    for image, cluster in enumerate(clusters):
+        inside = [labels[other] for other in range(30) if clusters[other] == cluster]
+        owner = min(set(inside), key=lambda name: (-inside.count(name), name))
+        if owner != labels[image]:
+            wrong[image] = owner
+    assert wrong
+    pairs = list(map(tuple, sampler._pool.tolist()))
+    assert len(pairs) == len(set(pairs)) == 2 * len(wrong)
+    assert all(labels[a] == wrong[n] for a, n in pairs)
+    assert {(a, n) for a, _, n in triplets_of(sampler)} <= set(pairs)
+    with pytest.raises(ValueError, match="0 embeddings for 30 labels"):
+        sampler.refresh_pool()
+
+
+def test_what_was_collected_is_saved_too():
+    labels = pool_labels()
+    one, other = (HardNegativePoolSampler(labels, 12, 120, "semihard", seed=seed) for seed in (1, 2))
+    one.collect(*drawn_batch(one, labels))
+    other.load_state_dict(one.state_dict())
+    for sampler in (one, other):
+        sampler.refresh_pool()
+    assert len(one._pool)
+    assert list(one) == list(other)
+    with pytest.raises(ValueError, match="5 embeddings for 12 indices"):
+        one.collect(torch.arange(12), torch.randn(5, 4))
+
+
+def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
+    """Every step's embeddings reach the sampler, with the images that they are of."""
+    from pml_ext.experiment import train
+
+    seen, pools = [], []
+    collect, refresh = HardNegativePoolSampler.collect, HardNegativePoolSampler.refresh_pool
+
+    def collected(self, indices, embeddings):
+        seen.append((indices, embeddings))
+        collect(self, indices, embeddings)
+
+    def refreshed(self, embeddings=None):
+        assert embeddings is None
+        refresh(self)
+        wanted = [pair for batch in seen[-6:] for pair in slow_pairs(self._labels, *batch, "hard", 2)]
+        pools.append(sorted(map(tuple, self._pool.tolist())) == sorted(wanted))
+
+    monkeypatch.setattr(HardNegativePoolSampler, "collect", collected)
+    monkeypatch.setattr(HardNegativePoolSampler, "refresh_pool", refreshed)
+    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+    train(
+        "triplets/digits", out=tmp_path / "out", device="cpu",
+        overrides=("schedule.epochs=5", "schedule.milestones=[2]", "model.trunk.width=8", "loss.triplets=all",
+                   "sampler={name='hard-negative-pool', batch_size=30, iterations=3, pool_size=2}",
+                   "loss.miner=pml/embeddings-already-packaged-as-triplets", "evaluation.baselines=false"),
+    )  # fmt: skip
+    assert len(seen) == 15
+    assert pools == [True, True]  # before epochs 3 and 5

@@ -1,0 +1,220 @@
+"""torch.compile: one graph for any number of positives, or none; counted by a backend of our own."""
+
+import pytest
+import torch
+from pytorch_metric_learning import reducers
+
+import pml_ext
+from pml_ext import CrossBatchMemory, HardPairMiner, PDDMDistance, RegularizedLoss
+from pml_ext.plugin import class_members, pair_masks
+from pml_ext_angular import functional as angular
+from pml_ext_cbml import functional as cbml
+from pml_ext_density import functional as density
+from pml_ext_pddm import functional as pddm
+from pml_ext_triplets import functional as triplets
+from pml_ext_triplets.kinds import KINDS
+
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compile of this version fails inside PML")
+
+ONE_GRAPH = {
+    "CBMLLoss": [{}, {"mining": False}, {"delta": "ratio", "averaging": "sqrt"}],
+    "AngularLoss": [{}, {"alpha": 36.0}],
+    "NPairLoss": [{}, {"normalize_embeddings": False}, {"reducer": reducers.SumReducer()}],
+    "NPairAngularLoss": [{}],
+    "BatchAllTripletLoss": [
+        {}, {"kind": "squared-hinge"}, {"triplets": "all"}, {"positives": "local"}, {"reducer": reducers.MeanReducer()},
+    ],
+    "TiledContrastiveLoss": [{}],
+    "TiledMultiSimilarityLoss": [{}],
+    "TiledNTXentLoss": [{}],
+    "TiledSupConLoss": [{}],
+}  # fmt: skip
+APART = {  # their shapes follow from the labels, or the scores: docs/scale.md says why
+    "AngularLoss": [{"normalize_embeddings": False}, {"reducer": reducers.AvgNonZeroReducer()}],
+    "AngularTripletLoss": [{}],
+    "BatchAllTripletLoss": [{"kind": "ratio"}, {"kind": "soft"}],
+    "TiledTripletMarginLoss": [{}],
+    "PDDMLoss": [{"distance": PDDMDistance(8, dropout=0.0)}],
+}
+
+
+def each(table):
+    return [pytest.param(name, settings, id=f"{name} {settings}") for name in table for settings in table[name]]
+
+
+def batch(number):
+    """As many embeddings each time, and another number of positives."""
+    draw = torch.Generator().manual_seed(number)
+    embeddings = torch.randn(40, 8, generator=draw)
+    if number == 3:
+        embeddings[4] = embeddings[5]  # a distance of 0
+    labels = torch.arange(40) if number == 4 else torch.randint(0, 3 + number, (40,), generator=draw)
+    return embeddings, labels
+
+
+class Counting:
+    """A backend that runs graphs as they are, and counts them."""
+
+    def __init__(self):
+        self.graphs = 0
+        torch._dynamo.reset()
+
+    def __call__(self, graph, example):
+        self.graphs += 1
+        return graph.forward
+
+
+def value_and_slopes(loss, embeddings, labels, *rest):
+    x = embeddings.clone().requires_grad_()
+    value = loss(x, labels, *rest)
+    value.backward()
+    return value.detach(), x.grad
+
+
+@pytest.mark.parametrize(("name", "settings"), each(ONE_GRAPH))
+def test_one_graph_serves_any_number_of_positives(name, settings):
+    loss, backend = getattr(pml_ext, name)(**settings), Counting()
+    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    for number in range(20):
+        expected = value_and_slopes(loss, *batch(number))
+        for actual, wanted in zip(value_and_slopes(compiled, *batch(number)), expected, strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=2e-5, atol=2e-6)
+    assert backend.graphs == 1
+
+
+@pytest.mark.parametrize(("name", "settings"), each(APART))
+def test_what_cannot_be_one_graph_runs_as_it_is_and_is_never_compiled_again(name, settings):
+    loss, backend = getattr(pml_ext, name)(**settings), Counting()
+    compiled = torch.compile(loss, backend=backend)
+    for number in (0, 5):
+        expected = value_and_slopes(loss, *batch(number))
+        for actual, wanted in zip(value_and_slopes(compiled, *batch(number)), expected, strict=True):
+            assert torch.equal(actual, wanted)
+    assert backend.graphs == 0
+
+
+@pytest.mark.parametrize("name", ["CBMLLoss", "AngularLoss", "BatchAllTripletLoss", "TiledNTXentLoss"])
+def test_pairs_of_a_miner_and_references(name):
+    loss, references = getattr(pml_ext, name)(), batch(2)
+    compiled = torch.compile(loss, backend=Counting())
+    embeddings, labels = batch(1)
+    for rest in ((HardPairMiner()(embeddings, labels),), (None, *references)):
+        expected = value_and_slopes(loss, embeddings, labels, *rest)
+        for actual, wanted in zip(value_and_slopes(compiled, embeddings, labels, *rest), expected, strict=True):
+            torch.testing.assert_close(actual, wanted, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: RegularizedLoss(pml_ext.AngularLoss(), pml_ext.DensityRegularizer(num_classes=60)),
+    lambda: CrossBatchMemory(pml_ext.CBMLLoss(), 8, memory_size=80),
+])  # fmt: skip
+def test_wrappers_settle_within_a_few_batches(make):
+    torch.manual_seed(0)
+    loss, backend = make(), Counting()
+    compiled, graphs = torch.compile(loss, backend=backend), []
+    for number in range(20):
+        value_and_slopes(compiled, *batch(number))
+        graphs.append(backend.graphs)
+    assert graphs[-1] <= graphs[0] + 1
+
+
+def terms_of(number):
+    embeddings, labels = batch(number)
+    similarity = torch.nn.functional.normalize(embeddings) @ torch.nn.functional.normalize(embeddings).T
+    positives, negatives = pair_masks(similarity, labels)
+    pairs = torch.where(positives)
+    return similarity, positives, negatives, pairs, similarity[pairs]
+
+
+def pair_sums(kind):
+    def call(number):
+        similarity, positives, negatives, *_ = terms_of(number)
+        laid_out = triplets.lay_out(positives)
+
+        def sums(distances, anchors, partners, places, most):
+            pairs = triplets.Positives(anchors, partners, places, most)
+            between = (distances, partners) if kind == "soft" else None
+            return triplets.pair_sums(distances, pairs, negatives, KINDS[kind](0.2), False, between)[0]
+
+        return sums, (1 - similarity, *laid_out[:4])
+
+    return call
+
+
+def n_pair(number):
+    similarity, _, negatives, (anchors, _), positive = terms_of(number)
+    return angular.n_pair_terms, (angular.log_sum_exp(similarity, negatives), anchors, positive)
+
+
+def angular_of_rows(number):
+    similarity, _, negatives, pairs, positive = terms_of(number)
+
+    def terms(similarity, anchors, partners, positive):
+        between = lambda partners: (similarity, partners)  # noqa: E731
+        return angular.angular_terms(similarity, between, negatives, anchors, partners, positive, alpha=45.0)
+
+    return terms, (similarity, *pairs, positive)
+
+
+def angular_by_class(number):
+    similarity, _, negatives, pairs, positive = terms_of(number)
+    classes = class_members(batch(number)[1])
+
+    def terms(similarity, anchors, partners, positive):
+        return angular.angular_terms_by_class(similarity, negatives, classes, anchors, partners, positive, alpha=45.0)
+
+    return terms, (similarity, *pairs, positive)
+
+
+def hinge_sums(number):
+    similarity, _, negatives, pairs, _ = terms_of(number)
+    ones = torch.ones(len(similarity))
+
+    def sums(similarity, anchors, partners):
+        between = lambda partners: (similarity, partners)  # noqa: E731
+        return angular.hinge_sums((anchors, partners), similarity, between, (ones, ones), negatives, alpha=45.0)
+
+    return sums, (similarity, *pairs)
+
+
+def scores(number):
+    embeddings, (anchors, partners) = batch(number)[0], terms_of(number)[3]
+    head = PDDMDistance(8, dropout=0.0).requires_grad_(False).head()
+    return (
+        lambda x, y: pddm.scores(head, pddm.side(head, x), pddm.side(head, y)),
+        (embeddings[anchors], embeddings[partners]),
+    )
+
+
+FUNCTIONS = {
+    "contrastive_bayesian_terms": lambda n: (lambda *a: cbml.contrastive_bayesian_terms(*a)[1], terms_of(n)[:3]),
+    "metric_variance": lambda n: (cbml.metric_variance, terms_of(n)[:3]),
+    "n_pair_terms": n_pair,
+    "angular_terms": angular_of_rows,
+    "angular_terms_by_class": angular_by_class,
+    "hinge_sums": hinge_sums,
+    "local_positives": lambda n: (triplets.local_positives, (1 - terms_of(n)[0], terms_of(n)[1])),
+    **{f"pair_sums of {kind}": pair_sums(kind) for kind in KINDS},
+    "scores": scores,
+    "densities": lambda n: (
+        lambda x, y: density.slot_densities(x, density.slots(y, x.dtype)).sum(), batch(n),
+    ),
+    "nearest_distances": lambda n: (density.nearest_distances, batch(n)[:1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_one_graph_for_any_number_of_pairs(name):
+    torch.manual_seed(0)
+    backend = Counting()
+    compiled = torch.compile(lambda function, *arguments: function(*arguments), backend=backend, fullgraph=True)
+    one = FUNCTIONS[name](1)[0]  # masks in it are of that batch
+    pairs = len(terms_of(1)[3][0])
+    for number in (1, 6, 8):
+        arguments = FUNCTIONS[name](number)[1]
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor) and len(argument) == len(terms_of(number)[3][0]) != 40:
+                torch._dynamo.mark_dynamic(argument, 0)
+        torch.testing.assert_close(compiled(one, *arguments), one(*arguments), rtol=2e-5, atol=2e-6)
+    assert pairs != len(terms_of(6)[3][0]) != len(terms_of(8)[3][0])
+    assert backend.graphs <= 2  # "most" of pair_sums is a number, which is one more once it has changed

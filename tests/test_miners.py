@@ -1,0 +1,118 @@
+"""Miners in tiles: the same as of the whole matrix, and semi-hard triplets against PML's and a loop."""
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, miners
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pml_ext import HardPairMiner, LocalPositiveMiner, PDDMDistance, SemiHardTripletMiner, TiledTripletMarginLoss
+
+LABELS = torch.tensor([3, 3, 3, 0, 0, 1, 2, 2, 2, 2, 7, 0, 3, 2])
+MINERS = {
+    "hard pairs": HardPairMiner,
+    "local positives": LocalPositiveMiner,
+    "semi-hard, nearest": SemiHardTripletMiner,
+    "semi-hard, all": lambda **settings: SemiHardTripletMiner(negatives="all", **settings),
+}
+
+
+def points(rows=14, seed=0):
+    return torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def triplets(indices):
+    return list(zip(*(index.tolist() for index in indices), strict=True))
+
+
+@pytest.mark.parametrize("tile_size", [1, 3, 14, 100])
+@pytest.mark.parametrize("references", [False, True])
+@pytest.mark.parametrize("name", MINERS)
+def test_tiles_find_what_the_whole_matrix_has(name, references, tile_size):
+    given = (points(), LABELS, *((points(9, 1), torch.arange(9) % 4) if references else ()))
+    whole, tiled = MINERS[name](), MINERS[name](tile_size=tile_size)
+    for one, other in zip(whole(*given), tiled(*given), strict=True):
+        assert torch.equal(one, other)
+    assert len(whole(*given)[0]) > 3
+
+
+@pytest.mark.parametrize("distance", [None, distances.LpDistance(power=2), distances.CosineSimilarity()])
+@pytest.mark.parametrize("margin", [0.2, 0.05, 1.0])
+def test_all_semi_hard_triplets_are_those_of_pml(margin, distance):
+    theirs = miners.TripletMarginMiner(margin, "semihard", distance=distance or distances.LpDistance())
+    ours = SemiHardTripletMiner(margin, "all", distance=distance, tile_size=4)
+    for given in ((points(), LABELS), (points(), LABELS, points(20, 2), torch.arange(20) % 5)):
+        mined = triplets(ours(*given))
+        assert mined == sorted(triplets(theirs(*given)))
+        assert mined
+
+
+def test_the_nearest_of_them_by_a_loop():
+    x = points(seed=4)
+    x = torch.nn.functional.normalize(x)
+    expected = []
+    for a in range(len(x)):
+        for p in range(len(x)):
+            if a == p or LABELS[a] != LABELS[p]:
+                continue
+            d_ap = (x[a] - x[p]).norm()
+            excess = {n: (x[a] - x[n]).norm() - d_ap for n in range(len(x)) if LABELS[n] != LABELS[a]}
+            inside = {n: e for n, e in excess.items() if 0 < e <= 0.3}
+            if inside:
+                expected.append((a, p, min(inside, key=inside.get)))
+    assert triplets(SemiHardTripletMiner(0.3)(x, LABELS)) == expected
+    assert len(expected) > 5
+
+
+@pytest.mark.parametrize("name", MINERS)
+@pytest.mark.parametrize("tile_size", [None, 2])
+def test_batches_without_pairs(name, tile_size):
+    miner = MINERS[name](tile_size=tile_size)
+    for labels in (torch.arange(6), torch.zeros(6, dtype=torch.long), torch.zeros(0, dtype=torch.long)):
+        mined = miner(points(len(labels)), labels)
+        assert len({len(index) for index in mined[:2]}) == 1
+        assert all(index.dtype == torch.long for index in mined)
+
+
+def test_a_learned_metric():
+    torch.manual_seed(0)
+    distance = PDDMDistance(5, dropout=0.0)
+    one, other = (SemiHardTripletMiner(distance=distance, tile_size=size) for size in (None, 4))
+    x = points().float()
+    assert triplets(one(x, LABELS)) == triplets(other(x, LABELS)) != []
+
+
+class Largest(TorchDispatchMode):
+    """The most entries that a tensor has had."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.entries = max(self.entries, leaf.numel())
+        return result
+
+
+@pytest.mark.parametrize("make", [lambda: HardPairMiner(epsilon=-0.2), SemiHardTripletMiner])
+def test_a_large_batch_is_never_listed(make):
+    x, labels = points(2048).float(), torch.arange(2048) // 4
+    with Largest() as largest:
+        mined = make()(x, labels)
+    returned = max(len(index) for index in mined)
+    assert largest.entries <= max(returned, 1 << 21) < 2048 * 2048  # of a tile, or of the answer
+
+
+def test_wrong_settings_and_a_loss_behind_it():
+    with pytest.raises(ValueError, match="margin of SemiHardTripletMiner must be a finite number above 0"):
+        SemiHardTripletMiner(margin=0)
+    with pytest.raises(ValueError, match="negatives of SemiHardTripletMiner must be"):
+        SemiHardTripletMiner(negatives="hardest")
+    with pytest.raises(ValueError, match="tile_size"):
+        HardPairMiner(tile_size=0)
+    x = points().requires_grad_()
+    miner = SemiHardTripletMiner(0.3)
+    TiledTripletMarginLoss(margin=0.3)(x, LABELS, miner(x, LABELS)).backward()
+    assert x.grad.abs().sum() > 0
+    assert "margin=0.3" in repr(miner)
