@@ -44,6 +44,8 @@ def to_mend(folder: Path) -> list[str]:
         DataError: ``metrics.json`` is not what the run wrote.
     """
     check_unchanged(folder, METRICS)
+    if (folder / REPORT).exists() and not (folder / SUMS).exists():  # killed before, or of an earlier version
+        sum_up(folder)
     without = [] if has_all(folder, _lies_beside) else [SUMS]
     return [*([] if (folder / REPORT).exists() else [REPORT]), *without, *changed_files(folder)]
 

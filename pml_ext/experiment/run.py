@@ -289,8 +289,8 @@ class Run(View):
         Raises:
             DataError: ``model.pt`` is missing, damaged, not what the run wrote, or does not fit the recipe.
         """
-        check_unchanged(self.folder, "checkpoints/model.pt")
         self._take_model("model")
+        check_unchanged(self.folder, "checkpoints/model.pt")
         self.epoch = self.recipe.schedule.epochs
         mend(self, self.listener.warn)
         self._draw_report(metrics)
