@@ -142,7 +142,7 @@ class HardNegativePoolSampler(Sampler[int]):
         Args:
             run: the run that the sampler draws for.
         """
-        if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0:
+        if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0 and self.hard_fraction > 0:
             self.refresh_pool(None if self._collects else run.embeddings("train"))
 
     def after_step(self, run: RunView, indices: Tensor, embeddings: Tensor) -> None:
@@ -158,7 +158,7 @@ class HardNegativePoolSampler(Sampler[int]):
     @property
     def _collects(self) -> bool:
         """Whether hard negatives are collected while training, rather than looked for at a refresh."""
-        return self.pool == "batches" and self.strategy != "misclassified"
+        return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
         """Keeps hard negatives of a training batch for the next refresh, where the settings want that.
@@ -195,6 +195,8 @@ class HardNegativePoolSampler(Sampler[int]):
         Raises:
             ValueError: not one embedding for each label.
         """
+        if self.hard_fraction == 0:  # no negative is ever taken from it
+            return
         if self._collects:
             self._pool = np.concatenate([np.empty((0, 2), np.int64), *self._collected])
             self._collected = []
