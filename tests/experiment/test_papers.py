@@ -5,6 +5,7 @@ import textwrap
 from importlib import resources
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from pml_ext import registry
@@ -208,6 +209,16 @@ def test_the_report_has_the_papers_values_beside_the_runs(mine):
     assert [[cell.text for cell in row] for row in values.rows] == [
         ["Small, Mine, Figures, R@1", "97.5", "90.0"], ["Small, Scores, Figures, R@1", "98.0", "80.0"],
         ["Small, Scores, Figures, time", "3.0", ""]]  # fmt: skip
+
+
+def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
+    (recipe,) = load_recipes(mine('table = "mine/2"\nrow = "Small, Mine"')).values()
+    file = tmp_path / "recipe.toml"
+    file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "mine/one"}}))
+    mine(text=PAPER.replace('"Small", "Mine"', '"Tiny", "Mine"'))
+    (read,) = load_recipes(str(file)).values()
+    (about,) = _paper_tables(read, {})
+    assert {row[0].text: row[1].text for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
 
 
 def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path):

@@ -51,12 +51,13 @@ class _KeyProblem(Exception):
         self.key, self.text = key, str(text)
 
 
-def validate(tables: Mapping[str, Any], source: str) -> Recipe:
+def validate(tables: Mapping[str, Any], source: str, quotes: bool = True) -> Recipe:
     """A recipe from plain tables, with every name and setting checked.
 
     Args:
         tables: the recipe's tables.
         source: its file or name, for error texts.
+        quotes: whether what it quotes of a paper is to be there; of a finished run's it may have changed since.
 
     Raises:
         ConfigError: naming the source, the key, what was found and what is wanted.
@@ -69,7 +70,8 @@ def validate(tables: Mapping[str, Any], source: str) -> Recipe:
         raise ConfigError(f"{source}: tables nested too deep; wanted the tables of a recipe") from None
     try:
         _check_names(recipe)
-        quoted(recipe.paper, recipe.data.name)
+        if quotes:
+            quoted(recipe.paper, recipe.data.name)
     except _KeyProblem as problem:
         raise ConfigError(shortened(f"{source}: {problem.key}: {problem.text}")) from None
     except ConfigError as error:

@@ -52,7 +52,7 @@ def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
     recipes = {}
     for full_name, tables in variants.items():
         try:
-            recipes[full_name] = validate(tables, source)
+            recipes[full_name] = validate(tables, source, quotes=not run)
         except ConfigError as error:
             if lacking := registry.lacking(run.get("plugins", {})):
                 raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None

@@ -7,7 +7,8 @@ from typing import Any
 
 import tomli_w
 
-from ..recipe import EvaluationTable, Recipe, printed, quoted
+from ...errors import ConfigError, UnknownNameError
+from ..recipe import EvaluationTable, Recipe, is_full, printed, quoted
 from ..stages import Stages
 from ..testing import counts
 from ..view import SAMPLE, View
@@ -114,8 +115,10 @@ def _paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[Report
     """What the recipe says of a paper, and the values of its table beside this run's."""
     if recipe.paper is None:
         return
-    values = quoted(recipe.paper, recipe.data.name)
-    place = printed(recipe.paper.table)
+    try:
+        place, values = printed(recipe.paper.table), quoted(recipe.paper, recipe.data.name)
+    except (ConfigError, UnknownNameError):  # the paper's file has changed since the run
+        place, values = None, []
     entries = {key: value for key, value in recipe.paper.model_dump().items() if value}
     if place is not None:
         entries |= {"paper": f"{place[0].authors} ({place[0].year}). {place[0].title}. {place[0].url}",
@@ -131,7 +134,8 @@ def _paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[Report
             for value in values
         ]  # fmt: skip
         yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows,
-                          f"The paper's data set is its own, and this run's is {recipe.data.name}.")  # fmt: skip
+                          "" if is_full(recipe.paper.table, recipe.data.name) else
+                          f"The paper's are of its own data, this run's of {recipe.data.name}.")  # fmt: skip
 
 
 def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
