@@ -25,8 +25,8 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """The sum over the divisor, or 0 times the sum, which hides no NaN and has gradient 0."""
-        total = losses.sum()
+        """The sum over the divisor, or 0 times the sum, which has gradient 0; NaN of embeddings are not hidden."""
+        total = losses.sum() if len(losses) else losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
             there = divisor != 0
             return total / torch.where(there, divisor, 1) * there

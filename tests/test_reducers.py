@@ -29,3 +29,14 @@ def test_sum_over_divisor_hides_nothing(divisor):
     terms = {"losses": torch.tensor([1.0, torch.nan]), "indices": torch.arange(2), "reduction_type": "element"}
     value = SumOverDivisorReducer()({"loss": terms | {"divisor": divisor}}, torch.zeros(2, 2), torch.arange(2))
     assert value.isnan()
+
+
+def test_a_batch_without_values_hides_no_nan_and_has_gradient_0():
+    terms = {"losses": torch.zeros(0), "indices": torch.zeros(0, dtype=torch.long), "reduction_type": "element"}
+    embeddings = torch.full((2, 2), 1e30, requires_grad=True)
+    value = SumOverDivisorReducer()({"loss": terms | {"divisor": 0}}, embeddings, torch.arange(2))
+    value.backward()
+    assert value.item() == 0
+    assert torch.equal(embeddings.grad, torch.zeros(2, 2))
+    bad = torch.tensor([[torch.inf, 1.0]])
+    assert SumOverDivisorReducer()({"loss": terms | {"divisor": 0}}, bad, torch.arange(1)).isnan()

@@ -118,16 +118,12 @@ def _print_profile(name: str, profile: StepProfile) -> None:
 
 
 def _print_points(points: list[Point]) -> None:
-    from ..scale import TILED_FLOOR
     from .output import print_table
-
-    floors = {point.batch: point.seconds for point in points if point.what == TILED_FLOOR}
 
     def cells(point: Point) -> list[str]:
         if point.seconds is None or point.peak_bytes is None:
             return [f"{point.batch}", point.what, "", "", "", point.failed]
-        floor = floors.get(point.batch)
-        ratio = f"{point.seconds / floor:.2f}" if floor else ""
+        ratio = f"{point.times_floor:.2f}" if point.times_floor else ""
         return [f"{point.batch}", point.what, f"{point.seconds:.3f}", ratio, f"{point.peak_bytes / 2**20:.0f}", ""]
 
     print_table(["batch", "loss and its peers", "s", "x floor", "peak MiB", "failed"], [cells(p) for p in points],

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from ..errors import DataError
 from .reading import Box, read_image
+from .transforms import Steps
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -36,6 +37,10 @@ class Kept:
     def subset(self, chosen: NDArray[np.int64]) -> Kept:
         """Some of them, by index."""
         return dataclasses.replace(self, rows=self.rows[chosen])
+
+
+def _unchanged(image: Tensor) -> Tensor:
+    return image
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
@@ -109,6 +114,16 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         return LabelledImages(
             self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
         )
+
+    def for_workers(self) -> tuple[LabelledImages, Transform]:
+        """The same images as they come from processes that read, and what is left to do to batches of them.
+
+        A batch of uint8 images is a quarter of what a network gets of it, and that has to be passed on.
+        """
+        if not isinstance(self.transform, Steps):
+            return self, _unchanged
+        early, last = self.transform.divided()
+        return self.with_transform(early), last
 
     def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabelledImages:
         """The same images with other labels.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,19 +48,26 @@ class Steps(nn.Module):
 
     Args:
         first: the first step; None where the steps begin with a random one.
-        rest: the others.
+        rest: the others, up to a uint8 image of the wanted size.
+        last: from there to what the network gets; the same to each image, so that a batch can go through them whole.
         smallest: what the shorter side of an image may be reduced to before, in pixels.
     """
 
-    def __init__(self, first: nn.Module | None, rest: list[nn.Module], smallest: int) -> None:
+    def __init__(
+        self, first: nn.Module | None, rest: Sequence[nn.Module], last: Sequence[nn.Module], smallest: int
+    ) -> None:
         super().__init__()
         self.first, self.smallest = first, smallest
         self.first_name = str(first)  # says all that the first step depends on
-        self.rest = v2.Compose(rest)
+        self.rest, self.last = v2.Compose(rest), nn.Sequential(*last)
 
     def forward(self, image: Tensor) -> Tensor:
         """A uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
-        return self.rest(image if self.first is None else self.first(image))  # type: ignore[no-any-return]
+        return self.last(self.rest(image if self.first is None else self.first(image)))  # type: ignore[no-any-return]
+
+    def divided(self) -> tuple[Steps, nn.Sequential]:
+        """All steps but the last ones; and these, for batches: a uint8 image is a quarter of what the network gets."""
+        return Steps(self.first, self.rest.transforms, [], self.smallest), self.last
 
 
 def build_transforms(
@@ -112,8 +120,8 @@ def build_transforms(
                           "resized; leave one of them out")  # fmt: skip
     first = _Resize(image_size, crop, pipeline)
     cut = v2.CenterCrop(image_size)
-    finish: list[nn.Module] = [_InOrder(pipeline.bgr)]
-    finish.append(v2.ToDtype(torch.float32, scale=pipeline.value_range == 1))
+    order = _InOrder(pipeline.bgr)
+    finish: list[nn.Module] = [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
     if normalize is not None:
         mean, std = normalize
         finish.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
@@ -128,11 +136,11 @@ def build_transforms(
         augment.append(v2.RandomCrop(image_size, padding=shift))
     if flip or pipeline.flip:
         augment.append(v2.RandomHorizontalFlip())
-    plain = Steps(first, [cut, *finish], first.side)
+    plain = Steps(first, [cut, order], finish, first.side)
     if area is not None and pipeline.resize is None:  # a part of the image as it is
         # the smallest part that is drawn, of the smallest area and a ratio of 3 : 4, still has S pixels each way
-        return Steps(None, [*augment, *finish], math.ceil(image_size / math.sqrt(0.75 * area[0]))), plain
-    return Steps(first, [*augment, *finish], first.side), plain
+        return Steps(None, [*augment, order], finish, math.ceil(image_size / math.sqrt(0.75 * area[0]))), plain
+    return Steps(first, [*augment, order], finish, first.side), plain
 
 
 class _Resize(nn.Module):

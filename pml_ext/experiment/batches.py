@@ -101,7 +101,7 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         """From now on it is known which image each worker reads.
 
         Args:
-            workers: how many there will be.
+            workers: how many there will be. With any, images are as :meth:`LabelledImages.for_workers` gives them.
         """
         self._images = watched = Watched(self._images, workers)
         return watched
@@ -194,10 +194,11 @@ class BatchReader:
 
     def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if self._stream is None:
-            return images.to(self._device, memory_format=self._memory_format), labels.to(self._device)
+            images = self._watched.finish(images.to(self._device, memory_format=self._memory_format))
+            return images, labels.to(self._device)
         with self._streams.stream(self._stream):
             batch = (
-                images.to(self._device, non_blocking=True, memory_format=self._memory_format),
+                self._watched.finish(images.to(self._device, non_blocking=True, memory_format=self._memory_format)),
                 labels.to(self._device, non_blocking=True),
             )
         working = self._streams.current_stream(self._device)

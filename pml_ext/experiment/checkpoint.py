@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import random
@@ -79,16 +81,27 @@ def _link(old: Path, new: Path) -> None:
         shutil.copyfile(old, new)
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def identity(recipe: Mapping[str, Any], seed: int) -> str:
+    """What the checkpoints of a run have in common, and those of another recipe or seed have not.
+
+    Args:
+        recipe: its tables.
+        seed: of the run.
+    """
+    return hashlib.sha256(json.dumps([recipe, seed], sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def load(path: Path, device: torch.device | str = "cpu", of: str | None = None) -> dict[str, Any]:
     """Reads a checkpoint; no code of its author's is run.
 
     Args:
         path: the file.
         device: where its tensors go.
+        of: the :func:`identity` of the run that asks; None takes a checkpoint of any run.
 
     Raises:
-        DataError: no such file, an empty or damaged one, one of an earlier format that has to be whole to go on, or one
-            that holds something else; the text says what to do.
+        DataError: no such file, an empty or damaged one, one of an earlier format that has to be whole to go on, one
+            of another run, or one that holds something else; the text says what to do.
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
@@ -113,15 +126,20 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     missing = [key for key in wanted if not isinstance(state, dict) or key not in state]
     if missing:
         raise _refused(path, f"the file holds something else (no {missing[0]!r} in it)")
+    if of is not None and state.get("of", of) != of:
+        raise _refused(path, "it is of another run, of another recipe or seed")
     return state  # type: ignore[no-any-return]
 
 
-def load_to_resume(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], str] | None:
+def load_to_resume(
+    path: Path, device: torch.device | str = "cpu", of: str | None = None
+) -> tuple[dict[str, Any], str] | None:
     """The last checkpoint that can be read; None where there is none.
 
     Args:
         path: ``last.pt``, beside which ``previous.pt`` may lie.
         device: where its tensors go.
+        of: as of :func:`load`.
 
     Returns:
         Its state, and what to tell of it: "" unless the last one could not be read.
@@ -133,10 +151,10 @@ def load_to_resume(path: Path, device: torch.device | str = "cpu") -> tuple[dict
     if not path.exists() and not previous.exists():
         return None
     try:
-        return load(path, device), ""
+        return load(path, device, of), ""
     except DataError as error:
         try:
-            state = load(previous, device)
+            state = load(previous, device, of)
         except DataError:
             raise error from None
         reason = str(error).partition("; ")[0]

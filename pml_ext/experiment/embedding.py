@@ -77,7 +77,7 @@ def embed_batches(
             batch, labels = pair
             trunk.eval()
             embedder.eval()
-            batch = batch.to(device, non_blocking=pinned)
+            batch = watched.finish(batch.to(device, non_blocking=pinned))
             look(batch)
             with autocast(device, precision):
                 features = trunk(batch)

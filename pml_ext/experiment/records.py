@@ -10,7 +10,7 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ..errors import one_line
 from ..files import remove_left_overs, write_atomically
 from .terms import Rows
 
+Table = tuple[str, list[str], list[tuple[Any, ...]]]  # its name, its columns and its rows
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
 ITERATION = "~iteration~"  # the first column of every table
 _BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
@@ -67,7 +68,7 @@ class Records:
                     path.unlink()
             self._events.begin()
 
-    def _kept(self, iteration: int, epoch: int) -> list[tuple[str, list[str], list[tuple[Any, ...]]]]:
+    def _kept(self, iteration: int, epoch: int) -> list[Table]:
         """The name, the columns and the rows of each table, once what came later is cut off."""
         if not self._database.exists():
             return []
@@ -76,11 +77,10 @@ class Records:
             return []
         try:
             with closing(sqlite3.connect(self._database)) as connection, connection:
-                if not (tables := _tables(connection)):
-                    raise sqlite3.DatabaseError("no table in it")
-                return [_trimmed(connection, table, _last(table, iteration, epoch)) for table in tables]
+                tables = _whole_tables(connection)
+                kept = [_trimmed(connection, table, _last(table, iteration, epoch)) for table in tables]
         except sqlite3.DatabaseError as error:
-            saved = list(_from_csv(self._folder, iteration, epoch))
+            saved = list(_from_csv(self._folder, lambda table: _last(table, iteration, epoch)))
             self._remove_database()
             with closing(sqlite3.connect(self._database)) as connection, connection:
                 for table, columns, lines in saved:
@@ -89,6 +89,12 @@ class Records:
                 f"{self._database} was damaged ({one_line(error)}); it is made again from the CSV files beside it"
             )
             return saved
+        for each in kept:
+            number = _first_difference(self._folder, each, _last(each[0], iteration, epoch))
+            if number is not None:
+                self._warn(f"{self._database} and {each[0]}.csv beside it differ in row {number}, so that one of them "
+                           "is damaged; the database is believed")  # fmt: skip
+        return kept
 
     def _remove_database(self) -> None:
         for path in self._folder.glob("logs.db*"):  # its journal too
@@ -209,12 +215,59 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
     return [name for (name,) in names if not name.startswith("sqlite_")]
 
 
-def _trimmed(connection: sqlite3.Connection, table: str, last: int) -> tuple[str, list[str], list[tuple[Any, ...]]]:
+def _whole_tables(connection: sqlite3.Connection) -> list[str]:
+    """The tables of a database; :class:`sqlite3.DatabaseError` if it is none, or damaged where that can be seen."""
+    if not (tables := _tables(connection)):
+        raise sqlite3.DatabaseError("no table in it")
+    if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+        raise sqlite3.DatabaseError(problem)
+    return tables
+
+
+def _first_difference(folder: Path, table: Table, last: int) -> int | None:
+    """The first row of a table's CSV file that the database has not, or has with other values."""
+    name, columns, lines = table
+    known = {int(line[0]): dict(zip(columns, line, strict=True)) for line in lines}
+    for _, names, rows in _from_csv(folder, lambda _: last, f"{name}.csv"):
+        for row in rows:
+            held = known.get(row[0])
+            if held is None or any(held.get(key, cell) != cell for key, cell in zip(names, row, strict=True)):
+                return int(row[0])
+    return None
+
+
+def mend_records(folder: Path, changed: Collection[str]) -> None:
+    """Makes the records of a finished run again: the database from CSV files, if it has changed, and all else from it.
+
+    Args:
+        folder: the run's folder.
+        changed: the files that are not what the run wrote, by their paths in the folder. A table whose CSV file is
+            among them is lost with the database.
+    """
+    place, database = folder / "records", folder / "records" / "logs.db"
+    if f"records/{database.name}" in changed:
+        tables = [table for table in _from_csv(place, lambda name: 1 << 62) if f"records/{table[0]}.csv" not in changed]
+
+        def fill(path: Path) -> None:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                for table, columns, lines in tables:
+                    _insert(connection, table, columns, lines)
+
+        write_atomically(database, fill)
+    events = _Events(folder / "tensorboard")
+    with closing(sqlite3.connect(database)) as connection:
+        for table, columns, lines in [_read(connection, table) for table in _tables(connection)]:
+            write_atomically(place / f"{table}.csv", functools.partial(_write_csv, columns, lines))
+            events.add_rows(table, columns, lines)
+    events.begin()
+
+
+def _trimmed(connection: sqlite3.Connection, table: str, last: int) -> Table:
     connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
     return _read(connection, table)
 
 
-def _read(connection: sqlite3.Connection, table: str) -> tuple[str, list[str], list[tuple[Any, ...]]]:
+def _read(connection: sqlite3.Connection, table: str) -> Table:
     columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
     return table, columns, connection.execute(f'SELECT * FROM "{table}" ORDER BY "{ITERATION}"').fetchall()
 
@@ -253,18 +306,18 @@ def _last_header(path: Path) -> list[str]:
         return next((row for row in csv.reader(file) if row[:1] == [ITERATION]), [])
 
 
-def _from_csv(folder: Path, iteration: int, epoch: int) -> Iterator[tuple[str, list[str], list[tuple[Any, ...]]]]:
-    """What can be read of CSV files: name, columns and rows of each, up to the last to keep."""
-    for path in sorted(folder.glob("*.csv")):
+def _from_csv(folder: Path, last: Callable[[str], int], pattern: str = "*.csv") -> Iterator[Table]:
+    """What can be read of CSV files: name, columns and rows of each, up to the last of its table to keep."""
+    for path in sorted(folder.glob(pattern)):
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = list(csv.reader(line.replace("\0", "") for line in file))
+            lines = [line.replace("\0", "") for line in file if line.endswith(("\n", "\r"))]  # none that was cut
+        rows = list(csv.reader(lines))
         if not rows or rows[0][:1] != [ITERATION] or len(set(rows[0])) < len(rows[0]):
             continue
-        last = _last(path.stem, iteration, epoch)
         values = {}
         for row in rows[1:]:
-            with contextlib.suppress(ValueError):  # a line that was cut
-                if len(row) == len(rows[0]) and 0 < int(row[0]) <= last:
+            with contextlib.suppress(ValueError):
+                if len(row) == len(rows[0]) and 0 < int(row[0]) <= last(path.stem):
                     values[int(row[0])] = (int(row[0]), *(_parsed(cell) for cell in row[1:]))
         yield path.stem, rows[0], [values[number] for number in sorted(values)]
 
@@ -307,7 +360,7 @@ def from_records(folder: Path, read: Callable[[Path], Series]) -> Series:
         with tempfile.TemporaryDirectory() as place, contextlib.suppress(OSError, sqlite3.DatabaseError):
             mended = Path(place) / "logs.db"
             with closing(sqlite3.connect(mended)) as connection, connection:
-                for table, columns, lines in _from_csv(folder / "records", 1 << 62, 1 << 62):
+                for table, columns, lines in _from_csv(folder / "records", lambda name: 1 << 62):
                     _insert(connection, table, columns, lines)
             return read(mended)
         return {}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, most_of_ranks
 from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
@@ -20,15 +19,16 @@ from .batches import BatchReader, SeededImages, draw_for_all
 from .curves import CURVE, PSEUDO, VALIDATION
 from .engine import Engine, NotFiniteError
 from .finite import bad_buffer, bad_weight, infinite_variance
+from .mending import check_unchanged, mend, sum_up
 from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
 from .pseudo import renew
-from .recipe import Recipe, plugins_in
+from .recipe import Recipe
 from .records import Records
 from .report import write_run_report
 from .stages import Stage, after_step, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
 from .terms import rows_of
-from .testing import COLLAPSED, counts, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
+from .testing import COLLAPSED, facts_of, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
 from .view import View
 
 
@@ -120,7 +120,7 @@ class Run(View):
         """Tests what there is before, and prepares the components; or takes the state of the run that goes on."""
         self.engine  # noqa: B018  # what it refuses is told before anything is tested
         last = self.checkpoint("last")
-        loaded = state_to_resume(last, self.device, self.processes) if resume else None
+        loaded = state_to_resume(last, self.identity, self.device, self.processes) if resume else None
         if loaded is not None:
             state, word = loaded
             with checkpoint.taking(last, state):
@@ -133,7 +133,8 @@ class Run(View):
             self.relabel(self.stages[0])
             self.call_parts("prepare")
         if resume:
-            self._within, word = state_within(self.checkpoint("within"), self.epoch, self.device, self.processes)
+            self._within, word = state_within(self.checkpoint("within"), self.identity, self.epoch, self.device,
+                                              self.processes)  # fmt: skip
             if word:
                 self._warn(word)
         from_rank_0(None)  # all have read what is there
@@ -147,7 +148,7 @@ class Run(View):
         path, started = self.checkpoint("before"), time.perf_counter()
         if resume and path.exists():
             try:
-                state = checkpoint.load(path)
+                state = checkpoint.load(path, of=self.identity)
                 self._account.metrics, random = state["metrics"], state["random"]
             except (DataError, KeyError) as error:
                 self.listener.step(f"testing the untrained network again: {error}")
@@ -157,7 +158,7 @@ class Run(View):
         self.listener.step("testing raw pixels and the untrained network")
         self._account.metrics = {**metrics_before(self)}
         checkpoint.save(path, {"embeddings": self.embeddings(self.queries).cpu(), "metrics": self._account.metrics,
-                               "random": checkpoint.random_state()})  # fmt: skip
+                               "random": checkpoint.random_state(), "of": self.identity})  # fmt: skip
         self._account.test_seconds += time.perf_counter() - started
 
     def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float]:
@@ -268,23 +269,11 @@ class Run(View):
             self._warn(f"{account.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
                        "embedding or a gradient was not finite")  # fmt: skip
         write_neighbours(self)
-        test_seconds = account.test_seconds + time.perf_counter() - started
-        result = {
-            "recipe": self.name,
-            "seed": self.seed,
-            "device": device_name(self.device),
-            "processes": self.processes,
-            "versions": checkpoint.versions(),
-            "plugins": plugins_in(self.recipe.as_dict()),
-            "seconds": {"train": round(account.train_seconds, 3), "test": round(test_seconds, 3)},
-            "best_epoch": account.best["epoch"] if account.best["epoch"] is not None else self.epoch,
-            "skipped_iterations": account.skipped,
-            "images": counts(self),
-            "warnings": account.warnings,
-            **metrics,
-        }
+        account.test_seconds += time.perf_counter() - started
+        result = {"recipe": self.name, **facts_of(self), **account.facts(self.epoch), **metrics}
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished
         self._draw_report(result)
+        sum_up(self.folder)
         return result
 
     def _draw_report(self, metrics: Mapping[str, Any]) -> None:
@@ -292,17 +281,20 @@ class Run(View):
         write_run_report(self, self.stages, metrics, self.listener.warn)
 
     def draw_report_again(self, metrics: Mapping[str, Any]) -> None:
-        """Writes ``report.html`` of a finished run once more, from what is in its folder.
+        """Writes ``report.html`` of a finished run once more, and what has changed of its folder.
 
         Args:
             metrics: what stands in ``metrics.json``.
 
         Raises:
-            DataError: ``model.pt`` is missing, damaged, or does not fit the recipe.
+            DataError: ``model.pt`` is missing, damaged, not what the run wrote, or does not fit the recipe.
         """
         self._take_model("model")
+        check_unchanged(self.folder, "checkpoints/model.pt")
         self.epoch = self.recipe.schedule.epochs
+        mend(self, self.listener.warn)
         self._draw_report(metrics)
+        sum_up(self.folder, again=True)
 
     # An epoch's parts
 
@@ -359,7 +351,7 @@ class Run(View):
 
     def model_state(self) -> dict[str, Any]:
         """The weights of the networks and of the losses; see :meth:`Trained.model`."""
-        return self.trained.model(self.epoch)
+        return self.trained.model(self.epoch) | {"of": self.identity}
 
     def load_model_state(self, state: Mapping[str, Any]) -> None:
         """Takes the weights of :meth:`model_state`."""
@@ -368,7 +360,7 @@ class Run(View):
 
     def _take_model(self, name: str) -> dict[str, Any]:
         path = self.checkpoint(name)
-        state = checkpoint.load(path, self.device)
+        state = checkpoint.load(path, self.device, self.identity if name == "best" else None)
         with checkpoint.taking(path, state):
             self.load_model_state(state)
         return state
@@ -380,7 +372,8 @@ class Run(View):
     def _state(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch, "processes": self.processes, "run": {"recipe": self.name, "seed": self.seed},
-            "recipe": self.recipe.as_dict(), **vars(self._account), **self.trained.everything(self.engine),
+            "recipe": self.recipe.as_dict(), "of": self.identity, **vars(self._account),
+            **self.trained.everything(self.engine),
         }  # fmt: skip
 
     def _save_within(self, records: Records, place: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import statistics
@@ -22,19 +21,20 @@ from ..files import (
     read_json,
     remove_left_overs,
     write_atomically,
-    write_text,
+    write_json,
     write_toml,
     writing,
 )
+from ..sums import SUMS
 from . import signals
 from .lock import LOCK, locked
+from .mending import METRICS, RECIPE, REPORT, check_unchanged, to_mend
 from .plans import Plan, plan, restarted
 from .progress import Listener, OnNonfinite
 from .recipe import load_recipes, plugins_in
 from .run import Run
 
 Metrics = dict[str, Any]
-REPORT = "report.html"
 
 
 def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener: Listener | None = None,
@@ -53,8 +53,8 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener
     Returns:
         What stands in ``metrics.json``.
     """
-    metrics, has_report = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, False))
-    if has_report:
+    metrics, lacking = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, []))
+    if metrics is not None and not lacking:
         return metrics  # type: ignore[no-any-return]
     with contextlib.ExitStack() as stack:
         existed, word = plan.folder.exists(), ""
@@ -64,6 +64,9 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener
         run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
         if metrics is not None:
             if rank() == 0:
+                if RECIPE in lacking:
+                    run.listener.warn(f"{plan.folder / RECIPE}: not the file that the run wrote; it is written again")
+                    _write_recipe(plan)
                 _try_report(run, metrics)
             return metrics  # type: ignore[no-any-return]
         if rank() == 0:
@@ -74,15 +77,20 @@ def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener
             if word:
                 run.listener.step(word)
             _tidy(plan.folder)
-            tables = plan.recipe.as_dict()
-            about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
-            write_toml(plan.folder / "recipe.toml", tables | about, "run")
+            _write_recipe(plan)
         return run.train(resume)
+
+
+def _write_recipe(plan: Plan) -> None:
+    tables = plan.recipe.as_dict()
+    about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
+    write_toml(plan.folder / RECIPE, tables | about, "run")
 
 
 def _tidy(folder: Path) -> None:
     """Removes what a killed run has left: temporary files, and checkpoints of which nobody knows the recipe."""
-    remove_left_overs(folder, ("recipe.toml", "network.json", "metrics.json", "neighbours.npz", REPORT, LOCK))
+    (folder / SUMS).unlink(missing_ok=True)  # of a run that had ended
+    remove_left_overs(folder, (RECIPE, "network.json", METRICS, "neighbours.npz", REPORT, LOCK, SUMS))
     for place in ("checkpoints", "figures"):
         remove_left_overs(folder / place)
     if not (folder / "recipe.toml").exists() and not (folder / "checkpoints" / "last.pt").exists():
@@ -90,10 +98,10 @@ def _tidy(folder: Path) -> None:
             (folder / "checkpoints" / f"{name}.pt").unlink(missing_ok=True)
 
 
-def _finished(folder: Path) -> tuple[Metrics | None, bool]:
-    """The metrics of a finished run, None where there is none, and whether it has its report."""
-    finished = folder / "metrics.json"
-    return (read_metrics(finished), (folder / REPORT).exists()) if finished.exists() else (None, False)
+def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
+    """The metrics of a finished run, None where there is none, and which of its files are not what they were."""
+    finished = folder / METRICS
+    return (read_metrics(finished), to_mend(folder)) if finished.exists() else (None, [])
 
 
 def _try_report(run: Run, metrics: Metrics) -> None:
@@ -128,6 +136,8 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
             )
     recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
     metrics = read_metrics(folder / "metrics.json")
+    for name in (RECIPE, METRICS):
+        check_unchanged(folder, name)
     with locked(folder):
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
         run.draw_report_again(metrics)
@@ -310,7 +320,8 @@ def _write_summary(folder: Path, results: list[Metrics], failures: list[Failure]
     summary: dict[str, Any] = dict(summarize(results))
     if failures:
         summary["failures"] = [failure.as_dict() for failure in failures]
-    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    remove_left_overs(folder, ())  # of processes that are gone
+    write_json(folder / "summary.json", summary)
     draw_sweep(results, folder / "sweep.png")
 
 

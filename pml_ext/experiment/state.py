@@ -46,6 +46,19 @@ class Account:
     skipped: int = 0
     pseudo_labels: NDArray[np.int64] | None = None
 
+    def facts(self, epoch: int) -> dict[str, Any]:
+        """What of it stands in ``metrics.json``, beside the metrics.
+
+        Args:
+            epoch: the last one.
+        """
+        return {
+            "seconds": {"train": round(self.train_seconds, 3), "test": round(self.test_seconds, 3)},
+            "best_epoch": self.best["epoch"] if self.best["epoch"] is not None else epoch,
+            "skipped_iterations": self.skipped,
+            "warnings": self.warnings,
+        }
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -161,11 +174,12 @@ def _sampler_state(sampler: Any) -> Any:
     return sampler_state(sampler) if hasattr(sampler, "state_dict") else attributes(sampler)
 
 
-def state_to_resume(path: Path, device: Any, processes: int) -> tuple[dict[str, Any], str] | None:
+def state_to_resume(path: Path, of: str, device: Any, processes: int) -> tuple[dict[str, Any], str] | None:
     """The state of a run that is to go on; None where there is no checkpoint yet.
 
     Args:
         path: ``last.pt``.
+        of: the run's :func:`checkpoint.identity`.
         device: where its tensors go.
         processes: how many there are now.
 
@@ -176,17 +190,18 @@ def state_to_resume(path: Path, device: Any, processes: int) -> tuple[dict[str, 
         ConfigError: the run began with another number of processes.
         DataError: no checkpoint can be read.
     """
-    loaded = checkpoint.load_to_resume(path, device)
+    loaded = checkpoint.load_to_resume(path, device, of)
     if loaded is not None:
         _check_processes(path, loaded[0]["processes"], processes)
     return loaded
 
 
-def state_within(path: Path, epoch: int, device: Any, processes: int) -> tuple[dict[str, Any] | None, str]:
+def state_within(path: Path, of: str, epoch: int, device: Any, processes: int) -> tuple[dict[str, Any] | None, str]:
     """The state inside of an epoch, where a signal ended the run, and what to tell of it.
 
     Args:
         path: ``within.pt``.
+        of: the run's :func:`checkpoint.identity`.
         epoch: that has ended; what is inside of another one than the next is of no use.
         device: where its tensors go.
         processes: how many there are now.
@@ -197,7 +212,7 @@ def state_within(path: Path, epoch: int, device: Any, processes: int) -> tuple[d
     if not path.exists():
         return None, ""
     try:
-        state = checkpoint.load(path, device)
+        state = checkpoint.load(path, device, of)
     except DataError as error:
         return None, str(error)
     if state["epoch"] != epoch + 1:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import raw_pixels
+from ..devices import device_name
 from ..errors import DataError, TrainingError
 from ..evaluation import (
     Evaluation,
@@ -26,7 +27,9 @@ from ..evaluation import (
 )
 from ..files import write_atomically
 from ..pml import BaseDistance
+from . import checkpoint
 from .finite import first_bad
+from .recipe import plugins_in
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
 from .view import View
@@ -178,6 +181,14 @@ def write_neighbours(view: View) -> None:
             np.savez_compressed(file, **arrays)
 
     write_atomically(view.folder / "neighbours.npz", write)
+
+
+def facts_of(view: View) -> dict[str, Any]:
+    """What ``metrics.json`` says of a run itself."""
+    return {
+        "seed": view.seed, "device": device_name(view.device), "processes": view.processes,
+        "versions": checkpoint.versions(), "plugins": plugins_in(view.recipe.as_dict()), "images": counts(view),
+    }  # fmt: skip
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:

@@ -50,6 +50,7 @@ class View:
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
+        self.identity = checkpoint.identity(recipe.as_dict(), seed)
         self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
@@ -243,7 +244,7 @@ class View:
         """
         path = self.checkpoint("before")
         try:
-            return checkpoint.load(path, self.device)["embeddings"]  # type: ignore[no-any-return]
+            return checkpoint.load(path, self.device, self.identity)["embeddings"]  # type: ignore[no-any-return]
         except DataError:
             if self.processes > 1:  # the others would have to load the data with this one
                 raise
@@ -253,7 +254,7 @@ class View:
             untrained = view.embeddings(view.queries)
         finally:
             checkpoint.set_random_state(random)
-        checkpoint.save(path, {"embeddings": untrained.cpu()})
+        checkpoint.save(path, {"embeddings": untrained.cpu(), "of": self.identity})
         return untrained
 
     def checkpoint(self, name: str) -> Path:

@@ -7,13 +7,14 @@ import gc
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
+from ..data import LabelledImages
 from ..errors import DataError, shortened
 
 _DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) ?(.*)", re.DOTALL)
@@ -23,11 +24,15 @@ class Watched(Dataset[tuple[Tensor, int]]):
     """Images of which it is known which one each worker reads.
 
     Args:
-        images: items are ``(image, label)``.
+        images: items are ``(image, label)``; with workers, :class:`LabelledImages` are read by
+            :meth:`~LabelledImages.for_workers`, and :attr:`finish` does the rest.
         workers: how many read; 0 for none but this process.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
+        self.finish: Callable[[Tensor], Tensor] = lambda batch: batch
+        if workers > 0 and isinstance(images, LabelledImages):
+            images, self.finish = images.for_workers()
         self._images = images
         self._reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from ..errors import needs_extra
 from ..files import write_atomically, write_json
+from ..sums import write_sums
 
 
 def write_export(folder: Path, parts: Mapping[str, nn.Module], about: Mapping[str, Any]) -> None:
-    """Writes ``model.safetensors`` and ``preprocess.json``, which has the checksum of both.
+    """Writes ``model.safetensors``, ``preprocess.json``, which has the checksum of both, and ``SHA256SUMS``.
 
     Args:
         folder: to write; created where it is missing.
@@ -37,3 +38,4 @@ def write_export(folder: Path, parts: Mapping[str, nn.Module], about: Mapping[st
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     write_json(folder / "preprocess.json", {**about, "weights": {"file": weights.name, "sha256": digest}})
+    write_sums(folder, leave_out=lambda name: name not in (weights.name, "preprocess.json"))

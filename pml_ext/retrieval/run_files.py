@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import ConfigError, DataError, shortened
 from ..experiment import checkpoint
+from ..experiment.mending import check_unchanged
 from ..experiment.recipe import Recipe, build_network, load_recipes
 from ..files import DamagedError, read_json, read_toml
 from ..network import Network, Preprocessing
@@ -56,6 +57,8 @@ class RunFiles:
         self.recipe: Recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
         self.facts = self._read_facts()
         self.identity, self._state = self._read_weights(device)
+        for name in ("recipe.toml", "network.json", _WEIGHTS):
+            check_unchanged(folder, name)
 
     def _read_facts(self) -> NetworkFacts:
         try:

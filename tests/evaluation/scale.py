@@ -57,10 +57,11 @@ def main():
 
     torch.set_num_threads(2)
     data = embeddings(given.spread)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     globals()[given.part](*data)
     seconds, peak = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{given.part}: {seconds:.1f} s, {peak:.2f} GB resident at most", flush=True)
+    used = time.process_time() - used
+    print(f"{given.part}: {seconds:.1f} s, {used:.0f} s of the processors, {peak:.2f} GB resident at most", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from pml_ext import registry
+from pml_ext.data import LabelledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, draw
 from pml_ext.experiment.embedding import embed_batches
@@ -70,6 +71,30 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
     loaded = [x for x, _ in DataLoader(images, batch_sampler=batches, num_workers=workers)]
     assert all(torch.equal(one, other) for one, other in zip(alone, loaded, strict=True))
     assert not torch.equal(alone[0][0], alone[0][1])  # the same image twice, augmented twice
+
+
+@pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])
+def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
+    """A quarter of what the network gets; what is left is done to whole batches."""
+    pixels = torch.randint(256, (6, 3, 20, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
+    augmented, plain = build_transforms(16, 3, True, normalize, shift=2, pipeline=Pipeline(flip=True, **settings))
+    images = LabelledImages(pixels, [0, 1] * 3, ["a", "b"])
+    epoch = EpochBatches([[5, 5, 0], [1, 2, 3]], 3, 1)
+    drawn = []
+    for workers in (0, 1):
+        reader = BatchReader(SeededImages(images.with_transform(augmented)), workers, CPU)
+        drawn.append(list(reader.read(epoch)))
+        assert next(iter(reader._loader))[0].dtype == (torch.uint8 if workers else torch.float32)
+        reader.close()
+    for (one, _), (other, _) in zip(*drawn, strict=True):
+        assert one.dtype == other.dtype == torch.float32
+        assert torch.equal(one, other)
+    flat = torch.nn.Flatten(), torch.nn.Identity()
+    passes = [
+        [x for x, *_ in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)] for workers in (0, 1)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
 
 
 class Signed(torch.utils.data.Dataset):

@@ -94,6 +94,7 @@ def test_runs_from_before_there_were_pipelines_load(trained, tmp_path):
     for key in ("resize", "squash", "bgr", "value_range", "format", "sha256"):
         facts.pop(key)
     (tmp_path / "old" / "network.json").write_text(json.dumps(facts | {"normalize": None}))
+    (tmp_path / "old" / "SHA256SUMS").unlink()
     seen = load_run(tmp_path / "old", device="cpu").network.preprocessing
     assert (seen.resized_to, seen.squash, seen.bgr, seen.value_range) == (round(18 * 256 / 224), False, False, 1)
 

@@ -168,6 +168,37 @@ def test_a_damaged_database_is_made_again(tmp_path, content):
     assert [word.partition(" was damaged (")[0] for word in words] == [str(database)]
 
 
+def test_a_number_that_has_changed_is_told(tmp_path):
+    record(tmp_path / "killed", 1, 6)
+    database, words = tmp_path / "killed" / "records" / "logs.db", []
+    record(tmp_path / "killed", 7, 8, words.append)
+    assert words == []
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute('UPDATE loss_histories SET total_loss = 9.5 WHERE "~iteration~" = 3')
+    record(tmp_path / "killed", 9, 8, words.append)
+    (word,) = words
+    assert word.startswith(
+        f"{database} and loss_histories.csv beside it differ in row 3, so that one of them is damaged"
+    )
+    assert csv_rows(database.with_name("loss_histories.csv"))[3] == ["3", "9.5", "1"]
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute('DELETE FROM loss_histories WHERE "~iteration~" = 2')
+    record(tmp_path / "killed", 9, 8, words.append)
+    assert "differ in row 2" in words[1]
+
+
+def test_a_number_that_was_cut_is_not_taken(tmp_path):
+    record(tmp_path, 1, 5)
+    folder = tmp_path / "records"
+    table = folder / "loss_histories.csv"
+    whole = table.read_bytes()
+    assert whole.endswith(b"5,1.25,1\r\n")
+    table.write_bytes(whole[: -len(b"25,1\r\n")] + b",1")  # a value of 1.
+    (folder / "logs.db").write_bytes(b"")
+    record(tmp_path, 7, 6)
+    assert [row["total_loss"] for row in tables(tmp_path)["loss_histories"]] == [0.25, 0.5, 0.75, 1.0]
+
+
 def test_records_are_never_in_the_way(tmp_path):
     words = []
     records = Records(tmp_path / "run", 0, 0, words.append)

@@ -1,12 +1,17 @@
-"""Random batches over every registered loss, miner and regularizer: finite in, finite out, value and gradient.
+"""Random batches over every registered loss, miner, regularizer, distance and reducer: finite in, finite out.
 
-A batch that is finite has embeddings, or raw vectors of norms up to ``NORM``, in float32; what is not finite gives a
-value that is not finite either, or an error. ``python -m tests.faults.batches --count 100000`` is the sweep.
+A batch that is finite has embeddings, or raw vectors of norms up to ``NORM``, in float32, and gives finite values and
+gradients; one with NaN or infinity in it gives a value that is not finite either, or an error. A miner gives indices
+inside of the batch.
+
+``python -m tests.faults.batches --count 100000`` is the sweep; it fails if one of our components surprises, and lists
+what components of pytorch-metric-learning do.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import random
 import sys
@@ -22,8 +27,28 @@ from torch import Tensor
 NORM = 1e4  # of raw embeddings; products of four of them are far from float32's greatest number
 SIZE, CLASSES = 8, 6
 SHAPES = ("unit", "raw", "large", "tiny", "zeros", "same", "pairs", "one class", "all classes", "opposite")
-# Miners whose batches are triplets already, one after the other: other batches are no use of them.
+KINDS = ("loss", "miner", "regularizer", "distance", "reducer")
+# Components whose batches are triplets, one after the other.
 TRIPLETS = frozenset({"anchor-swap", "pml/embeddings-already-packaged-as-triplets"})
+# What a batch's facts do not give.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "regularized": {"loss": {"name": "cbml"}, "regularizer": {"name": "metric-variance"}},
+    "pml/class-weighted": {"weights": torch.linspace(0.5, 1.5, CLASSES)},
+    "pml/cross-batch-memory": {"loss": {"name": "pml/contrastive"}, "memory_size": 16},
+    "pml/manifold": {"l": SIZE},
+    "pml/p2s-grad": {"descriptors_dim": SIZE},
+    "pml/ranked-list": {"margin": 0.4, "Tn": 10},
+    "pml/threshold": {"low": 0.0},
+}
+# What is no component for batches of embeddings and labels, and why.
+LEFT_OUT = {
+    "loss pml/multiple-losses": "it adds losses that are looked at one by one",
+    "loss pml/self-supervised": "it takes two views",
+    "regularizer pml/sparse-centers": "it takes the centers of pml/soft-triple",
+    "reducer pml/do-nothing": "it gives a table",
+    "reducer pml/divisor": "it takes losses that have a divisor",
+    "reducer pml/multiple-reducers": "it takes losses that have several terms",
+}
 
 
 def batch(draw: random.Random) -> tuple[Tensor, Tensor, bool, str]:
@@ -32,9 +57,7 @@ def batch(draw: random.Random) -> tuple[Tensor, Tensor, bool, str]:
     count = draw.choice((0, 1, 2, 3, 5, 8, 12, 24))
     points = torch.randn(count, SIZE, generator=generator)
     labels = torch.randint(CLASSES, (count,), generator=generator)
-    shape = draw.choice(
-        ("unit", "raw", "large", "tiny", "zeros", "same", "pairs", "one class", "all classes", "opposite")
-    )
+    shape = draw.choice(SHAPES)
     if shape in ("unit", "pairs", "one class", "all classes"):
         points = torch.nn.functional.normalize(points)
     if shape == "large":
@@ -59,17 +82,25 @@ def batch(draw: random.Random) -> tuple[Tensor, Tensor, bool, str]:
     return points, labels, not bad, f"{count} {shape}{' with one bad value' * bad}"
 
 
+def triplets(points: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch of triplets in which every point is, and their labels."""
+    count = len(points) // 3
+    return points[: 3 * count], torch.tensor([0, 0, 1] * count)
+
+
 def look(instance: Any, kind: str, points: Tensor, labels: Tensor, is_finite: bool) -> str:
     """What is wrong with what a component makes of a batch; "" if nothing is."""
+    instance = copy.deepcopy(instance)  # some remember batches
     points = points.clone().requires_grad_()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if kind == "miner":
-                found = instance(points, labels)
-                inside = all(bool(((index >= 0) & (index < max(len(points), 1))).all()) for index in found)
+                indices = instance(points, labels)
+                inside = all(bool(((index >= 0) & (index < max(len(points), 1))).all()) for index in indices)
                 return "" if inside or len(points) == 0 else "an index outside of the batch"
-            value = instance(points) if kind == "regularizer" and _unlabeled(instance) else instance(points, labels)
+            unlabeled = kind == "distance" or (kind == "regularizer" and _unlabeled(instance))
+            value = instance(points) if unlabeled else instance(points, labels)
             if isinstance(value, Tensor) and value.requires_grad:
                 value.sum().backward()
     except Exception as error:
@@ -79,42 +110,61 @@ def look(instance: Any, kind: str, points: Tensor, labels: Tensor, is_finite: bo
     gradient = torch.zeros(()) if points.grad is None else points.grad
     if is_finite:
         if not value.isfinite().all():
-            return f"the value {value.item()}"
+            return f"the value {value[~value.isfinite()].flatten()[0].item()}"
         return "" if gradient.isfinite().all() else "a gradient that is not finite"
-    return ""
+    return "a finite value of a batch that is not" if value.isfinite().all() else ""
 
 
 def _unlabeled(instance: Any) -> bool:
-    from pml_ext import LabelledRegularizer
+    from pml_ext import LabeledRegularizer
 
-    return not isinstance(instance, LabelledRegularizer)
+    return not isinstance(instance, LabeledRegularizer)
 
 
 def subjects() -> dict[str, tuple[str, Any]]:
-    """An instance of each loss, miner and regularizer that can be built from a batch's facts, by name."""
+    """An instance of each loss, miner, regularizer, distance and reducer by kind and name; of tiled ones a second.
+
+    Raises:
+        Exception: one cannot be made; what it needs beside a batch's facts belongs into ``SETTINGS``.
+    """
     from pml_ext import registry
 
     context = {"embedding_size": SIZE, "num_classes": CLASSES, "class_labels": list(range(CLASSES))}
     made = {}
-    for kind in ("loss", "miner", "regularizer"):
+    for kind in KINDS:
         for component in registry.components(kind):
-            if component.name in TRIPLETS:
+            label = f"{kind} {component.name}"
+            if label in LEFT_OUT:
                 continue
-            try:
+            torch.manual_seed(0)
+            settings = SETTINGS.get(component.name, {})
+            if kind == "reducer":
+                reducer = {"name": component.name, **settings}
+                made[label] = kind, registry.build("pml/contrastive", "loss", context, reducer=reducer)
+                continue
+            made[label] = kind, registry.build(component.name, kind, context, **settings)
+            if kind == "loss" and "tile_size" in component.settings:
                 torch.manual_seed(0)
-                made[f"{kind} {component.name}"] = kind, registry.build(component.name, kind, context)
-            except Exception as error:  # it needs another component
-                print(f"left out: {kind} {component.name} ({str(error)[:80]})", file=sys.stderr)
+                tiled = registry.build(component.name, kind, context, **{**settings, "tile_size": 5})
+                made[f"{label} in tiles"] = kind, tiled
     return made
+
+
+def is_ours(name: str) -> bool:
+    """Whether a component, by kind and name, is one of this project's packages."""
+    return " pml/" not in name
 
 
 def sweep(count: int, seed: int = 0, ours: bool = False) -> Iterator[tuple[str, str, str]]:
     """Batches spread over all components, or over ours: the component, the batch, and what is wrong."""
     draw = random.Random(seed)
-    chosen = [item for item in subjects().items() if not ours or " pml/" not in item[0]]
+    chosen = [item for item in subjects().items() if not ours or is_ours(item[0])]
     for number in range(count):
         name, (kind, instance) = chosen[number % len(chosen)]
         points, labels, is_finite, what = batch(draw)
+        if name.split()[1] in TRIPLETS:
+            points, labels = triplets(points)
+            is_finite = bool(points.isfinite().all())
         yield name, what, look(instance, kind, points, labels, is_finite)
 
 
@@ -133,8 +183,11 @@ def main() -> int:
             if kinds[name, wrong] == 1:
                 print(f"{name}: {wrong} ({what})", flush=True)
     seconds = time.monotonic() - started
-    print(f"{number} batches, {sum(kinds.values())} surprises of {len(kinds)} kinds; {seconds:.0f} s")
-    return 1 if kinds else 0
+    ours = sum(times for (name, _), times in kinds.items() if is_ours(name))
+    chosen = sum(not given.ours or is_ours(name) for name in subjects())
+    print(f"{number} batches over {chosen} components, {sum(kinds.values())} surprises of {len(kinds)} kinds, {ours} "
+          f"of them of our components; {seconds:.0f} s")  # fmt: skip
+    return 1 if ours else 0
 
 
 if __name__ == "__main__":

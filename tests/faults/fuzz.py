@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import datetime
 import itertools
 import os
 import random
@@ -27,6 +28,15 @@ ODD: tuple[Any, ...] = (
     float("-inf"), float("nan"), True, False, "", "a", "cosine", "none", "mean", "a" * 5000, "\x00\x1b[31m\n",
     "é\u202e", "../..", [], [1], [1, 2], ["a"], [[]], [0.1, 0.2, 0.3], {}, {"name": ""}, {"name": "pml/mean"},
     {"name": "cbml"}, {"name": 3}, {"a": {"b": [1]}}, {"name": "pml/contrastive", "reducer": {"name": "pml/nothing"}},
+)  # fmt: skip
+# What single settings get beside these: values that more of them take, and neighbors of those.
+MORE: tuple[Any, ...] = (
+    4, 5, 12, 16, 100, 1000, -3, 65_536, 1e-8, 1e-3, 0.25, 0.1, 0.9, 2.0, 10.0, 1e5, -0.1, 1e10, " ", "1", "true",
+    "0.5", "cbml", "pml/mean", "digits", "adam", "euclidean", "all", "semihard", "name", [0], [0.5], [-1], [True],
+    [1, 1, 1], [[1, 2], [3]], [1, "a"], ["a", "b"], [0.0, 1.0], {"x": 1}, {"name": "pml/sum"}, {"name": "pml/lp"},
+    {"name": "pml/lp", "p": 0}, {"name": "pml/mean", "x": 1}, {"name": "digits"},
+    {"name": "pml/dot-product-similarity"},
+    datetime.date(2020, 1, 1), datetime.time(1, 2),
 )  # fmt: skip
 
 
@@ -120,7 +130,7 @@ def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
 
 
 def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each setting of each component with each odd value: kind, what it is, and the tables of a recipe with it."""
+    """Each setting of each component with each value: kind, what it is, and the tables of a recipe with it."""
     from pml_ext import registry
 
     base = {
@@ -139,7 +149,7 @@ def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for kind, host in hosts.items():
         for component in registry.components(kind):
             for setting in (*component.settings, "weight", "no_such_setting"):
-                for value in ODD:
+                for value in (*ODD, *MORE):
                     yield kind, f"{component.name}.{setting}", base | host({"name": component.name, setting: value})
     for table, keys in (("optimizer", ("name", "lr", "weight_decay", "betas", "momentum", "eps", "amsgrad",
                                        "head_lr_factor")),
@@ -149,10 +159,12 @@ def single_settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
                                         "shortlist", "lone_queries", "clusters_per_class")),
                         ("data", ("name", "workers", "augment", "image_size")),
                         ("model", ("trunk", "embedding_size", "hidden_sizes", "freeze_batch_norm"))):  # fmt: skip
-        for key, value, other in itertools.product(keys, ODD, (None, "adam", "sgd", "rmsprop")):
+        for key, value, other in itertools.product(keys, (*ODD, *MORE), (None, "adam", "sgd", "rmsprop")):
             tables = copy.deepcopy({**base, "loss": {"name": "pml/contrastive"}})
             tables.setdefault(table, {})[key] = value
-            if table == "optimizer" and key != "name" and other is not None:
+            if other is not None and (table != "optimizer" or key == "name"):
+                continue
+            if other is not None:
                 tables[table]["name"] = other
             yield "recipe", f"{table}.{key}", tables
 
@@ -170,7 +182,8 @@ def settings(count: int, seed: int = 0, largest: float = float("inf")) -> Iterat
     """
     from pml_ext.experiment import validate
 
-    everything = [case for case in single_settings() if not _is_large(case[2], largest)]
+    distinct = {repr(case): case for case in single_settings() if not _is_large(case[2], largest)}
+    everything = list(distinct.values())
     random.Random(seed).shuffle(everything)
     for kind, name, tables in itertools.islice(everything, count):
         yield (kind, name, tables), told(lambda tables=tables: validate(tables, "recipe.toml"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from pml_ext import load_run
@@ -68,3 +69,26 @@ def test_the_lines_of_the_readme_load_an_export(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == pytest.approx(run.embed(photo)[0].tolist(), abs=1e-5)
+
+
+class Opens:
+    """Opens a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_no_code_of_an_exports_author_is_run(runs, tmp_path):
+    """Its tensors are read by safetensors, which knows no code, and the rest is JSON."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    load_run(runs[0], "cpu").export(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "preprocess.json", "SHA256SUMS"}
+    torch.save({"trunk.weight": Opens(tmp_path / "written")}, tmp_path / "model.safetensors")
+    with pytest.raises(SafetensorError):
+        load_file(tmp_path / "model.safetensors")
+    assert not (tmp_path / "written").exists()

@@ -1,6 +1,7 @@
 """Indexes on the disk: whole or refused, whatever becomes of their files and of who writes them."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ import torch
 
 from pml_ext import load_run
 from pml_ext.errors import DataError
+from pml_ext.files import read_json, write_json
 from pml_ext.retrieval import TrainedRun
 from pml_ext.retrieval.index import write_index
 
@@ -299,3 +301,28 @@ def test_paths_of_an_index_stay_in_its_folder(runs_one, few, tmp_path, name):
     write_index(tmp_path / "index", runs_one._owner, embedded, None)
     with pytest.raises(DataError, match=r"is not in the folder that was indexed; type: pml-ext index"):
         runs_one.gallery(tmp_path / "index")
+
+
+class Opens:
+    """Opens a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("array", ["embeddings", "paths"])
+def test_no_code_of_an_indexs_author_is_run(runs_one, few, tmp_path, array):
+    """With right checksums too."""
+    runs_one.index(few[0], tmp_path / "index")
+    (path,), written = (tmp_path / "index").glob("*.npz"), tmp_path / "written"
+    with np.load(path) as saved:
+        arrays = dict(saved)
+    np.savez(path, **arrays | {array: np.array([Opens(written)] * 20, dtype=object)})
+    about = read_json(tmp_path / "index" / "index.json")
+    about["embeddings"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    write_json(tmp_path / "index" / "index.json", about)
+    check_refused(runs_one, tmp_path / "index", path)
+    assert not written.exists()

@@ -7,6 +7,8 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.miners import BaseMiner
 from torch import nn
 
+from pml_ext.plugin import PairLoss, per_anchor
+
 
 def similarities(embeddings, ref_emb):
     x, y = (nn.functional.normalize(e) for e in (embeddings, ref_emb))
@@ -224,6 +226,27 @@ class SaysTiles(GoodLoss):
     capabilities = frozenset({"labels", "indices_tuple", "tiles"})
 
 
+class SaysTilesOfRows(PairLoss):
+    """Its mean is that of the tile."""
+
+    tiles = "rows"
+
+    def equation(self, pairs):
+        values = (pairs.matrix * pairs.negatives).sum(1) - (pairs.matrix * pairs.positives).sum(1)
+        return per_anchor((values - values.mean()).square())
+
+
+class SeesTheGraph(GoodLoss):
+    """Takes embeddings that were joined for others than they are."""
+
+    def values(self, s, positives, negatives):
+        return super().values(s * (0.5 if self.joined else 1), positives, negatives)
+
+    def compute_loss(self, embeddings, *more):
+        self.joined = "Cat" in str(embeddings.grad_fn)
+        return super().compute_loss(embeddings, *more)
+
+
 class HoardsMatrices(GoodLoss):
     def values(self, s, positives, negatives):
         waves = sum(torch.sin(k * s) for k in range(1, 100))
@@ -330,6 +353,8 @@ WRONG = {
     ParametersBesideTheModule: "check_torch_func",
     WrongTangent: "check_forward_mode",
     SaysOneGraph: "check_fullgraph",
+    SaysTilesOfRows: "check_tiles",
+    SeesTheGraph: "check_gradient_caching",
     SaysTiles: "check_saved_bytes",
     HoardsMatrices: "check_saved_bytes",
     EmptyBuffer: "check_hook_container",

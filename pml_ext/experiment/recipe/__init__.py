@@ -11,6 +11,7 @@ from .building import (
     build_optimizer,
     dataset_factory,
     loss_context,
+    metric_names,
     normalization_of,
     own_optimizer,
     preprocessing_of,
@@ -31,9 +32,8 @@ from .schema import (
     SamplerTable,
     ScheduleTable,
     StageTable,
-    merged,
-    metric_names,
 )
+from .values import merged
 
 __all__ = [
     "SHUFFLE",

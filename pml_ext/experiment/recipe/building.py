@@ -17,8 +17,18 @@ from ...data import PATH_FACTORIES, DataSplits, Pipeline
 from ...errors import ConfigError, PmlExtError, shortened
 from ...losses import CrossBatchMemory, RegularizedLoss
 from ...network import Network, Normalization, Preprocessing
-from .schema import OPTIMIZERS, DataTable, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, merged
-from .values import adapter_of, refusal, strictly
+from .schema import (
+    OPTIMIZERS,
+    PROTOCOLS,
+    TOP,
+    DataTable,
+    LossTable,
+    ModelTable,
+    NamedTable,
+    OptimizerTable,
+    Recipe,
+)
+from .values import adapter_of, merged, refusal, strictly
 
 # What a run fills in by itself: no options of a recipe.
 FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
@@ -219,3 +229,14 @@ def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor:
     """The torch optimizer of a table over some parameters."""
     optimizer = OPTIMIZERS[table.name]
     return optimizer(parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return,operator]
+
+
+def metric_names(recipe: Recipe) -> list[str]:
+    """The names of the metrics that a run of the recipe reports."""
+    table = recipe.evaluation
+    ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
+    ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
+    clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
+                for name in ("nmi", "f1", "purity")]  # fmt: skip
+    classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
+    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters, *classified]

@@ -25,12 +25,13 @@ from .building import (
     build_optimizer,
     dataset_factory,
     loss_context,
+    metric_names,
     options_of,
     own_optimizer,
     trunk_factory,
 )
 from .papers import quoted
-from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe, metric_names
+from .schema import OPTIMIZERS, SHUFFLE, LossTable, MemoryTable, NamedTable, OptimizerTable, Recipe
 from .values import adapter_of, alike, reason_of, refusal, strictly, wanted_by
 
 # What the run fills in where a component wants it; here with stand-ins, so that constructors can be tried.

@@ -16,7 +16,8 @@ from ...files import toml_value
 from .checking import validate
 from .names import all_names, home_of, settled
 from .papers import with_row
-from .schema import Recipe, merged
+from .schema import Recipe
+from .values import merged
 from .variants import choices, combined
 
 PIPELINES = "pipelines/"  # how their names begin

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ...devices import Precision
+from .values import without_none
 
 SHUFFLE = "shuffle"  # the sampler name that means plain shuffling
 OPTIMIZERS = {
@@ -393,35 +393,4 @@ class Recipe(Table):
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as plain tables, defaults included, fit for TOML."""
-        return typing.cast("dict[str, Any]", _without_none(self.model_dump()))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, (list, tuple)):
-        return [_without_none(item) for item in value]
-    return value
-
-
-def metric_names(recipe: Recipe) -> list[str]:
-    """The names of the metrics that a run of the recipe reports."""
-    table = recipe.evaluation
-    ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
-    ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
-    clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
-                for name in ("nmi", "f1", "purity")]  # fmt: skip
-    classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
-    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters, *classified]
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merged key by key; a table that names something else replaces the old one, settings and all."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
-    return result
+        return typing.cast("dict[str, Any]", without_none(self.model_dump()))

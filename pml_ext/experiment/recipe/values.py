@@ -68,3 +68,24 @@ def refusal(name: str, settings: Mapping[str, Any], error: BaseException) -> str
 def listed(settings: Mapping[str, Any]) -> str:
     """Settings and their values, for the texts of errors."""
     return ", ".join(f"{name} = {value!r}" for name, value in settings.items()) or "no settings"
+
+
+def without_none(value: Any) -> Any:
+    """Tables without what is None, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [without_none(item) for item in value]
+    return value
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key; a table that names something else replaces the old one, settings and all."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result

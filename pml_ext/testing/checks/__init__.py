@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..subject import Subject
-from . import contract, cost, devices, objects, others, reference, surroundings, values
+from . import contract, cost, devices, large, objects, others, reference, surroundings, values
 from .contract import check_call_forms
 
 __all__ = ["CHECKS", "COMPARED", "Check", "check_call_forms"]
@@ -26,8 +26,8 @@ _LOSS: list[Check] = [
     objects.check_state_dict, objects.check_tensors_are_registered, objects.check_eval_keeps_state,
     objects.check_pickle, objects.check_compile, objects.check_fullgraph, objects.check_torch_func,
     objects.check_forward_mode, cost.check_memory_growth, cost.check_saved_bytes, cost.check_no_loop_over_anchors,
-    cost.check_no_host_sync, surroundings.check_pml_trainer, surroundings.check_hook_container,
-    surroundings.check_cross_batch_memory, surroundings.check_two_processes,
+    cost.check_no_host_sync, large.check_tiles, large.check_gradient_caching, surroundings.check_pml_trainer,
+    surroundings.check_hook_container, surroundings.check_cross_batch_memory, surroundings.check_two_processes,
 ]  # fmt: skip
 
 CHECKS: dict[str, list[Check]] = {
@@ -37,7 +37,8 @@ CHECKS: dict[str, list[Check]] = {
         others.check_mining_is_deterministic, others.check_mining_has_no_gradient,
         others.check_mining_of_degenerate_batches, others.check_mining_dtypes, values.check_names_of_classes,
         values.check_inputs_unchanged, objects.check_tensors_are_registered, devices.check_devices,
-        cost.check_no_loop_over_anchors, surroundings.check_hook_container, others.check_can_be_pickled,
+        cost.check_no_loop_over_anchors, large.check_tiles, surroundings.check_hook_container,
+        others.check_can_be_pickled,
     ],
     "regularizer": [
         others.check_capabilities, others.check_regularizer_value, others.check_regularizer_dtypes,
@@ -46,7 +47,7 @@ CHECKS: dict[str, list[Check]] = {
         values.check_determinism, values.check_inputs_unchanged, objects.check_tensors_are_registered,
         devices.check_devices, objects.check_eval_keeps_state, others.check_can_be_pickled, objects.check_compile,
         objects.check_fullgraph, objects.check_torch_func, objects.check_forward_mode, cost.check_saved_bytes,
-        cost.check_no_loop_over_anchors, cost.check_no_host_sync, surroundings.check_hook_container,
+        cost.check_no_loop_over_anchors, cost.check_no_host_sync, large.check_tiles, surroundings.check_hook_container,
     ],
     "distance": [
         others.check_capabilities, others.check_distance_matrix, others.check_distance_of_equal_points,

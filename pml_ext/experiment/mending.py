@@ -1,0 +1,86 @@
+"""Files of a finished run that are no longer what the run wrote: what can be made again is, the others are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import DataError
+from ..files import write_json
+from ..sums import SUMS, changed_files, has_all, has_changed, write_sums
+from .records import mend_records
+from .testing import write_neighbours
+from .view import View
+
+METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
+_OWN = ("checkpoints", "figures", METRICS, "network.json", "neighbours.npz", RECIPE, "records", REPORT, "tensorboard")
+_AGAIN = ("figures/", REPORT)  # written with each report
+_MADE_AGAIN = ("checkpoints/before.pt", "network.json", "neighbours.npz", RECIPE, "records/", "tensorboard/", *_AGAIN)
+
+
+def sum_up(folder: Path, again: bool = False) -> None:
+    """Writes ``SHA256SUMS`` of a finished run.
+
+    Args:
+        folder: of the run; its checksums are of what the run has written, of nothing that lies beside.
+        again: whether there are checksums, of which those of the report alone are taken anew.
+    """
+    mended = set(changed_files(folder)) if again else set()
+    write_sums(
+        folder,
+        _lies_beside,
+        anew=lambda name: not again or name.startswith(_AGAIN) or (name in mended and name.startswith(_MADE_AGAIN)),
+    )
+
+
+def _lies_beside(name: str) -> bool:
+    return name.partition("/")[0] not in _OWN
+
+
+def to_mend(folder: Path) -> list[str]:
+    """What a finished run lacks, and what has changed since, by paths in its folder.
+
+    Raises:
+        DataError: ``metrics.json`` is not what the run wrote.
+    """
+    check_unchanged(folder, METRICS)
+    if (folder / REPORT).exists() and not (folder / SUMS).exists():  # killed before, or of an earlier version
+        sum_up(folder)
+    without = [] if has_all(folder, _lies_beside) else [SUMS]
+    return [*([] if (folder / REPORT).exists() else [REPORT]), *without, *changed_files(folder)]
+
+
+def check_unchanged(folder: Path, name: str) -> None:
+    """Refuses a file of a finished run that is not what the run wrote, and which no other file has.
+
+    Raises:
+        DataError: the text says how it is written again.
+    """
+    if has_changed(folder, name):
+        raise DataError(f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
+                        f"{folder / METRICS} and train with --resume: it is written again")  # fmt: skip
+
+
+def mend(view: View, warn: Callable[[str], None]) -> None:
+    """Makes again what can be, before a report is drawn; the rest is told of.
+
+    Args:
+        view: of the finished run, with the tested weights in its networks.
+        warn: called with a line, if something has changed.
+    """
+    folder, changed = view.folder, changed_files(view.folder)
+    if not changed:
+        return
+    names, lost = ", ".join(changed[:4]) + " ..." * (len(changed) > 4), [
+        name for name in changed if not name.startswith((*_MADE_AGAIN, SUMS))
+    ]  # fmt: skip
+    rest = f", except {', '.join(lost[:4])}, which a finished run does not need" if lost else ""
+    warn(f"{folder}: not what {SUMS} says, and made again{rest}: {names}")
+    if "checkpoints/before.pt" in changed:
+        view.checkpoint("before").unlink()  # made again by who wants it
+    if any(name.startswith(("records/", "tensorboard/")) for name in changed):
+        mend_records(folder, changed)
+    if "network.json" in changed:
+        write_json(folder / "network.json", view.network_json())
+    if "neighbours.npz" in changed:
+        write_neighbours(view)

@@ -1,0 +1,280 @@
+"""Every file of a run, an index and an export, damaged in five ways: one line, or recovery, never another result.
+
+The files are those that lie on the disk, so that none can be forgotten. ``python -m tests.faults.files`` damages each
+of them in each way, and takes some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import kills
+
+DAMAGES = ("flipped", "cut", "empty", "garbage", "another's")
+RECIPE = "cbml/digits"
+OVERRIDES = (*kills.QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56",
+             "engine.checkpoint_minutes=1e-9")  # fmt: skip
+
+
+class Ear:
+    """A listener that keeps what it is told, and can end a run."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.told: list[str] = []
+        self._left = last
+
+    def step(self, text: str) -> None:
+        self.told.append(text)
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None: ...
+
+    def iteration(self, loss: float) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise KeyboardInterrupt
+
+    def epoch_done(self, *values: float) -> None: ...
+
+    def warn(self, text: str) -> None:
+        self.told.append(text)
+
+
+def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = False) -> list[str]:
+    """Trains, without a figure in the report, and gives what it told.
+
+    Args:
+        out: the folder.
+        seed: of the run.
+        last: the iteration after which the run is interrupted.
+        resume: whether it goes on.
+    """
+    from pml_ext.experiment import run, train
+
+    ear, real = Ear(last), run.write_run_report
+    run.write_run_report = _small_report
+    try:
+        train(RECIPE, out, seed=seed, device="cpu", overrides=OVERRIDES, listener=ear, resume=resume)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        run.write_run_report = real
+    return ear.told
+
+
+def _small_report(view: Any, *_: Any) -> None:
+    view.embeddings_before()
+    (view.folder / "report.html").write_text("the report " * 40)
+    (view.folder / "figures").mkdir(exist_ok=True)
+    (view.folder / "figures" / "one.png").write_bytes(b"a figure " * 40)
+
+
+class Made:
+    """Runs of two seeds, an index and an export of each, and the first run again, interrupted in its last epoch.
+
+    Args:
+        place: a folder.
+    """
+
+    def __init__(self, place: Path) -> None:
+        from pml_ext import load_run
+
+        self.place = place
+        self.images = place / "images"
+        self.images.mkdir()
+        _write_images(self.images)
+        for seed, name in enumerate(("one", "other")):
+            trained(place / name / "finished", seed)
+            run = load_run(place / name / "finished", "cpu")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run.index(self.images, place / name / "index", "IVF2,Flat")
+            run.export(place / name / "export")
+        trained(place / "one" / "interrupted", last=8)
+
+    def files(self, what: str) -> list[str]:
+        """The paths of all files of a run, an index or an export."""
+        folder = self.place / "one" / what
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+    def damaged(self, what: str, name: str, damage: str, out: Path) -> Path:
+        """A copy of a folder with one file damaged.
+
+        Args:
+            what: ``"finished"``, ``"interrupted"``, ``"index"`` or ``"export"``.
+            name: the file's path in it.
+            damage: one of ``DAMAGES``.
+            out: where.
+        """
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(self.place / "one" / what, out)
+        whole = (out / name).read_bytes()
+        half = len(whole) // 2
+        (out / name).write_bytes({
+            "flipped": lambda: whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :],
+            "cut": lambda: whole[:half],
+            "empty": lambda: b"",
+            "garbage": lambda: b"\x80garbage\xff" * 50,
+            "another's": lambda: self._twin(what, name).read_bytes(),
+        }[damage]())  # fmt: skip
+        return out
+
+    def _twin(self, what: str, name: str) -> Path:
+        """The file of the other run, which has ended; some names have a number in them."""
+        twin = self.place / "other" / ("finished" if what == "interrupted" else what) / name
+        if twin.exists():
+            return twin
+        return next(twin.parent.glob(f"{twin.name[:6]}*"), twin.with_name("last.pt"))
+
+
+def _write_images(place: Path) -> None:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    for number, pixels in enumerate(load_digits().images[:20]):
+        Image.fromarray((pixels * 255 / 16).round().astype(np.uint8)).save(place / f"{number:02d}.png")
+
+
+def surprise(made: Made, what: str, name: str, damage: str) -> str:
+    """What is wrong with how a damaged file is taken; "" if nothing is.
+
+    Args:
+        made: what there is.
+        what: as of :meth:`Made.damaged`.
+        name: of the file.
+        damage: to it.
+    """
+    from pml_ext.errors import PmlExtError
+
+    folder, whole = made.damaged(what, name, damage, made.place / "damaged"), made.place / "one"
+    if (folder / name).read_bytes() == (whole / what / name).read_bytes():
+        return ""  # the other run's is the same
+    check: Callable[[], str] = {
+        "finished": lambda: _finished(folder, whole / what, name),
+        "interrupted": lambda: _resumed(folder, whole / "finished", name),
+        "index": lambda: _index(folder, whole / what, whole / "finished"),
+        "export": lambda: _export(folder, name),
+    }[what]
+    try:
+        return check()
+    except PmlExtError as error:
+        text = str(error)
+        return "" if len(text) < 700 and "\n" not in text and folder.name in text else f"the line {text!r}"
+
+
+def _finished(folder: Path, whole: Path, name: str) -> str:
+    """Goes on with a run that has ended, and loads it."""
+    from pml_ext import load_run
+    from pml_ext.sums import changed_files
+
+    told = trained(folder, resume=True)
+    recovered = name == "SHA256SUMS" and (folder / name).read_bytes() == (whole / name).read_bytes()
+    if not any(Path(name).name in text for text in told) and not recovered:
+        return "nothing was told"
+    if text := _different(whole, folder, (kills._databases, kills._csv_files, kills._events)):
+        return text
+    left = changed_files(folder)
+    if left not in ([], [name]):
+        return f"{left} are not what their checksums say"
+    points = [load_run(each, "cpu").embed(folder.parent / "images") for each in (whole, folder)]
+    return "" if torch.equal(*points) else "other embeddings"
+
+
+def _resumed(folder: Path, whole: Path, name: str) -> str:
+    """Goes on with a run that was interrupted."""
+    told = " ".join(trained(folder, resume=True))
+    checks = (kills._files, _weights, kills._databases, kills._csv_files, kills._events)
+    text = _different(whole, folder, checks)
+    recorded = name.startswith("records/") and Path(name).name in told  # which of two is right cannot be known
+    return "" if recorded and text.startswith(("logs.db", "events", Path(name).name)) else text
+
+
+def _weights(whole: Path, folder: Path) -> str:
+    """What differs between checkpoints, beside warnings and times; of an untrained network the embeddings count."""
+    for path in sorted(whole.rglob("*.pt")):
+        states = [torch.load(each, weights_only=True) for each in (path, folder / path.relative_to(whole))]
+        for state in states:
+            for key in [*state] if path.name == "before.pt" else ("train_seconds", "test_seconds", "warnings"):
+                if key != "embeddings":
+                    state.pop(key, None)
+        if text := kills._unequal(*states):
+            return f"{path.name}: {text[:200]}"
+    return ""
+
+
+def _different(whole: Path, folder: Path, checks: Sequence[Callable[[Path, Path], str]]) -> str:
+    """What differs between two runs, beside warnings and what no number depends on."""
+    metrics = []
+    for each in (whole, folder):
+        values = json.loads((each / "metrics.json").read_bytes())
+        metrics.append({key: value for key, value in values.items() if key not in ("seconds", "sha256", "warnings")})
+    if metrics[0] != metrics[1]:
+        return "metrics.json differs"
+    one, other = (dict(np.load(each / "neighbours.npz")) for each in (whole, folder))
+    if not all(np.array_equal(one[key], other[key]) for key in one):
+        return "neighbours.npz differs"
+    for check in checks:
+        if text := check(whole, folder):
+            return text
+    return ""
+
+
+def _index(folder: Path, whole: Path, run: Path) -> str:
+    from pml_ext import load_run
+
+    loaded = load_run(run, "cpu")
+    one, other = (loaded.gallery(each).embedded for each in (whole, folder))
+    same = one.paths == other.paths and torch.equal(one.embeddings, other.embeddings)
+    return "" if same else "another index"
+
+
+def _export(folder: Path, name: str) -> str:
+    """What the program says that the lines are for."""
+    done = subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder,
+                          capture_output=True, text=True, errors="replace")  # fmt: skip
+    if name == "SHA256SUMS":  # cut behind a line it says nothing; what it is for is whole
+        return ""
+    return "" if done.returncode != 0 and name in done.stdout else "it does not say so"
+
+
+def sweep(made: Made) -> Iterator[tuple[str, str, str]]:
+    """Each file of each folder with each damage."""
+    for what in ("finished", "interrupted", "index", "export"):
+        for name in made.files(what):
+            for damage in DAMAGES:
+                yield what, name, damage
+
+
+def main() -> int:
+    """The sweep."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    torch.set_num_threads(1)
+    count, wrong, started = 0, 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as place:
+        made = Made(Path(place))
+        for what, name, damage in sweep(made):
+            count += 1
+            if text := surprise(made, what, name, damage):
+                wrong += 1
+                print(f"{what}: {name}, {damage}: {text}", flush=True)
+        files = {what: len(made.files(what)) for what in ("finished", "interrupted", "index", "export")}
+    print(f"{count} damaged files ({files}), {wrong} surprises; {time.monotonic() - started:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""A selection of :mod:`files`: files of a run, an index and an export, damaged in one way each, by turns."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import files
+
+from pml_ext.sums import SUMS, changed_files
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    pytest.importorskip("faiss")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches are tiny
+    yield files.Made(tmp_path_factory.mktemp("files"))
+    torch.set_num_threads(threads)
+
+
+# What each folder holds, so that this file says what a new kind of file wants.
+KNOWN = {
+    "finished": {"", "checkpoints", "figures", "records", "tensorboard"},
+    "interrupted": {"", "checkpoints", "records", "tensorboard"},
+    "index": {""},
+    "export": {""},
+}
+
+
+@pytest.mark.parametrize("what", KNOWN)
+def test_a_file_that_is_damaged_is_told_or_made_again(made, what):
+    names = made.files(what)
+    assert {name.rpartition("/")[0] for name in names} == KNOWN[what]
+    wrong = {}
+    every = {"finished": 4, "interrupted": 2}.get(what, 1)
+    for number, name in enumerate(names[::every]):
+        ways = files.DAMAGES if what in ("index", "export") else [files.DAMAGES[number % len(files.DAMAGES)]]
+        for damage in ways:
+            if text := files.surprise(made, what, name, damage):
+                wrong[name, damage] = text
+    assert wrong == {}
+
+
+def test_each_damage_to_each_file_of_a_finished_run_is_noticed(made):
+    """By the checksums, without a run."""
+    names = made.files("finished")
+    assert len(names) > 15
+    listed = {line.partition("  ")[2] for line in (made.place / "one" / "finished" / SUMS).read_text().splitlines()}
+    assert listed == {*names} - {SUMS}
+    for name in sorted(listed):
+        for damage in files.DAMAGES:
+            folder = made.damaged("finished", name, damage, made.place / "damaged")
+            same = (folder / name).read_bytes() == (made.place / "one" / "finished" / name).read_bytes()
+            assert changed_files(folder) == ([] if same else [name]), damage
+
+
+def test_what_lies_beside_a_run_is_left_alone(made, tmp_path):
+    """Nothing is told of files that others put into the folder, nor of checkpoints that are deleted."""
+    folder = shutil.copytree(made.place / "one" / "finished", tmp_path / "run")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "index").mkdir()
+    (folder / "index" / "index.json").write_text("{}")
+    (folder / "checkpoints" / "last.pt").unlink()
+    assert files.trained(folder, resume=True) == []
+    (folder / "report.html").unlink()
+    files.trained(folder, resume=True)
+    assert "notes" not in (folder / SUMS).read_text()
+    assert files.trained(folder, resume=True) == []
+
+
+def test_what_a_killed_process_left_beside_several_runs_is_removed(tmp_path):
+    from pml_ext.experiment.runs import _write_summary
+
+    (tmp_path / ".summary.json.4194305.tmp").write_text("half")  # no process has this number
+    _write_summary(tmp_path, [], [])
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
