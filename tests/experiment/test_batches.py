@@ -85,7 +85,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     for workers in (0, 1):
         reader = BatchReader(SeededImages(images.with_transform(augmented)), workers, CPU)
         drawn.append(list(reader.read(epoch)))
-        assert next(iter(reader._loader))[0].dtype == (torch.uint8 if workers else torch.float32)
+        assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
         reader.close()
     for (one, _), (other, _) in zip(*drawn, strict=True):
         assert one.dtype == other.dtype == torch.float32

@@ -18,6 +18,8 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
+from pml_ext.experiment.pseudo import clusters_of
+from pml_ext.experiment.recipe import PseudoTable
 from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
@@ -182,3 +184,12 @@ def test_every_loss_without_classes_of_its_own_can_have_clusters():
                 load_recipes("cbml/digits", (*overrides, "data.labels=clusters"))
         else:
             load_recipes("cbml/digits", (*overrides, "data.labels=clusters"))
+
+
+@pytest.mark.parametrize("features", ["embedder", "trunk"])
+def test_normalized_features_of_the_layer_are_clustered(features):
+    points = {name: torch.randn(40, 5, generator=torch.Generator().manual_seed(seed))
+              for seed, name in enumerate(("embedder", "trunk"))}  # fmt: skip
+    stand = SimpleNamespace(rank=0, embeddings=lambda split, layer: 7 * points[layer])
+    labels = clusters_of(stand, PseudoTable(clusters=4, features=features))
+    np.testing.assert_array_equal(labels, kmeans(torch.nn.functional.normalize(points[features]), 4).numpy())
