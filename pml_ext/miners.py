@@ -153,7 +153,7 @@ class SemiHardTripletMiner(TiledMiner):
         self, distances: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         excess = distances[anchors] - distances[anchors, partners][:, None]
-        inside = negatives[anchors] & (excess > 0) & (excess <= self.margin)
+        inside = negatives[anchors] & ~(excess <= 0) & ~(excess > self.margin)  # NaN is in it, and is not hidden
         if self.negatives == "all" or distances.shape[1] == 0:
             pairs, others = torch.where(inside)
         else:

@@ -83,15 +83,20 @@ def test_the_range_of_pml_ends_before_its_third_version():
 
 
 BARE = """
-import importlib, importlib.abc, json, pkgutil, sys
+import json, pkgutil, sys
 
-class Missing(importlib.abc.MetaPathFinder):
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None if name.partition(".")[0] in blocked else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
 
 blocked = set(json.loads(sys.argv[1]))
-sys.meta_path.insert(0, Missing())
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 import pml_ext
 
 def text(statement):

@@ -124,10 +124,11 @@ def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> F
 
 
 def _draw(panels: Any, title: str, embeddings: Tensor, labels: Tensor) -> None:
-    known = PairStatistics.of(embeddings, labels)
     similarity = gram(normalize(embeddings.double()))
     masks = pair_masks(similarity, labels)
-    low, high = float(similarity.min()), 1.0
+    if not all(mask.any() for mask in masks):
+        raise ValueError(f"{title}: a figure of pairs wants a positive and a negative pair, and one of them lacks")
+    low, high = min(float(similarity.min()), 1 - 1e-6), 1.0  # of collapsed embeddings too
     edges = torch.linspace(low, high, _BINS + 1, dtype=torch.float64)
     middle = (edges[1:] + edges[:-1]) / 2
     heights = [torch.histogram(similarity[mask], edges, density=True).hist for mask in masks]
@@ -137,9 +138,13 @@ def _draw(panels: Any, title: str, embeddings: Tensor, labels: Tensor) -> None:
     both = (heights[0] > 0) & (heights[1] > 0)
     ratio = heights[0][both] / heights[1][both]
     panels[1].semilogy(middle[both].numpy(), ratio.numpy(), ".", color="#718096", label="ratio of the two")
-    limits = float(ratio.min()) / 3, float(ratio.max()) * 3
-    quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
-    panels[1].semilogy(middle.numpy(), quadratic.exp().numpy(), color="#2b6cb0", label="Eq. 20, of mean and deviation")
+    try:
+        known = PairStatistics.of(embeddings, labels)
+    except ValueError as error:  # a run that collapses, or has learned nothing yet
+        panels[1].set_title(str(error).rpartition(": ")[2], fontsize=8)
+    else:
+        quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
+        panels[1].semilogy(middle.numpy(), quadratic.numpy(), color="#2b6cb0", label="Eq. 20, of mean and deviation")
     if int(both.sum()) > 1:
         # by as many pairs as the rarer kind has there: a few far ones say little
         weight = torch.minimum(*(height * mask.sum() for height, mask in zip(heights, masks, strict=True)))[both].sqrt()
@@ -147,7 +152,9 @@ def _draw(panels: Any, title: str, embeddings: Tensor, labels: Tensor) -> None:
         slope, offset = torch.linalg.lstsq(weight[:, None] * design, (weight * ratio.log())[:, None]).solution[:, 0]
         line = (slope * middle + offset).exp()
         panels[1].semilogy(middle.numpy(), line.numpy(), "--", color="#dd6b20", label="Eq. 21, fitted")
-    panels[1].set(xlabel="cosine similarity", ylabel="positive / negative", ylim=limits)
+    panels[1].set(xlabel="cosine similarity", ylabel="positive / negative")
+    if bool(both.any()):
+        panels[1].set_ylim(float(ratio.min()) / 3, float(ratio.max()) * 3)
     for axes in panels:
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)

@@ -28,6 +28,7 @@ from pml_ext import (
     PDDMDistance,
     PDDMLoss,
     RegularizedLoss,
+    SemiHardTripletMiner,
     SoftmaxLoss,
     TiledContrastiveLoss,
     TiledMultiSimilarityLoss,
@@ -90,6 +91,8 @@ COMPONENTS = {
     "GlobalOrthogonalRegularizer": GlobalOrthogonalRegularizer(),
     "MetricVarianceRegularizer": MetricVarianceRegularizer(),
     "HardPairMiner": Mined(CBMLLoss(mining=False), HardPairMiner()),
+    "SemiHardTripletMiner": Mined(BatchAllTripletLoss(), SemiHardTripletMiner()),
+    "SemiHardTripletMiner, all": Mined(BatchAllTripletLoss(), SemiHardTripletMiner(negatives="all", tile_size=7)),
     "LocalPositiveMiner": Mined(BatchAllTripletLoss(), LocalPositiveMiner(percentile=30)),
     "HardQuadrupletMiner": Mined(AngularTripletLoss(), HardQuadrupletMiner()),
     "HardQuadrupletMiner, per class": Mined(pddm(normalize_scores=False), HardQuadrupletMiner(per_class=True)),
@@ -142,7 +145,10 @@ def test_what_is_not_finite_is_never_hidden(name):
         assert not gradient.isfinite().all(), (sizes, lone, place, value)
 
 
-@pytest.mark.parametrize("name", ["HardPairMiner", "LocalPositiveMiner", "HardQuadrupletMiner", "AnchorSwapMiner"])
+MINERS = ["HardPairMiner", "LocalPositiveMiner", "SemiHardTripletMiner", "HardQuadrupletMiner", "AnchorSwapMiner"]
+
+
+@pytest.mark.parametrize("name", MINERS)
 def test_miners_give_what_is_not_finite_to_any_loss(name):
     for row in range(8):
         x, labels = batch((2, 4))
@@ -205,7 +211,7 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
 
 WITHOUT_VMAP = (  # how much these list depends on the values; PML's reducer of several terms writes in place
     "BatchAllTripletLoss", "MultipleLosses", "NPairAngularLoss, in", "TiledNTXent", "TiledTriplet", "TiledContrastive",
-    "PDDM", "LocalPositiveMiner", "HardPairMiner", "HardQuadrupletMiner", "AnchorSwapMiner",
+    "PDDM", "LocalPositiveMiner", "SemiHardTripletMiner", "HardPairMiner", "HardQuadrupletMiner", "AnchorSwapMiner",
 )  # fmt: skip
 
 

@@ -73,6 +73,7 @@ def test_the_good_one_passes():
         "check_cross_batch_memory",
         "check_references_of_equal_length",
         "check_parameters_get_gradients",
+        "check_tiles",
     } | ({"check_compile", "check_fullgraph"} if OLD_COMPILER else set())
 
 
@@ -174,8 +175,8 @@ def test_other_kinds_of_pml():
 
 
 def test_targets():
-    assert [name for name, _ in components_of("cbml")] == ["cbml", "hard-pair", "metric-variance"]
-    assert [name for name, _ in components_of("pml_ext_cbml")] == ["cbml", "hard-pair", "metric-variance"]
+    assert [name for name, _ in components_of("cbml")] == ["cbml", "hard-pair", "metric-variance", "softmax"]
+    assert [name for name, _ in components_of("pml_ext_cbml")] == ["cbml", "hard-pair", "metric-variance", "softmax"]
     assert {name for name, _ in components_of("pddm")} == {"hard-quadruplet", "pddm (distance)", "pddm (loss)"}
     assert components_of("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
     assert components_of("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
