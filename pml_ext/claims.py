@@ -9,7 +9,7 @@ from .discovery import PluginRecord
 
 
 def chosen(plugins: Sequence[str], home: str, ships: Callable[[str], bool]) -> list[str]:
-    """Of plugins that claim a name, those that are meant by it; more than one where nothing decides.
+    """The plugins meant by a name that several claim; more than one where nothing decides.
 
     Args:
         plugins: that claim it.

@@ -1,4 +1,4 @@
-"""The checksums of a folder's files in ``SHA256SUMS``, whose lines are those of the program sha256sum.
+"""The checksums of a folder's files in ``SHA256SUMS``, with lines as the program sha256sum writes them.
 
 They are of a finished run, and of an export: a file that was damaged, or is that of another run, is noticed even where
 the file itself has no room for a checksum.
@@ -21,7 +21,7 @@ def write_sums(folder: Path, leave_out: Callable[[str], bool], anew: Callable[[s
     """Writes the checksums of the files of a folder, in one step.
 
     Args:
-        folder: whose files, and those of its sub-folders, are summed.
+        folder: whose files are summed, in its sub-folders too.
         leave_out: whether a file is none of the folder's own, by its path in the folder.
         anew: whether a file has been written since its sum was taken; of others the old sum stays, if there is one.
     """

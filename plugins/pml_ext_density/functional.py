@@ -276,7 +276,7 @@ def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> t
 
 
 def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: int) -> Tensor:
-    r"""How far negative pairs are from those of points spread evenly on the sphere (Zhang et al. 2017).
+    r"""How far negative pairs are from the pairs of points spread evenly on the sphere (Zhang et al. 2017).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 

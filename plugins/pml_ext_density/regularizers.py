@@ -236,7 +236,7 @@ class DensityRegularizer(LabeledRegularizer):
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Targets and measured densities over the epochs; densities and maps of training and test images.
 
-        The maps are those of Fig. 5 and 7 to 9: t-SNE of the training images, and test images at their places.
+        Maps as in Fig. 5 and 7 to 9: t-SNE of the training images, and test images at their places.
         """
         from pml_ext.plugin import figures
 

@@ -94,7 +94,7 @@ def pair_sums(
 
     The gradient is written in the same pass, for weights alike; another pass is made for weights that differ. Where it
     is to be differentiated again, under torch.func and in forward mode, the sums are written out over all triplets:
-    memory for pairs x R entries; so are those of smooth kinds where they are compiled.
+    memory for pairs x R entries. Sums of smooth kinds are, where they are compiled.
 
     Args:
         distances: ``[B, R]``.

@@ -39,7 +39,7 @@ def list_names(
 ) -> None:
     """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets, trunks.
 
-    Tables are those of papers: each has its recipes at the paper's scale and on small data, what has been run, and
+    Tables are the papers' tables: each has its recipes at the paper's scale and on small data, what has been run, and
     where there is no recipe, why.
     """
     from .output import print_json, print_table

@@ -16,7 +16,7 @@ def plugins(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, with all that --verbose shows.")] = False,
 ) -> None:
-    """List the plugins found, those that are broken or left out included; exit code 1 if one is broken."""
+    """List the plugins found, broken ones and ones left out included; exit code 1 if one is broken."""
     import dataclasses
     import warnings
 

@@ -275,7 +275,7 @@ def _again(about: About) -> str:
 
 
 def _files_of(place: Path, paths: Iterable[str]) -> set[str]:
-    """Those of the paths that are files, each folder read once."""
+    """The paths that are files, each folder read once."""
     folders: dict[str, set[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -143,7 +143,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Those of the miner."""
+        """As of the miner."""
         return capabilities(self.miner)
 
     @torch.no_grad()

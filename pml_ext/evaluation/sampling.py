@@ -31,7 +31,7 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = P
         return np.arange(len(labels))
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(labels))
-    # the place of every image among those of its class, in that order
+    # the place of every image in its class, in that order
     by_class = order[np.argsort(labels[order], kind="stable")]
     classes, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
     place = np.empty(len(labels), dtype=np.int64)

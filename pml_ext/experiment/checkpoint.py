@@ -82,7 +82,7 @@ def _link(old: Path, new: Path) -> None:
 
 
 def identity(recipe: Mapping[str, Any], seed: int) -> str:
-    """What the checkpoints of a run have in common, and those of another recipe or seed have not.
+    """What the checkpoints of a run have in common, unlike checkpoints of another recipe or seed.
 
     Args:
         recipe: its tables.

@@ -23,7 +23,7 @@ def sum_up(folder: Path, again: bool = False) -> None:
 
     Args:
         folder: of the run; its checksums are of what the run has written, of nothing that lies beside.
-        again: whether there are checksums, of which those of the report alone are taken anew.
+        again: whether there are checksums, of which the report's alone are taken anew.
     """
     mended = set(changed_files(folder)) if again else set()
     write_sums(

@@ -23,7 +23,7 @@ Labels = NDArray[np.int64]
 
 
 def clusters_of(view: View, table: PseudoTable) -> Labels:
-    """The cluster of every training image, as the network sees it now; in every process those of rank 0.
+    """The cluster of every training image, as the network sees it now; in every process as rank 0 finds them.
 
     Args:
         view: of the run.
@@ -48,7 +48,7 @@ def renew(
         view: of the run, at the epoch; at epoch 0 before components prepare themselves, whose clusters epoch 1 has too.
         stage: of the epoch.
         before: the clusters of the epoch before; None where there is none.
-        kept: those of this epoch, where a run goes on inside of it.
+        kept: this epoch's, where a run goes on inside of it.
         tell: called with a line before images are clustered.
 
     Returns:

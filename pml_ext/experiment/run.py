@@ -299,7 +299,7 @@ class Run(View):
     # An epoch's parts
 
     def relabel(self, stage: Stage, records: Records | None = None) -> None:
-        """Where clusters are the labels, makes those of the epoch; see :func:`~.pseudo.renew`.
+        """Where clusters are the labels, makes the epoch's; see :func:`~.pseudo.renew`.
 
         Args:
             stage: of the epoch.

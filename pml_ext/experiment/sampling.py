@@ -80,7 +80,7 @@ def sampler_before_clusters(
         seed: as of :func:`build_sampler`.
 
     Returns:
-        The sampler, and how many batches each epoch has: those of one pass with batches between the two sizes.
+        The sampler, and how many batches each epoch has: as one pass has with batches between the two sizes.
 
     Raises:
         ConfigError: more clusters than images, or a sampler that cannot compose batches of a size that may be drawn.

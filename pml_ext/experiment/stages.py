@@ -85,7 +85,7 @@ def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) ->
     Args:
         view: of the run.
         stage: whose step was taken.
-        indices: of this process's images, ``[B]``; components get those of all processes.
+        indices: of this process's images, ``[B]``; components get all processes'.
         embeddings: of these images, ``[B, D]``, likewise.
     """
     parts = [part for part in Stages([stage]).parts() if callable(getattr(part, "after_step", None))]

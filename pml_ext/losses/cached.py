@@ -23,7 +23,7 @@ class CachedGradients(nn.Module):
     The network embeds one micro-batch after the other and keeps nothing but its inputs; the loss sees the embeddings
     of the whole batch; in the backward pass each micro-batch is computed again and takes its share of the gradient
     (gradient caching). Activations of one micro-batch are held at a time, and pairs, hard negatives and memories are
-    those of the whole batch: that is not gradient accumulation, whose losses see micro-batches.
+    of the whole batch: that is not gradient accumulation, whose losses see micro-batches.
 
     Random numbers are drawn as for the whole batch, so that dropout gives what it gives without micro-batches, as far
     as random tensors have a row per image. Autocast, several processes (a :class:`pml_ext.DistributedLoss`), miners

@@ -613,7 +613,7 @@ LOSSES = [
     (KeepsTheGraph, "check_tensors_are_registered", r"leaves its graph in the attribute last .* detach\(\)", {}),
     (UnusedParameter, "check_parameters_get_gradients", "the parameters scale get no gradient", {}),
     (ParameterByItsData, "check_parameters_get_gradients", "the parameters proxies get no gradient", {}),
-    (IndicesShifted, "check_indices_belong_to_values", "are not those of its values", {}),
+    (IndicesShifted, "check_indices_belong_to_values", "do not belong to its values", {}),
     (KindsSwapped, "check_indices_belong_to_values", "'pull' says neg_pair, but its indices are of images of one", {}),
     (OneTermReduced, "check_reducers", "sub-loss 'push' is reduced already beside 'pull'", {}),
     (wrong.MeanInside, "check_reducers", "reduced already, so that a reducer", {}),

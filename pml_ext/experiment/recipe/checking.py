@@ -180,7 +180,7 @@ def _check_without_classes(key: str, table: LossTable) -> None:
 
 
 def _components_in(key: str, kind: str, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Key, kind and name of a component and of those in its settings."""
+    """Key, kind and name of a component, and of components in its settings."""
     yield key, kind, name
     for inner, value in settings.items():
         of = inner.rsplit("_", 1)[-1]

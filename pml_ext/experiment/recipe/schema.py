@@ -120,7 +120,7 @@ class PseudoTable(Table):
 class DataTable(NamedTable):
     """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``.
 
-    ``labels = "clusters"`` trains without the training images' labels: with those of ``[data.pseudo]``.
+    ``labels = "clusters"`` trains without the training images' labels, on clusters as ``[data.pseudo]`` says.
     """
 
     workers: int = Field(0, ge=0)
@@ -275,8 +275,8 @@ class EvaluationTable(Table):
         lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is left out.
         protocols: what else is measured. ``"nearest-class-mean"``: gallery images, or half of each class's test images,
             give the means of the classes, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``);
-            ``"zero-shot"``: the means of the tested classes are estimated from those of related training classes, in a
-            data set whose classes have parents (``zero_shot_top_1``, ``zero_shot_top_5``).
+            ``"zero-shot"``: the means of the tested classes are estimated from the means of related training classes,
+            in a data set whose classes have parents (``zero_shot_top_1``, ``zero_shot_top_5``).
         baselines: whether raw pixels and the untrained network are tested too.
         training_images: how many training images are tested at most, beside the test images; a sample by class where
             there are more, none for 0.

@@ -122,8 +122,8 @@ def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[Repo
     if clusters := pseudo_labels_over_epochs(view):
         yield ReportFigure.drawn(
             "Clusters as labels, over the epochs", lambda: epoch_curves(clusters),
-            "How far an epoch's clusters agree with those of the epoch before (NMI), and the share of the training "
-            "images in the largest. No label of a training image is looked at.",
+            "How far an epoch's clusters agree with the clusters of the epoch before (NMI), and the share of the "
+            "training images in the largest. No label of a training image is looked at.",
         )  # fmt: skip
     if panels:
         chosen = {

@@ -149,7 +149,7 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         mine, theirs = _by_index(values, index), _by_index(after[name]["losses"], elsewhere)
         pairs = [(mine.get(key, 0.0), theirs.get(key, 0.0)) for key in mine.keys() | theirs.keys()]
         if any(abs(one - two) > 1e-6 * (1 + abs(one)) for one, two in pairs):
-            raise AssertionError(f"the indices of sub-loss {name!r} are not those of its values: in another order of "
+            raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: in another order of "
                                  "the batch an image, pair or triplet has another value")  # fmt: skip
 
 
