@@ -1,6 +1,7 @@
 """Fixtures that several parts share."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,11 @@ import torch
 threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # of this process and of all that it starts
 torch.set_num_threads(threads)
 os.environ["OMP_NUM_THREADS"] = str(threads)
+
+# Who starts the tests may ignore signals, as nohup and a shell's "&" do; a program that they start would, too.
+for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_IGN:
+        signal.signal(getattr(signal, name), handler)
 
 InstallPlugin = Callable[..., Path]
 

@@ -180,10 +180,9 @@ def unpack(path: Path, place: Path) -> None:
             if path.suffix == ".zip" or zipfile.is_zipfile(path):
                 _unpack_zip(path, Path(temporary))
             else:
-                with tarfile.open(path) as tar:
-                    tar.extractall(temporary, filter="data")
+                _unpack_tar(path, Path(temporary))
             _move(Path(temporary), place)
-    except tarfile.FilterError as error:
+    except getattr(tarfile, "FilterError", ()) as error:  # Python 3.11.4
         raise DataError(f"{path}: {error}; it would write outside of {place}: do not use this archive") from None
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a readable archive ({one_line(error)}); delete it and get it again") from None
@@ -191,16 +190,33 @@ def unpack(path: Path, place: Path) -> None:
         raise DataError(f"{path}: cannot be unpacked into {place} ({error.strerror or error})") from None
 
 
+def _unpack_tar(path: Path, place: Path) -> None:
+    with tarfile.open(path) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(place, filter="data")
+            return
+        members = archive.getmembers()  # before Python 3.11.4 nothing is filtered: files and folders alone
+        for member in members:
+            _check_name(path, member.name, is_link=not (member.isfile() or member.isdir()))
+            member.mode = 0o755 if member.isdir() else 0o644
+        archive.extractall(place, members)
+
+
 def _unpack_zip(path: Path, place: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            parts = PurePosixPath(name.replace("\\", "/")).parts
-            if ".." in parts or name.startswith(("/", "\\")) or (parts and parts[0].endswith(":")):
-                raise DataError(f"{path}: {name!r} would be written outside of its folder: do not use this archive")
+            _check_name(path, name)
         size, free = sum(entry.file_size for entry in archive.infolist()), shutil.disk_usage(place).free
         if size > free:
             raise DataError(f"{path}: needs {size >> 20:,} MB where {free >> 20:,} MB are free; make room on the disk")
         archive.extractall(place)
+
+
+def _check_name(path: Path, name: str, is_link: bool = False) -> None:
+    """Refuses what would be written elsewhere than below the folder, and links, which may lead there."""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if is_link or ".." in parts or name.startswith(("/", "\\")) or (parts and parts[0].endswith(":")):
+        raise DataError(f"{path}: {name!r} would be written outside of its folder: do not use this archive")
 
 
 def _move(source: Path, place: Path) -> None:
