@@ -7,6 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from pml_ext import pairwise
+from pml_ext.pairwise import similarity
 
 
 def batch(rows=7, size=5, classes=3, seed=0, dtype=torch.float64):
@@ -16,6 +17,21 @@ def batch(rows=7, size=5, classes=3, seed=0, dtype=torch.float64):
 
 
 class TestSimilarity:
+    def test_normalize_has_the_gradient_of_autograd(self):
+        draw = torch.Generator().manual_seed(0)
+        x, weights = (torch.randn(6, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+        x[2], x[3] = 0, x[3] * 1e-14  # a row of zeros, and one that is divided by the constant
+        gradients = []
+        for function in (pairwise.normalize, lambda z: similarity._normalized(z, 1e-12)[0]):
+            z = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad((function(z) * weights).sum(), z)[0])
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
+        assert (gradients[0][2] == 0).all()
+        assert gradients[0][3].abs().max() > 1e10
+        z = x[[0, 1, 4]].requires_grad_()
+        assert gradcheck(pairwise.normalize, z, check_forward_ad=True)
+        assert gradgradcheck(pairwise.normalize, z)
+
     def test_normalize_divides_by_the_length(self):
         x, _ = batch()
         expected = torch.stack([row / math.sqrt(sum(v**2 for v in row.tolist())) for row in x])
