@@ -24,7 +24,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     found. Mining has no gradient.
 
     Args:
-        tile_size: how many anchors are looked at at a time; None chooses: all of them where the matrix is small.
+        tile_size: how many anchors a tile has; None chooses: all of them where the matrix is small.
         kwargs: as in PML's miners: ``distance``, ``collect_stats``.
 
     Raises:
@@ -113,7 +113,7 @@ class SemiHardTripletMiner(TiledMiner):
     Args:
         margin: m, above 0, in units of the distance; 0.2.
         negatives: ``"nearest"`` or ``"all"``.
-        tile_size: how many anchors are looked at at a time; None chooses.
+        tile_size: how many anchors a tile has; None chooses.
         kwargs: as in PML's miners: ``distance`` (any; Euclidean, of normalized embeddings, by default),
             ``collect_stats``.
 

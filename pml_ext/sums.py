@@ -56,6 +56,15 @@ def changed_files(folder: Path) -> list[str]:
     return [name for name in sums if (folder / name).is_file() and _sum(folder / name) != sums[name]]
 
 
+def gone_files(folder: Path) -> list[str]:
+    """What was summed and is no longer there, by paths in the folder.
+
+    Args:
+        folder: without a file of checksums, nothing is gone.
+    """
+    return [name for name in _read(folder) or {} if not (folder / name).exists()]
+
+
 def has_changed(folder: Path, name: str) -> bool:
     """Whether a file of a folder is not what was summed; False where there is no checksum of it.
 

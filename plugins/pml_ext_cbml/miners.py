@@ -25,7 +25,7 @@ class HardPairMiner(TiledMiner):
 
     Args:
         epsilon: the margin, in units of the similarity; the paper gives none, the authors' program has 0.1.
-        tile_size: how many anchors are looked at at a time; None chooses.
+        tile_size: how many anchors a tile has; None chooses.
         kwargs: as in PML's miners: ``distance`` (any; one where smaller means nearer is negated), ``collect_stats``.
 
     Raises:

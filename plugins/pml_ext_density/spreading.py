@@ -33,7 +33,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalized embeddings. It
     is our reading of the "entropy regularizer" that the density paper compares with (Fig. 4); the paper prints no
-    formula. It needs no labels, so it also fits PML's ``embedding_regularizer=`` slot. The reducer gets one value an
+    formula. It needs no labels, so it also fits PML's ``embedding_regularizer=`` slot. The reducer gets one value per
     embedding; between equal embeddings the distance counts as ``least_distance``, without a gradient.
 
     *Cost:* one product of ``B x D x B``, without gradient, in tiles where the batch is large.

@@ -44,7 +44,7 @@ class BatchAllTripletLoss(PairLoss):
     The paper calls it batch-hard; in the literature it is batch-all over the terms that are not zero. It is exact, and
     no triplet is formed.
 
-    The reducer gets one value an ordered pair (a, p), the sum over the pair's negatives in S, with ``divisor`` = the
+    The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S, with ``divisor`` = the
     size of S; the default reducer divides by it, any other one reduces the pair sums. An ``indices_tuple`` of triplets
     makes those the elements, of which S keeps what violates; one of pairs narrows the positives and negatives.
     With ``collect_stats``, ``violating`` (the share of all triplets that is in S) is recorded.

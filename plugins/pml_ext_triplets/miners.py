@@ -36,7 +36,7 @@ class LocalPositiveMiner(TiledMiner):
 
     Args:
         percentile: from 0 (the nearest positive alone) to 100 (all); 60 in the paper, interpolated linearly.
-        tile_size: how many anchors are looked at at a time; None chooses.
+        tile_size: how many anchors a tile has; None chooses.
         kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
 
     Raises:

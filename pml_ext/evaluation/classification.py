@@ -55,7 +55,7 @@ def nearest_class_mean(
         ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
 
     Raises:
-        ValueError: a label without a mean, a class twice, or a k below 1.
+        ValueError: a label without a mean, a class twice, a k below 1, or values that are not finite.
     """
     wanted = sorted(set(top))
     if wanted and wanted[0] < 1:
@@ -63,6 +63,8 @@ def nearest_class_mean(
     ordered, order = classes.to(points.device).sort()
     if len(ordered.unique()) < len(ordered):  # type: ignore[no-untyped-call]
         raise ValueError("classes has a class twice")
+    if not (points.isfinite().all() and means.isfinite().all()):
+        raise ValueError("points or means have values that are not finite")
     labels = labels.to(points.device)
     places = torch.searchsorted(ordered, labels).clamp(max=len(ordered) - 1)
     if unknown := labels[ordered[places] != labels].tolist():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import write_json
-from ..sums import SUMS, changed_files, has_all, has_changed, write_sums
+from ..sums import SUMS, changed_files, gone_files, has_all, has_changed, write_sums
 from .records import mend_records
 from .testing import write_neighbours
 from .view import View
@@ -25,7 +25,7 @@ def sum_up(folder: Path, again: bool = False) -> None:
         folder: of the run; its checksums are of what the run has written, of nothing that lies beside.
         again: whether there are checksums, of which the report's alone are taken anew.
     """
-    mended = set(changed_files(folder)) if again else set()
+    mended = set(_changed(folder)) if again else set()
     write_sums(
         folder,
         _lies_beside,
@@ -34,7 +34,14 @@ def sum_up(folder: Path, again: bool = False) -> None:
 
 
 def _lies_beside(name: str) -> bool:
-    return name.partition("/")[0] not in _OWN
+    return name.partition("/")[0] not in _OWN or (name.startswith("figures/") and not name.endswith(".png"))
+
+
+def _changed(folder: Path) -> list[str]:
+    """What is not what the run wrote, and what is gone and is made again; checkpoints may be deleted."""
+    again = [name for name in gone_files(folder) if name.startswith(_MADE_AGAIN)]
+    gone = [name for name in again if name != REPORT and not name.startswith("checkpoints/")]
+    return sorted({*changed_files(folder), *gone})
 
 
 def to_mend(folder: Path) -> list[str]:
@@ -47,7 +54,7 @@ def to_mend(folder: Path) -> list[str]:
     if (folder / REPORT).exists() and not (folder / SUMS).exists():  # killed before, or of an earlier version
         sum_up(folder)
     without = [] if has_all(folder, _lies_beside) else [SUMS]
-    return [*([] if (folder / REPORT).exists() else [REPORT]), *without, *changed_files(folder)]
+    return [*([] if (folder / REPORT).exists() else [REPORT]), *without, *_changed(folder)]
 
 
 def check_unchanged(folder: Path, name: str) -> None:
@@ -68,14 +75,15 @@ def mend(view: View, warn: Callable[[str], None]) -> None:
         view: of the finished run, with the tested weights in its networks.
         warn: called with a line, if something has changed.
     """
-    folder, changed = view.folder, changed_files(view.folder)
-    if not changed:
-        return
-    names, lost = ", ".join(changed[:4]) + " ..." * (len(changed) > 4), [
-        name for name in changed if not name.startswith((*_MADE_AGAIN, SUMS))
-    ]  # fmt: skip
-    rest = f", except {', '.join(lost[:4])}, which a finished run does not need" if lost else ""
-    warn(f"{folder}: not what {SUMS} says, and made again{rest}: {names}")
+    folder, changed = view.folder, _changed(view.folder)
+    made = [name for name in changed if name.startswith((*_MADE_AGAIN, SUMS))]
+    lost = [name for name in changed if name not in made]
+    if made:
+        warn(f"{folder}: not what {SUMS} says, and made again: {_listed(made)}")
+    if lost:
+        warn(
+            f"{folder}: not what {SUMS} says, and left as it is, since a finished run does not need it: {_listed(lost)}"
+        )
     if "checkpoints/before.pt" in changed:
         view.checkpoint("before").unlink()  # made again by who wants it
     if any(name.startswith(("records/", "tensorboard/")) for name in changed):
@@ -84,3 +92,7 @@ def mend(view: View, warn: Callable[[str], None]) -> None:
         write_json(folder / "network.json", view.network_json())
     if "neighbours.npz" in changed:
         write_neighbours(view)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:4]) + " ..." * (len(names) > 4)

@@ -109,7 +109,8 @@ def _try_report(run: Run, metrics: Metrics) -> None:
     try:
         run.draw_report_again(metrics)
     except PmlExtError as error:
-        run.listener.warn(f"there is no report: {error}")
+        kept = (run.folder / REPORT).exists()
+        run.listener.warn(f"{'the report is not drawn again' if kept else 'there is no report'}: {error}")
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:

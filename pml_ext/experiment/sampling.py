@@ -93,6 +93,10 @@ def sampler_before_clusters(
     if pseudo.batch_size is None:
         return build_sampler(table, alike, seed)
     low, high = pseudo.batch_size
+    per_class = table.settings.get("m", 1)
+    if isinstance(per_class, int) and low < 2 * per_class:
+        raise ConfigError(f"data.pseudo.batch_size: found {pseudo.batch_size}, wanted at least {2 * per_class}, two "
+                          f"clusters of sampler.m = {per_class} images")  # fmt: skip
     iterations = table.iterations or max(1, 2 * len(images) // (low + high))
     for size in (low, min(low + 1, high), high):
         sampler, _ = build_sampler(_sized(table, size, iterations), alike, seed)
@@ -119,7 +123,14 @@ def sampler_of_clusters(
     if pseudo.batch_size is not None:
         low, high = pseudo.batch_size
         table = _sized(table, int(generator.integers(low, high + 1)), iterations)
-    sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
+    try:
+        sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
+    except ConfigError as error:
+        there = len(np.unique(images.labels))
+        raise ConfigError(
+            f"data.pseudo: before epoch {epoch} k-means found {there} of {pseudo.clusters} clusters; take fewer, or "
+            f"smaller batches, unless the network has collapsed ({error})"
+        ) from None
     return sampler, table.batch_size
 
 

@@ -49,7 +49,9 @@ class RunFiles:
         self.folder = folder
         for name in ("recipe.toml", "network.json", _WEIGHTS):
             if not (folder / name).is_file():
-                raise DataError(f"{folder}: no finished run (no {name} in it); pml-ext train RECIPE --out {folder}")
+                again = name == "network.json" and (folder / "metrics.json").is_file()
+                remedy = f"report {folder}" if again else f"train RECIPE --out {folder}"
+                raise DataError(f"{folder}: no finished run (no {name} in it); type: pml-ext {remedy}")
         try:
             read_toml(folder / "recipe.toml", "run")
         except DamagedError as error:

@@ -205,3 +205,11 @@ def test_a_hierarchy_of_wordnet_ids(tmp_path):
     path.write_text("n1 n2\nn3\n")
     with pytest.raises(DataError, match="line 2: found 'n3', wanted 2 columns"):
         parents_in(path)
+
+
+def test_values_that_are_not_finite_have_no_nearest_mean():
+    points, labels = torch.randn(6, 3), torch.arange(6) % 2
+    classes, means = torch.arange(2), torch.randn(2, 3)
+    for given in ((points * torch.nan, means), (points, means * torch.inf)):
+        with pytest.raises(ValueError, match="not finite"):
+            nearest_class_mean(given[0], labels, classes, given[1])

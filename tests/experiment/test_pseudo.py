@@ -15,12 +15,14 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import pml_ext
 from pml_ext import registry
+from pml_ext.data import LabelledImages
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
 from pml_ext.experiment.pseudo import clusters_of
 from pml_ext.experiment.recipe import PseudoTable
 from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
+from pml_ext.experiment.sampling import sampler_before_clusters, sampler_of_clusters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 import kills  # the tests are no package
@@ -193,3 +195,14 @@ def test_normalized_features_of_the_layer_are_clustered(features):
     stand = SimpleNamespace(rank=0, embeddings=lambda split, layer: 7 * points[layer])
     labels = clusters_of(stand, PseudoTable(clusters=4, features=features))
     np.testing.assert_array_equal(labels, kmeans(torch.nn.functional.normalize(points[features]), 4).numpy())
+
+
+def test_batches_need_two_clusters_and_clusters_that_differ():
+    recipe = load_recipes("cbml/digits", CLUSTERS)["cbml/digits"]
+    images = LabelledImages(torch.zeros(40, 1, 8, 8), np.zeros(40, dtype=np.int64), ["cluster 0"])
+    small = PseudoTable(clusters=5, batch_size=[3, 9])
+    with pytest.raises(ConfigError, match=r"found \[3, 9\], wanted at least 6, two clusters of sampler.m = 3"):
+        sampler_before_clusters(recipe.sampler, small, images, 0)
+    table = PseudoTable(clusters=20, batch_size=[30, 60])
+    with pytest.raises(ConfigError, match="before epoch 3 k-means found 1 of 20 clusters; take fewer"):
+        sampler_of_clusters(recipe.sampler, table, images, 3, 0, 3)

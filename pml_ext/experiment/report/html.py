@@ -103,7 +103,7 @@ def write_report(
     appendix: Sequence[ReportTable] = (),
     recipe: str = "",
 ) -> None:
-    """Writes the report in one step, and its figures beside it, in ``figures/``, where no other picture stays.
+    """Writes the report in one step, and its figures beside it, in ``figures/``.
 
     Args:
         path: the HTML file.
@@ -115,13 +115,12 @@ def write_report(
         appendix: tables shown after the figures.
         recipe: the text of the recipe, folded away.
     """
-    folder = path.parent / "figures"
-    pictures = {each.file_name: each.png for each in figures if each.png is not None}
-    for name, png in pictures.items():
-        write_atomically(folder / name, functools.partial(_write_bytes, png))
-    for earlier in folder.glob("*.png"):
-        if earlier.name not in pictures:
-            earlier.unlink()
+    for each in figures:
+        place = path.parent / "figures" / each.file_name
+        if each.png is None:
+            place.unlink(missing_ok=True)  # of an earlier report
+        else:
+            write_atomically(place, functools.partial(_write_bytes, each.png))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
     text = environment.get_template("report.html.jinja").render(
         title=title,
