@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +37,6 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.tile_size = tile_size
 
-    @abc.abstractmethod
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """What is mined of a tile: anchors, positives, negatives, or anchors, positives, anchors, negatives.
 
@@ -50,15 +48,17 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         Returns:
             Index tensors; anchors are rows of the tile.
         """
+        raise NotImplementedError
 
     def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
         """What is mined of all tiles, in the order of the anchors."""
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         if size is None or len(embeddings) * len(ref_emb) == 0:
-            matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
             references = ref_emb is not embeddings
-            if matrix.numel():
+            if len(embeddings) * len(ref_emb):
                 matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
+            else:
+                matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
             return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
         mined = [self._moved(rows.start, chosen) for rows, chosen in self._tiles(size, embeddings, labels, ref_emb,
                                                                                 ref_labels)]  # fmt: skip

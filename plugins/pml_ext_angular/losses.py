@@ -43,7 +43,7 @@ class _DotProductLoss(PairLoss):
         super().__init__(distance=distance, **kwargs)
         self.normalize_embeddings = normalize_embeddings
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """Eq. (10) of every place costs no more than the matrix."""
         return True
 
@@ -68,7 +68,7 @@ class _AngularLoss(_DotProductLoss):
         """Whether exponentials can be multiplied, 4 t x being small."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """Up to 1,024 rows, where one product of the batch, rather than one per class, is quick."""
         return alone and self._multiplies() and rows <= _LARGEST_GROUP
 
@@ -251,7 +251,7 @@ class AngularTripletLoss(_AngularLoss):
     *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """No: a hinge has to be summed over the negatives of each pair."""
         return False
 

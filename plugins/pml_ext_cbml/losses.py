@@ -16,12 +16,7 @@ from .statistics import PairStatistics, ratio_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CENTERS_AND_WIDTHS = (
-    0.5,
-    0.5,
-    1.0,
-    0.01,
-)  # alpha and beta of positives and of negatives
+CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # by default: alpha and beta of positives, of negatives
 
 
 class CBMLLoss(PairLoss):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ class PairStatistics:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise ValueError(f"{name} of PairStatistics must be a finite number; got {value!r}")
             if not name.startswith("mean") and value <= 0:
                 raise ValueError(f"{name} of PairStatistics must be above 0; got {value!r}")

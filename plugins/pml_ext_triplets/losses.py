@@ -98,7 +98,7 @@ class BatchAllTripletLoss(PairLoss):
         self.margin, self.kind, self.triplets = margin, kind, triplets
         self.positives, self.percentile = positives, percentile
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """Hinges, whose sums follow from one sort of each row; the others need a pass for each positive."""
         return issubclass(KINDS[self.kind], Hinge)
 

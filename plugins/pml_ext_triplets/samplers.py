@@ -189,15 +189,18 @@ class HardNegativePoolSampler(Sampler[int]):
         """Makes the pool anew, from what was collected or from the embeddings of all images.
 
         Args:
-            embeddings: ``[N, D]``, in the order of the labels; not needed with ``pool="batches"`` and strategies
-                ``"hard"`` and ``"semihard"``.
+            embeddings: ``[N, D]``, in the order of the labels; not with ``pool="batches"`` and strategies ``"hard"``
+                and ``"semihard"``.
 
         Raises:
-            ValueError: not one embedding for each label.
+            ValueError: not one embedding for each label, or embeddings where the pool is what was collected.
         """
         if self.hard_fraction == 0:  # no negative is ever taken from it
             return
         if self._collects:
+            if embeddings is not None:
+                raise ValueError('with pool="batches" the pool is what collect() was given after each step, not '
+                                 'embeddings of all images; leave them out, or take pool="nearest"')  # fmt: skip
             self._pool = np.concatenate([np.empty((0, 2), np.int64), *self._collected])
             self._collected = []
             return

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
+
 
 class What(StrEnum):
     """What can be listed."""
@@ -44,6 +46,8 @@ def list_names(
     """
     from .output import print_json, print_table
 
+    if runs != _RUNS and not (what is What.tables and runs.is_dir()):
+        raise ConfigError(f"--runs {runs}: " + ("no such folder" if what is What.tables else "goes with tables"))
     if what is What.tables:
         _list_tables(runs, as_json)
         return

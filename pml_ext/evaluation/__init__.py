@@ -4,8 +4,9 @@ from ..errors import needs_extra
 
 with needs_extra("train", "evaluation"):
     from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
-    from .classification import class_means, nearest_class_mean, related_means
+    from .classification import nearest_class_mean, related_means
     from .clustering import ami, kmeans, nmi, pairwise_f1, purity
+    from .metrics import class_means
     from .neighbours import (
         NearestNeighbours,
         Search,

@@ -18,21 +18,6 @@ _TILE = 8_000_000  # distances at a time
 Parents = Mapping[str, Sequence[str]]
 
 
-def class_means(points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each class.
-
-    Args:
-        points: ``[N, D]``; normalize embeddings first.
-        labels: ``[N]``, integers.
-
-    Returns:
-        The labels that occur, ``[C]``, in rising order, and their means, ``[C, D]``, not normalized.
-    """
-    classes, places = torch.unique(labels.to(points.device), return_inverse=True)
-    sums = points.new_zeros(len(classes), points.shape[1]).index_add_(0, places, points)
-    return classes, sums / torch.bincount(places, minlength=len(classes))[:, None]
-
-
 def nearest_class_mean(
     points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
 ) -> dict[str, float]:

@@ -173,21 +173,23 @@ def mean(values: Tensor, counted: Tensor | None = None) -> float:
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mean of each class of queries.
+    """The mean of each class.
 
     Args:
-        values: ``[Q]``, float64.
+        values: ``[Q]``, or ``[Q, D]``: points, whose means are not normalized.
         labels: ``[Q]``, or ``[Q, L]`` where a row is a label; the classes.
         counted: ``[Q]``, booleans: the queries that count; all by default.
 
     Returns:
-        The C classes that have a query which counts, in rising order, ``[C]`` (``[C, L]``); and their means ``[C]``.
+        The C classes that have a query which counts, in rising order, ``[C]`` (``[C, L]``); and their means, ``[C]``
+        or ``[C, D]``.
     """
     if counted is not None:
         values, labels = values[counted], labels[counted]
-    classes, places = torch.unique(labels, dim=0, return_inverse=True)
-    sums = torch.zeros(len(classes), dtype=values.dtype, device=values.device).index_add_(0, places, values)
-    return classes, sums / torch.bincount(places, minlength=len(classes))
+    classes, places = torch.unique(labels.to(values.device), dim=0, return_inverse=True)
+    sums = values.new_zeros(len(classes), *values.shape[1:]).index_add_(0, places, values)
+    counts = torch.bincount(places, minlength=len(classes))
+    return classes, sums / counts.view(-1, *[1] * (values.ndim - 1))
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:

@@ -103,12 +103,11 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """The loss's values, unreduced: :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """How the equation is compiled; asked under ``torch.compile``.
 
         Args:
             rows: of the matrix.
-            columns: of the matrix.
             alone: whether pairs follow from the labels of the batch alone: no references, no ``indices_tuple``.
 
         Returns:
@@ -135,8 +134,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _everywhere(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
         """:meth:`takes_all_places`, of a batch; False for listed triplets, or values that are wanted one by one."""
         alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
-        columns = len(embeddings if ref_emb is None else ref_emb)
-        takes = self.takes_all_places(len(embeddings), columns, alone)
+        takes = self.takes_all_places(len(embeddings), alone)
         triplets = indices_tuple is not None and len(indices_tuple) == 3
         return False if takes and (triplets or self.collect_stats or not weighs_alike(self.reducer)) else takes
 

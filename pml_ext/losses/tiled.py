@@ -162,7 +162,7 @@ class TiledNTXentLoss(_TiledLoss):
         super().__init__(tile_size, **kwargs)
         self.temperature = temperature
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """A value of every place costs no more than the matrix."""
         return True
 
@@ -278,7 +278,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         super().__init__(tile_size, **kwargs)
         self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
 
-    def takes_all_places(self, rows: int, columns: int, alone: bool) -> bool | None:
+    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """No: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
         return False
 

@@ -143,3 +143,17 @@ def test_debug_shows_where():
     done = subprocess.run(line, capture_output=True, text=True)
     assert "Traceback" in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("list tables --runs nowhere", "--runs nowhere: no such folder"),
+        ("list losses --runs .", "--runs .: goes with tables"),
+        ("train cbml/1@", "no variant 'cbml/1@'; all are 'cbml/1'"),
+    ],
+)
+def test_what_is_named_and_not_there(pml_ext_command, line, text):
+    done = pml_ext_command(*line.split())
+    assert done.returncode == 2
+    assert text in " ".join(done.stderr.split())

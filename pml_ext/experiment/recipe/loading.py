@@ -72,6 +72,8 @@ def variant_tables(name: str) -> dict[str, dict[str, Any]]:
 def _variants(name: str, overrides: Iterable[str]) -> tuple[str, dict[str, Any], dict[str, dict[str, Any]]]:
     """The file's name, what a run says of itself in it, and the tables of the variants by their full names."""
     base, variant = _without_variant(name)
+    if name.endswith("@"):
+        raise UnknownNameError(f"no variant {name!r}; all are {base!r}")
     source, tables, run = _read(base)
     home = home_of(base, run)
     sweep = tables.pop("sweep", {})

@@ -134,3 +134,9 @@ def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
     )  # fmt: skip
     assert len(seen) == 15
     assert pools == [True, True]  # before epochs 3 and 5
+
+
+def test_a_pool_of_batches_takes_no_embeddings_of_all_images():
+    sampler = HardNegativePoolSampler(torch.arange(12) // 3, 6, 12)
+    with pytest.raises(ValueError, match="what collect.. was given"):
+        sampler.refresh_pool(torch.randn(12, 4))
