@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from ..distributed import from_rank_0, num_processes, rank
-from .workers import Watched, begin, processes_of
+from .workers import Watched, begin
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 
@@ -170,6 +169,9 @@ class BatchReader:
 
         Returns:
             Images ``[B, C, H, W]`` and labels ``[B]``, batch by batch.
+
+        Raises:
+            DataError: a worker died, or an image cannot be read; while batches are taken.
         """
         if self._loader is None:
             raise RuntimeError("the reader is closed")
@@ -179,14 +181,10 @@ class BatchReader:
 
     def _read(self, batches: EpochBatches, others: NDArray[np.int64] | None) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._loader is not None
-        for number, (images, labels) in enumerate(self._loader):
+        for number, (images, labels) in enumerate(self._watched.batches(self._loader)):
             if others is not None:
                 labels = torch.from_numpy(others[batches.indices(number).numpy()])
             yield self._on_device(images, labels)
-
-    def naming(self) -> AbstractContextManager[None]:
-        """Around a training, since torch tells it of a dead worker wherever it is: the text has the worker's image."""
-        return self._watched.naming(lambda: processes_of(self._loader))
 
     def close(self) -> None:
         """Ends the workers."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..devices import Precision, autocast
 from ..pairwise import to_full_precision
-from .workers import Watched, begin, processes_of
+from .workers import Watched, begin
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,8 @@ def embed_batches(
         watched, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator(), worker_init_fn=begin
     )
     modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
-    reading = iter(loader)
     try:
-        while True:
-            with watched.naming(lambda: processes_of(reading)):
-                pair = next(reading, None)
-            if pair is None:
-                return
-            batch, labels = pair
+        for batch, labels in watched.batches(loader):
             trunk.eval()
             embedder.eval()
             batch = watched.finish(batch.to(device, non_blocking=pinned))

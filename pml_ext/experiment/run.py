@@ -101,7 +101,7 @@ class Run(View):
             while self.epoch < self.recipe.schedule.epochs:
                 self.epoch += 1
                 started = time.perf_counter()
-                with signals.waiting(), reader.naming():
+                with signals.waiting():
                     losses, similarity = self._train_epoch(reader, records)
                     seconds = time.perf_counter() - started
                     self._account.train_seconds += seconds

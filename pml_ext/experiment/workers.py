@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from ..data import LabelledImages
 from ..errors import DataError, shortened
 
+_open: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators of loaders that may have workers
 _DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) ?(.*)", re.DOTALL)
 
 
@@ -45,16 +49,34 @@ class Watched(Dataset[tuple[Tensor, int]]):
             self._reading[worker.id, 1] = index
         return self._images[index]
 
-    @contextlib.contextmanager
-    def naming(self, workers: Any) -> Iterator[None]:
-        """Around what reads by workers: the death of one is told with the image that it had.
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """One pass of a loader of these images, whose workers' deaths are told here and nowhere else.
+
+        Torch tells of them by an exception in this process wherever it is: while a file is written, or while another
+        exception is shown. Who waits for a batch looks for dead workers every five seconds anyway; that is left.
 
         Args:
-            workers: gives the process of each, in their order.
+            loader: of these images.
 
         Raises:
-            DataError: one died.
+            DataError: a worker died; the text has the image that it had.
         """
+        with self._naming(()):
+            reading: Any = iter(loader)
+        if loader.num_workers > 0:
+            _open.add(reading)
+            if reading._worker_pids_set:
+                signal_handling._remove_worker_pids(id(reading))  # type: ignore[attr-defined]  # torch has no setting
+                reading._worker_pids_set = False
+        while True:
+            with self._naming(processes_of(reading)):
+                batch = next(reading, None)
+            if batch is None:
+                return
+            yield batch
+
+    @contextlib.contextmanager
+    def _naming(self, workers: Sequence[int]) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -62,8 +84,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
             if match is None:
                 raise
             dead = [int(number) for number in match[1].split(",") if number.strip()]
-            slots = [slot for slot, process in enumerate(workers()) if process in dead]
-            numbers = [int(self._reading[slot, 1]) for slot in slots]
+            numbers = [int(self._reading[slot, 1]) for slot, process in enumerate(workers) if process in dead]
             names = ", ".join(self._name(number) for number in numbers if number >= 0) or "no image yet"
             how = shortened(match[2], 100).rstrip(".") or "ended"
             raise DataError(
@@ -76,10 +97,16 @@ class Watched(Dataset[tuple[Tensor, int]]):
         return str(paths[number]) if paths is not None else f"image {number}"
 
 
-def processes_of(loader: Any) -> list[int]:
-    """The numbers of the processes that a data loader or its iterator has started, in the order of the workers."""
-    iterator = getattr(loader, "_iterator", loader)
-    return [process.pid for process in getattr(iterator, "_workers", [])]
+def processes_of(reading: Any) -> list[int]:
+    """The numbers of the processes that a data loader's iterator has started, in the order of the workers."""
+    return [process.pid for process in getattr(reading, "_workers", [])]
+
+
+@atexit.register
+def _end_all() -> None:
+    """Before multiprocessing ends what is left by one SIGTERM, for which workers stay, and waits for it without end."""
+    for reading in list(_open):
+        reading._shutdown_workers()
 
 
 def begin(_worker: int) -> None:

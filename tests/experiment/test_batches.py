@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -205,11 +207,9 @@ class Deadly(torch.utils.data.Dataset):
 
 
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
-    wanted = (
-        r"worker \(process \d+\) died: (is killed by signal: Killed|exited unexpectedly); it read photographs/13.jpg"
-    )
+    wanted = r"worker \(process \d+\) died: exited unexpectedly; it read photographs/13.jpg"
     reader = BatchReader(SeededImages(Deadly()), 2, CPU)
-    with pytest.raises(DataError, match=wanted), reader.naming():
+    with pytest.raises(DataError, match=wanted):
         list(reader.read(EpochBatches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
     reader.close()
     with pytest.raises(DataError, match=wanted):
@@ -220,11 +220,37 @@ def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
     reader = BatchReader(SeededImages(Noisy()), 1, CPU)
     batches = reader.read(EpochBatches([[number] for number in range(12)], 0, 1))
     next(batches)
-    (worker,) = processes_of(reader._loader)
+    (worker,) = processes_of(reader._loader._iterator)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(worker, number)
     assert len(list(batches)) == 11
     reader.close()
+
+
+LEFT = """
+import gc
+from torch import device, zeros
+from torch.utils.data import Dataset
+from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
+
+class Images(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return zeros(1), index
+
+gc.disable()
+batches = BatchReader(SeededImages(Images()), 2, device("cpu")).read(EpochBatches([[0], [1], [2], [3]], 0, 1))
+left = [batches, next(batches)]
+left.append(left)
+del batches, left
+print("read")
+"""
+
+
+def test_a_process_ends_though_nobody_ended_its_workers():
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
 
 
 class Collecting(Noisy):
