@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +13,15 @@ from torch import Tensor, nn
 
 from .errors import ConfigError, needs_extra, one_line, unknown
 
-with needs_extra("train", "a trunk"):
-    import torchvision.models as zoo
-
 PREFIX, TIMM = "torchvision/", "timm/"
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@functools.cache
+def _zoo() -> Any:
+    with needs_extra("train", "a trunk of torchvision"):
+        import torchvision.models  # takes a second, which a network of ours need not
+    return torchvision.models
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
@@ -76,7 +81,7 @@ def torchvision_trunk(
         ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
     """
     try:
-        model = zoo.get_model(name, weights=weights, **_extra_settings(name, weights))
+        model = _zoo().get_model(name, weights=weights, **_extra_settings(name, weights))
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{PREFIX}{name}: {_weights_or_model(name, weights)} ({error})") from None
     except (URLError, OSError, RuntimeError) as error:
@@ -151,9 +156,9 @@ def _extra_settings(name: str, weights: str | None) -> dict[str, Any]:
 
 
 def _weights_or_model(name: str, weights: str | None) -> str:
-    if name not in zoo.list_models(module=zoo):
+    if name not in _zoo().list_models(module=_zoo()):
         return "torchvision has no such classification model; pml-ext list trunks has them"
-    known = ", ".join(["DEFAULT", *(each.name for each in zoo.get_model_weights(name))])
+    known = ", ".join(["DEFAULT", *(each.name for each in _zoo().get_model_weights(name))])
     return f"no weights {weights!r}; known: {known}"
 
 
@@ -177,10 +182,24 @@ class _Repeated(nn.Module):
         return images.expand(-1, 3, -1, -1)
 
 
+_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
+
+
+def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
+    """The factory of one of the core's trunks, which its bare name means whatever plugins there are; None for others.
+
+    Args:
+        name: as in a recipe.
+    """
+    if name.startswith(PREFIX) and name.removeprefix(PREFIX) in _zoo().list_models(module=_zoo()):
+        return _factory(name.removeprefix(PREFIX))
+    return _OWN.get(name)
+
+
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     """The core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
-    factories: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
-    for name in zoo.list_models(module=zoo):
+    factories: dict[str, Callable[..., nn.Module]] = dict(_OWN)
+    for name in _zoo().list_models(module=_zoo()):
         factories[PREFIX + name] = _factory(name)
     return factories
 
@@ -255,7 +274,7 @@ def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalizatio
         return (tuple(wanted.mean), tuple(wanted.std)) if wanted is not None else None
     if weights is None or not name.startswith(PREFIX):
         return None
-    known = zoo.get_model_weights(name.removeprefix(PREFIX))
+    known = _zoo().get_model_weights(name.removeprefix(PREFIX))
     try:
         transforms = known[weights].transforms()
     except KeyError:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .errors import DataError
 from .files import is_left_over, write_text
 
 SUMS = "SHA256SUMS"
@@ -65,15 +66,21 @@ def gone_files(folder: Path) -> list[str]:
     return [name for name in _read(folder) or {} if not (folder / name).exists()]
 
 
-def has_changed(folder: Path, name: str) -> bool:
-    """Whether a file of a folder is not what was summed; False where there is no checksum of it.
+def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
+    """Refuses a file of a finished run that is not what the run wrote, and which no other file has.
 
     Args:
-        folder: with a file of checksums, or without.
-        name: its path in the folder.
+        folder: with a file of checksums; without, or without a checksum of the file, it is taken as it is.
+        name: the file's path in it.
+        digest: its SHA-256, where the caller has it.
+
+    Raises:
+        DataError: the text says how it is written again.
     """
     wanted = (_read(folder) or {}).get(name)
-    return wanted is not None and _sum(folder / name) != wanted
+    if wanted is not None and (digest or _sum(folder / name)) != wanted:
+        raise DataError(f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
+                        f"{folder / 'metrics.json'} and train with --resume: it is written again")  # fmt: skip
 
 
 def _read(folder: Path) -> dict[str, str] | None:

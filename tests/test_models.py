@@ -99,7 +99,7 @@ def test_weights_from_a_file_in_the_cache(monkeypatch, tmp_path):
 
 def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
     monkeypatch.setattr(
-        models.zoo, "get_model", lambda *_, **__: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 2))
+        torchvision.models, "get_model", lambda *_, **__: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 2))
     )
     images = torch.rand(2, 3, 4, 4)
     for dropout in (True, False):

@@ -1,4 +1,4 @@
-"""From a stored image to what the network gets, on torchvision's transforms."""
+"""From a stored image to what the network gets; torchvision draws what is random in training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
-from torchvision.transforms import v2
 
 from ..errors import ConfigError
+from .steps import CenterCrop, Normalize, Resize, ToFloat, resize
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -59,7 +58,7 @@ class Steps(nn.Module):
         super().__init__()
         self.first, self.smallest = first, smallest
         self.first_name = str(first)  # says all that the first step depends on
-        self.rest, self.last = v2.Compose(rest), nn.Sequential(*last)
+        self.rest, self.last = nn.Sequential(*rest), nn.Sequential(*last)
 
     def forward(self, image: Tensor) -> Tensor:
         """A uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
@@ -67,7 +66,7 @@ class Steps(nn.Module):
 
     def divided(self) -> tuple[Steps, nn.Sequential]:
         """All steps but the last ones; and these, for batches: a uint8 image is a quarter of what the network gets."""
-        return Steps(self.first, self.rest.transforms, [], self.smallest), self.last
+        return Steps(self.first, [*self.rest], [], self.smallest), self.last
 
 
 def build_transforms(
@@ -119,28 +118,43 @@ def build_transforms(
         raise ConfigError("random_crop of [data.images] cuts a square in its size, and another setting a part that is "
                           "resized; leave one of them out")  # fmt: skip
     first = _Resize(image_size, crop, pipeline)
-    cut = v2.CenterCrop(image_size)
+    cut = CenterCrop(image_size)
     order = _InOrder(pipeline.bgr)
-    finish: list[nn.Module] = [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
+    finish: list[nn.Module] = [ToFloat(scale=pipeline.value_range == 1)]
     if normalize is not None:
         mean, std = normalize
-        finish.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
-    augment: list[nn.Module] = []
-    if area is not None:
-        augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
-    else:
-        augment.append(v2.RandomCrop(image_size) if pipeline.random_crop else cut)
-    if rotate or tuple(scale) != (1.0, 1.0):
-        augment.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
-    if shift:
-        augment.append(v2.RandomCrop(image_size, padding=shift))
-    if flip or pipeline.flip:
-        augment.append(v2.RandomHorizontalFlip())
+        finish.append(Normalize(mean[:channels], std[:channels]))
+    cuts = _training_cuts(image_size, shift, rotate, scale, area, pipeline.random_crop, flip or pipeline.flip)
+    augment = cuts if pipeline.random_crop or area is not None else [cut, *cuts]
     plain = Steps(first, [cut, order], finish, first.side)
     if area is not None and pipeline.resize is None:  # a part of the image as it is
         # the smallest part that is drawn, of the smallest area and a ratio of 3 : 4, still has S pixels each way
         return Steps(None, [*augment, order], finish, math.ceil(image_size / math.sqrt(0.75 * area[0]))), plain
     return Steps(first, [*augment, order], finish, first.side), plain
+
+
+def _training_cuts(
+    size: int, shift: int, rotate: float, scale: tuple[float, float], area: tuple[float, float] | None,
+    random_crop: bool, flip: bool,
+) -> list[nn.Module]:  # fmt: skip
+    """What is random in training, after an image is resized; arguments as of :func:`build_transforms`."""
+    turned = rotate or tuple(scale) != (1.0, 1.0)
+    if not (area or random_crop or turned or shift or flip):
+        return []
+    from torchvision.transforms import v2
+
+    steps: list[nn.Module] = []
+    if area is not None:
+        steps.append(v2.RandomResizedCrop(size, scale=area, antialias=True))
+    elif random_crop:
+        steps.append(v2.RandomCrop(size))
+    if turned:
+        steps.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
+    if shift:
+        steps.append(v2.RandomCrop(size, padding=shift))
+    if flip:
+        steps.append(v2.RandomHorizontalFlip())
+    return steps
 
 
 class _Resize(nn.Module):
@@ -157,7 +171,7 @@ class _Resize(nn.Module):
         squash = pipeline.squash or not (crop or pipeline.resize)
         self.side = pipeline.resize or (size if squash else round(size * 256 / 224))
         self.left_alone = size if pipeline.resize is None else None
-        self.resize = v2.Resize((self.side, self.side) if squash else self.side, antialias=True)
+        self.resize = Resize((self.side, self.side) if squash else self.side)
 
     def extra_repr(self) -> str:
         return f"left_alone={self.left_alone}"
@@ -195,5 +209,5 @@ def raw_pixels(images: Tensor) -> Tensor:
         ``[B, C * S * S]``, float32, S at most 32.
     """
     if max(images.shape[-2:]) > THUMBNAIL:
-        images = v2.functional.resize(images, [THUMBNAIL, THUMBNAIL], antialias=True)
+        images = resize(images, (THUMBNAIL, THUMBNAIL))
     return images.flatten(1).float()

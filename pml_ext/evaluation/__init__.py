@@ -1,8 +1,10 @@
 """Metrics, neighbours under a learned metric, clustering, figures."""
 
-from ..errors import needs_extra
+from typing import TYPE_CHECKING
 
-with needs_extra("train", "evaluation"):
+from ..lazy import lazily
+
+if TYPE_CHECKING:
     from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
     from .classification import nearest_class_mean, related_means
     from .clustering import ami, kmeans, nmi, pairwise_f1, purity
@@ -18,6 +20,22 @@ with needs_extra("train", "evaluation"):
     )
     from .protocols import Evaluation, evaluate
     from .sampling import some_of_each_class
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "calculator": ("RetrievalAccuracyCalculator", "retrieval_metrics"),
+        "classification": ("nearest_class_mean", "related_means"),
+        "clustering": ("ami", "kmeans", "nmi", "pairwise_f1", "purity"),
+        "metrics": ("class_means",),
+        "neighbours": ("NearestNeighbours", "Search", "default_neighbours", "has_faiss", "learned_metric",
+                       "neighbours_under", "reranked_under"),
+        "protocols": ("Evaluation", "evaluate"),
+        "sampling": ("some_of_each_class",),
+    },
+    "train",
+    "evaluation",
+)  # fmt: skip
 
 __all__ = [
     "Evaluation",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..pml import BaseDistance, CustomKNN, FaissKNN, LpDistance
+if TYPE_CHECKING:
+    from ..pml import BaseDistance
 
 _PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
 _NEIGHBOURS = 1 << 23  # that are in memory at a time
@@ -124,6 +125,8 @@ def default_neighbours() -> NearestNeighbours:
 
     On an accelerator torch searches too, unless faiss is built for it: embeddings stay where they are.
     """
+    from ..pml import FaissKNN, LpDistance
+
     in_tiles = neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
     if not has_faiss():
         return in_tiles
@@ -145,6 +148,8 @@ def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbou
         distance: any PML distance; one where larger means nearer is understood.
         tile: how many queries are compared with the whole gallery at a time; memory grows with tile x gallery.
     """
+    from ..pml import CustomKNN
+
     knn = CustomKNN(distance, batch_size=tile)
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,6 +218,8 @@ def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
     Args:
         parts: components and their modules; the first that has one counts.
     """
+    from ..pml import BaseDistance
+
     for part in parts:
         if isinstance(metric := getattr(part, "metric", None), BaseDistance):
             return metric

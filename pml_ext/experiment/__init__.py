@@ -1,14 +1,29 @@
 """From a recipe to a run: data, training, tests, and the folder that is left behind."""
 
-from ..errors import needs_extra
+from typing import TYPE_CHECKING
 
-with needs_extra("train", "training"):
+from ..lazy import lazily
+
+if TYPE_CHECKING:
     from ..devices import choose_device
     from .plans import Plan, plan
     from .progress import Listener
     from .recipe import Recipe, load_recipes, validate
     from .run import Run
     from .runs import FailedRunsError, draw_report, execute, summarize, train
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "plans": ("Plan", "plan"),
+        "progress": ("Listener",),
+        "recipe": ("Recipe", "load_recipes", "validate"),
+        "run": ("Run",),
+        "runs": ("FailedRunsError", "choose_device", "draw_report", "execute", "summarize", "train"),
+    },
+    "train",
+    "training",
+)
 
 __all__ = [
     "FailedRunsError",

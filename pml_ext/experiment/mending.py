@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import DataError
 from ..files import write_json
-from ..sums import SUMS, changed_files, gone_files, has_all, has_changed, write_sums
+from ..sums import SUMS, changed_files, check_unchanged, gone_files, has_all, write_sums
 from .records import mend_records
 from .testing import write_neighbours
 from .view import View
@@ -55,17 +54,6 @@ def to_mend(folder: Path) -> list[str]:
         sum_up(folder)
     without = [] if has_all(folder, _lies_beside) else [SUMS]
     return [*([] if (folder / REPORT).exists() else [REPORT]), *without, *_changed(folder)]
-
-
-def check_unchanged(folder: Path, name: str) -> None:
-    """Refuses a file of a finished run that is not what the run wrote, and which no other file has.
-
-    Raises:
-        DataError: the text says how it is written again.
-    """
-    if has_changed(folder, name):
-        raise DataError(f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
-                        f"{folder / METRICS} and train with --resume: it is written again")  # fmt: skip
 
 
 def mend(view: View, warn: Callable[[str], None]) -> None:

@@ -14,12 +14,13 @@ import numpy as np
 from ..distributed import from_rank_0, from_ranks, most_of_ranks
 from ..errors import DataError, StoppedError, TrainingError
 from ..files import write_json
+from ..sums import check_unchanged
 from . import checkpoint, signals
 from .batches import BatchReader, SeededImages, draw_for_all
 from .curves import CURVE, PSEUDO, VALIDATION
 from .engine import Engine, NotFiniteError
 from .finite import bad_buffer, bad_weight, infinite_variance
-from .mending import check_unchanged, mend, sum_up
+from .mending import mend, sum_up
 from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
 from .pseudo import renew
 from .recipe import Recipe

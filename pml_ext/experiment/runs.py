@@ -25,10 +25,10 @@ from ..files import (
     write_toml,
     writing,
 )
-from ..sums import SUMS
+from ..sums import SUMS, check_unchanged
 from . import signals
 from .lock import LOCK, locked
-from .mending import METRICS, RECIPE, REPORT, check_unchanged, to_mend
+from .mending import METRICS, RECIPE, REPORT, to_mend
 from .plans import Plan, plan, restarted
 from .progress import Listener, OnNonfinite
 from .recipe import load_recipes, plugins_in

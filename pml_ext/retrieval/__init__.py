@@ -1,8 +1,10 @@
 """A trained run at work: embed a user's images, index them, query them, cluster them, export the network."""
 
-from ..errors import needs_extra
+from typing import TYPE_CHECKING
 
-with needs_extra("train", "load_run"):
+from ..lazy import lazily
+
+if TYPE_CHECKING:
     from .checks import check_file, check_folder, printable, reason_of
     from .clusters import SHEET
     from .embedding import Embedded, Images, SkippedImage, heard, save_embeddings
@@ -11,6 +13,22 @@ with needs_extra("train", "load_run"):
     from .pictures import PICTURED
     from .search import METRICS, Answer, RetrievalWarning
     from .trained import TrainedRun, load_run
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "checks": ("check_file", "check_folder", "printable", "reason_of"),
+        "clusters": ("SHEET",),
+        "embedding": ("Embedded", "Images", "SkippedImage", "heard", "save_embeddings"),
+        "faiss_index": ("FaissIndex",),
+        "index": ("INDEX", "Gallery"),
+        "pictures": ("PICTURED",),
+        "search": ("METRICS", "Answer", "RetrievalWarning"),
+        "trained": ("TrainedRun", "load_run"),
+    },
+    "train",
+    "load_run",
+)
 
 __all__ = [
     "INDEX",

@@ -13,10 +13,11 @@ from torch import nn
 
 from ..errors import ConfigError, DataError, shortened
 from ..experiment import checkpoint
-from ..experiment.mending import check_unchanged
 from ..experiment.recipe import Recipe, build_network, load_recipes
 from ..files import DamagedError, read_json, read_toml
+from ..models import builtin_trunk
 from ..network import Network, Preprocessing
+from ..sums import check_unchanged
 from .checks import reason_of
 
 _WEIGHTS = "checkpoints/model.pt"
@@ -52,15 +53,35 @@ class RunFiles:
                 again = name == "network.json" and (folder / "metrics.json").is_file()
                 remedy = f"report {folder}" if again else f"train RECIPE --out {folder}"
                 raise DataError(f"{folder}: no finished run (no {name} in it); type: pml-ext {remedy}")
+        self.recipe = self._read_recipe()
+        self.facts = self._read_facts()
+        digest, self._state = self._read_weights(device)
+        self.identity = digest[:16]
+        for name in ("recipe.toml", "network.json"):
+            check_unchanged(folder, name)
+        check_unchanged(folder, _WEIGHTS, digest)
+
+    def _read_recipe(self) -> Recipe:
+        """The recipe; no plugin is imported to look up its names where the network is of ours, which takes a second."""
         try:
-            read_toml(folder / "recipe.toml", "run")
+            tables = read_toml(self.folder / "recipe.toml", "run")
         except DamagedError as error:
             raise self._damaged("recipe.toml", str(error)) from None
-        self.recipe: Recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
-        self.facts = self._read_facts()
-        self.identity, self._state = self._read_weights(device)
-        for name in ("recipe.toml", "network.json", _WEIGHTS):
-            check_unchanged(folder, name)
+        tables.pop("run")
+        try:
+            recipe = Recipe.model_validate(tables)
+        except ValidationError:
+            return self.checked_recipe()
+        return recipe if builtin_trunk(recipe.model.trunk.name) is not None else self.checked_recipe()
+
+    def checked_recipe(self) -> Recipe:
+        """The recipe with every name looked up.
+
+        Raises:
+            ConfigError: naming the key, what was found and what is wanted.
+            PluginError: a plugin that the run was trained with is not in use.
+        """
+        return next(iter(load_recipes(str(self.folder / "recipe.toml")).values()))
 
     def _read_facts(self) -> NetworkFacts:
         try:
@@ -69,10 +90,10 @@ class RunFiles:
             raise self._damaged("network.json", reason_of(error)) from None
 
     def _read_weights(self, device: torch.device) -> tuple[str, dict[str, Any]]:
-        """A number of the weights, the start of the SHA-256 of ``model.pt``; and what is in it."""
+        """The SHA-256 of ``model.pt``, and what is in it."""
         with (self.folder / _WEIGHTS).open("rb") as file:
-            identity = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-        return identity, checkpoint.load(self.folder / _WEIGHTS, device)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return digest, checkpoint.load(self.folder / _WEIGHTS, device)
 
     def network(self) -> Network:
         """The trained network; can be had once.
@@ -83,6 +104,7 @@ class RunFiles:
         try:
             network = build_network(self.recipe.model, self.facts, self.facts.features, trained=True)
         except ConfigError as error:
+            self.checked_recipe()  # what is wrong with the recipe is told of the recipe
             raise self._damaged("network.json", str(error)) from None
         self.load(network.trunk, "trunk")
         self.load(network.embedder, "embedder")

@@ -7,15 +7,18 @@ import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..errors import ConfigError
 from ..evaluation import Search, default_neighbours, neighbours_under, reranked_under
-from ..pml import BaseDistance
 from .embedding import Embedded, class_of
 from .faiss_index import FaissIndex, check_effort
 from .index import Gallery
+
+if TYPE_CHECKING:
+    from ..pml import BaseDistance
 
 METRICS = ("euclidean", "learned")
 

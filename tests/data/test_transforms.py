@@ -95,7 +95,7 @@ def test_the_first_step_leaves_its_own_result_alone(settings, crop):
 def test_a_part_of_the_image_itself_has_no_first_step():
     train, _ = build_transforms(20, 3, crop=True, random_crop=True)
     assert train.first is None
-    cut = train.rest.transforms[0]
+    cut = train.rest[0]
     side, sizes = train.smallest, []
     for seed in range(300):
         torch.manual_seed(seed)

@@ -15,7 +15,6 @@ from ... import models, registry
 from ...building import BuildContext
 from ...data import PATH_FACTORIES, DataSplits, Pipeline
 from ...errors import ConfigError, PmlExtError, shortened
-from ...losses import CrossBatchMemory, RegularizedLoss
 from ...network import Network, Normalization, Preprocessing
 from .schema import (
     OPTIMIZERS,
@@ -51,7 +50,7 @@ def trunk_factory(name: str) -> Callable[..., Any]:
         short = name.removeprefix(models.TIMM)
         models.timm_library(short)
         return functools.partial(models.timm_trunk, name=short)
-    return registry.trunk(name)
+    return models.builtin_trunk(name) or registry.trunk(name)
 
 
 def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
@@ -207,6 +206,8 @@ def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.M
         table: ``[loss]``.
         context: see :func:`loss_context`.
     """
+    from ...losses import CrossBatchMemory, RegularizedLoss
+
     loss = build("loss", table, context)
     if table.regularizer is not None:
         loss = RegularizedLoss(loss, build("regularizer", table.regularizer, context), table.regularizer.weight)

@@ -16,7 +16,6 @@ from ...building import BuildContext
 from ...components import KINDS
 from ...data import build_transforms
 from ...errors import ConfigError, PmlExtError, shortened
-from ...evaluation import learned_metric
 from .building import (
     FROM_RUN_FOR_DATA,
     FROM_RUN_FOR_TRUNK,
@@ -123,6 +122,8 @@ def _check_names(recipe: Recipe) -> None:
             _check_component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
     if recipe.evaluation.shortlist is not None:
         context = loss_context(recipe, [0, 1])
+        from ...evaluation import learned_metric
+
         losses = (build_loss(stage.loss, context)[0] for stage in recipe.all_stages())
         if not any(learned_metric(loss.modules()) for loss in losses):
             raise _KeyProblem("evaluation.shortlist", f"found {recipe.evaluation.shortlist}, but no loss of the recipe "
