@@ -121,12 +121,27 @@ def is_alive(process: int) -> bool:
     return True
 
 
+_locked: set[int] = set()  # handles of the folders that this process has for itself
+
+
+def _let_go() -> None:
+    """In a process that was forked off: a lock is held as long as any process has its handle open."""
+    for handle in _locked:
+        os.close(handle)
+    _locked.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Inside, no other process is in such a block of the same folder: a second one waits; a killed one lets go.
 
     Args:
         folder: that is there.
+        waits: called before this process waits for another one.
 
     Raises:
         UnwritableError: the folder cannot be opened.
@@ -138,12 +153,19 @@ def alone_in(folder: Path) -> Iterator[None]:
 
     with writing(folder):
         handle = os.open(folder, os.O_RDONLY)
+    _locked.add(handle)
     try:
         with contextlib.suppress(OSError):  # a file system without locks, as some of clusters
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        if handle in _locked:
+            _locked.remove(handle)
+            os.close(handle)
 
 
 # JSON and TOML

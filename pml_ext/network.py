@@ -102,7 +102,7 @@ class Network(nn.Module):
         features: int | None = None,
     ) -> None:
         super().__init__()
-        self.preprocessing = preprocessing
+        self.preprocessing, self.embedding_size = preprocessing, embedding_size
         self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
         self.trunk = trunk
         if hidden_sizes is None and self.features != embedding_size:

@@ -15,7 +15,7 @@ with needs_extra("train", "a data set"):
     from .folder import folder, image_files, visible_files
     from .omniglot import omniglot_small
     from .published import About
-    from .reading import Box, read_image
+    from .reading import Box, image_tensor, read_image
     from .splits import DataSplits, LabelledImages, hold_out_classes
     from .table import table
     from .transforms import Pipeline, Steps, build_transforms, raw_pixels
@@ -67,6 +67,7 @@ __all__ = [
     "get_archives",
     "hold_out_classes",
     "image_files",
+    "image_tensor",
     "omniglot_small",
     "prepare",
     "published_sets",

@@ -51,22 +51,47 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
             if smallest is not None:
                 _draft(image, smallest, min(size) if box is None else min(_inside(box, size, path)[2:]))
             ImageOps.exif_transpose(image, in_place=True)
-            if image.mode.startswith("I"):  # 16 bits, as "I;16" or in an "I": PIL would clip, not scale
-                image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+            image = _in_8_bits(image)
             if box is not None:
                 factor = image.width / size[0]  # of a draft
                 left, top, width, height = _inside(box, size, path)
                 corners = left * factor, top * factor, (left + width) * factor, (top + height) * factor
                 image = image.crop((*map(math.floor, corners[:2]), *map(math.ceil, corners[2:])))
-            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            mode = "L" if channels == 1 else "RGB"
-            pixels = np.array(image if image.mode == mode else image.convert(mode))
+            return _pixels(image, channels)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a readable image ({error}); mend or remove the file") from None
+
+
+def image_tensor(image: Any, channels: int = 3) -> Tensor:
+    """A PIL image as :func:`read_image` gives that of a file: uint8 ``[C, H, W]``, upright, transparency on white.
+
+    Args:
+        image: stays as it is.
+        channels: 1 (gray) or 3 (color).
+    """
+    from PIL import ImageOps
+
+    return _pixels(_in_8_bits(ImageOps.exif_transpose(image)), channels)
+
+
+def _in_8_bits(image: Any) -> Any:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits, as "I;16" or in an "I": PIL would clip, not scale
+        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    return image
+
+
+def _pixels(image: Any, channels: int) -> Tensor:
+    from PIL import Image
+
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    mode = "L" if channels == 1 else "RGB"
+    pixels = np.array(image if image.mode == mode else image.convert(mode))
     return torch.from_numpy(pixels).reshape(*pixels.shape[:2], channels).permute(2, 0, 1)
 
 

@@ -7,11 +7,12 @@ from ..lazy import lazily
 if TYPE_CHECKING:
     from .checks import check_file, check_folder, printable, reason_of
     from .clusters import SHEET
-    from .embedding import Embedded, Images, SkippedImage, heard, save_embeddings
+    from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard, save_embeddings
     from .faiss_index import FaissIndex
     from .index import INDEX, Gallery
     from .pictures import PICTURED
     from .search import METRICS, Answer, RetrievalWarning
+    from .store import STORE, StoreWarning
     from .trained import TrainedRun, load_run
 
 __getattr__ = lazily(
@@ -35,13 +36,17 @@ __all__ = [
     "METRICS",
     "PICTURED",
     "SHEET",
+    "STORE",
     "Answer",
     "Embedded",
     "FaissIndex",
     "Gallery",
     "Images",
+    "Listener",
+    "Progress",
     "RetrievalWarning",
     "SkippedImage",
+    "StoreWarning",
     "TrainedRun",
     "check_file",
     "check_folder",

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data import image_files, read_image, visible_files
-from ..errors import DataError
+from ..devices import Precision, autocast, check_precision
+from ..distributed import from_rank_0, from_ranks, num_processes, rank
+from ..errors import ConfigError, DataError
+from ..experiment.progress import Pace
 from ..files import write_atomically
 from ..network import Network
-from .checks import check_images_folder
+from .listing import Listing, list_folder
+from .reading import as_tensor, check_workers, default_workers, read_batches, several
+from .store import EmbeddingStore, Numbers, Places, StoreWarning, Waiting, opened_store
 
-Images = Path | str | Tensor | Sequence[Any]
+Images = Any  # a path, a PIL image, an array, a tensor, a folder, or several images; `several` checks
+READ = 64  # images that a worker passes on at a time
 
 
 class SkippedImage(UserWarning):
@@ -35,12 +44,18 @@ class Embedded:
         paths: relative to the folder.
         embeddings: ``[N, D]``, normalized.
         skipped: ``{path: why}`` of files that are no readable images.
+        sizes: of the files in bytes, ``[N]``; None where they are not known.
+        times: of their last modification, in nanoseconds since 1970, ``[N]``; None where they are not known.
+        new: how many were embedded now, the others before; None where that is not known.
     """
 
     folder: Path
     paths: list[str]
     embeddings: Tensor
     skipped: dict[str, str]
+    sizes: NDArray[np.int64] | None = None
+    times: NDArray[np.int64] | None = None
+    new: int | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -53,6 +68,53 @@ def class_of(path: str) -> str:
     return path.partition("/")[0] if "/" in path else ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a pass over images is.
+
+    Args:
+        done: images.
+        images: to be embedded in all, by this process.
+        rate: images per second since it began.
+        seconds_left: at that rate.
+    """
+
+    done: int
+    images: int
+    rate: float
+    seconds_left: float
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class HowToRead:
+    """How the images of folders are read and their embeddings kept.
+
+    Args:
+        store: the folder of the embeddings.
+        own: whether that is the run's own.
+        workers: processes that read; None for :func:`default_workers`.
+        listener: called after each batch.
+    """
+
+    store: Path
+    own: bool = True
+    workers: int | None = None
+    listener: Listener | None = None
+
+
+@dataclasses.dataclass
+class _Pass:
+    """What one process has embedded."""
+
+    written: list[tuple[str, Numbers]] = dataclasses.field(default_factory=list)
+    unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
+    not_finite: list[int] = dataclasses.field(default_factory=list)
+    done: int = 0
+
+
 class ImageEmbedder:
     """A trained network with the preprocessing of its run.
 
@@ -60,81 +122,166 @@ class ImageEmbedder:
         name: of the run, for errors.
         network: in evaluation mode.
         device: where the network is.
+        weights: the identity of the network's weights.
+        precision: in which the network computes; float32, with a warning, on a device that does not have it.
+        how: how folders are read.
     """
 
-    def __init__(self, name: str, network: Network, device: torch.device) -> None:
-        self.name, self.network, self.device = name, network, device
+    def __init__(
+        self, name: str, network: Network, device: torch.device, weights: str, precision: Precision, how: HowToRead
+    ) -> None:
+        self.name, self.network, self.device, self.how = name, network, device, how
         self.channels = network.preprocessing.channels  # what files are read as
         _, self.transform = network.preprocessing.transforms()
+        self.precision = precision
+        try:
+            check_precision(device, precision)
+        except ConfigError as error:
+            self.precision = "float32"
+            warnings.warn(f"{name} computes in float32: {error}", StoreWarning, stacklevel=4)
+        facts = [weights, network.preprocessing.model_dump(), self.precision]
+        self.identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     @torch.no_grad()
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
         """Embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
-        parts = [images] if isinstance(images, (str, Path)) else images
-        batches = [self._forward(batch, normalize) for batch in _batches(map(self._image, parts), batch_size)]
+        _check_batch_size(batch_size)
+        batches = [
+            self._forward(torch.stack(batch).to(self.device), normalize)
+            for batch in _batches(map(self._image, several(images)), batch_size)
+        ]
         if not batches:
             raise DataError("no images to embed; wanted one or more")
         embeddings = torch.cat(batches)
-        self._check_finite(embeddings)
+        bad = (~embeddings.isfinite().all(1)).nonzero().flatten().tolist()
+        if bad:
+            raise self._not_finite(len(bad), len(embeddings), f"number {bad[0]}")
         return embeddings
 
     @torch.no_grad()
-    def embed_folder(self, folder: Path, normalize: bool, batch_size: int) -> Embedded:
+    def embed_folder(self, folder: Path, normalize: bool, batch_size: int, workers: int | None = None) -> Embedded:
         """Embeddings of all images below a folder; see :meth:`TrainedRun.embed_folder`."""
-        check_images_folder(folder)
-        files, skipped, kept = visible_files(folder), {}, []
-        known = set(image_files(folder))
+        _check_batch_size(batch_size)
+        workers = self.how.workers if workers is None else workers
+        check_workers(workers)
+        listing = from_rank_0(list_folder(folder) if rank() == 0 else None)
+        with self._store() as store:
+            places: Places = from_rank_0(store.find(listing) if rank() == 0 else None)
+            missing = places.missing()
+            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
+            passes = from_ranks(self._embed_missing(store, listing, own, batch_size, workers))
+            places, skipped = from_rank_0(self._joined(listing, places, passes) if rank() == 0 else None)
+            kept, embeddings = store.read(places)
+            from_ranks(None)  # none reads any more
+            if rank() == 0:
+                store.compact(places)
+            from_rank_0(None)
+        points = torch.from_numpy(embeddings).to(self.device)
+        new = sum(len(numbers) for each in passes for _, numbers in each.written)
+        return Embedded(
+            folder, [listing.names[number] for number in kept],
+            nn.functional.normalize(points, out=points) if normalize else points, skipped,
+            listing.sizes[kept], listing.times[kept], new,
+        )  # fmt: skip
 
-        def images() -> Iterator[Tensor]:
-            for file in files:
-                name = file.relative_to(folder).as_posix()
-                try:
-                    if file not in known:
-                        raise DataError(f"{file}: no image by its name")
-                    image = self._image(file)
-                except DataError as error:
-                    skipped[name] = str(error)
-                    warnings.warn(f"skipped {error}", SkippedImage, stacklevel=2)
-                    continue
-                kept.append(name)
-                yield image
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[EmbeddingStore]:
+        """The store: rank 0 has it for itself and for the others."""
+        place, size = self.how.store, self.network.embedding_size
+        if rank() > 0:
+            from_rank_0(None)  # which raises the same where it cannot be had
+            yield EmbeddingStore(place, self.identity, size)
+            return
+        with opened_store(place, self.identity, size, self.how.own) as store:
+            if num_processes() > 1 and store.place is None:
+                raise ConfigError(f"{place}: several processes share what they embed by this folder, which cannot be "
+                                  "written; wanted another one, type --store FOLDER")  # fmt: skip
+            from_rank_0(None)
+            yield store
 
-        batches = [self._forward(batch, normalize) for batch in _batches(images(), batch_size)]
-        if not batches:
+    def _embed_missing(
+        self, store: EmbeddingStore, listing: Listing, numbers: Numbers, batch_size: int, workers: int | None
+    ) -> _Pass:
+        """Embeds images and writes them as it goes; what is not written when something fails is written then."""
+        result, waiting = _Pass(), Waiting(store, listing)
+        result.written = waiting.written
+        pace = Pace(0, len(numbers))
+        begun = time.perf_counter()
+        paths = [listing.folder / listing.names[number] for number in numbers]
+        workers = default_workers(len(paths)) if workers is None else workers
+        try:
+            for images, places, unreadable in read_batches(
+                paths, self.channels, self.transform, min(batch_size, READ), workers, self.device
+            ):
+                result.unreadable |= {int(numbers[place]): why for place, why in unreadable.items()}
+                result.done += len(places) + len(unreadable)
+                if images is not None:
+                    self._take(images, numbers[places], waiting, result)
+                if self.how.listener is not None:
+                    rate = result.done / max(time.perf_counter() - begun, 1e-9)
+                    self.how.listener(Progress(result.done, len(paths), rate, pace.seconds_left(result.done)))
+        except OSError:  # the disk is full, say: what was written stays
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error says more
+                waiting.write()
+            raise
+        waiting.write()
+        return result
+
+    def _take(self, images: Tensor, numbers: Numbers, waiting: Waiting, result: _Pass) -> None:
+        embeddings = self._forward(images, normalize=False)
+        good = embeddings.isfinite().all(1).cpu().numpy()
+        result.not_finite += numbers[~good].tolist()
+        waiting.add(numbers[good].tolist(), embeddings.cpu().numpy()[good])
+
+    def _joined(self, listing: Listing, places: Places, passes: Sequence[_Pass]) -> tuple[Places, dict[str, str]]:
+        """Where everything is now, and what was left out; each file of that is warned of."""
+        skipped = dict(listing.others)
+        not_finite: list[int] = []
+        for each in passes:
+            not_finite += each.not_finite
+            skipped |= {listing.names[number]: why for number, why in each.unreadable.items()}
+            for name, numbers in each.written:
+                places.add(name, numbers)
+        for why in skipped.values():
+            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
+        if not_finite:
+            images = sum(each.done - len(each.unreadable) for each in passes)
+            raise self._not_finite(len(not_finite), images, listing.names[min(not_finite)])
+        if len(places.missing()) == len(listing.names):
             first = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
-            raise DataError(f"{folder}: no readable image among {len(files)} files{first}")
-        embeddings = torch.cat(batches)
-        self._check_finite(embeddings, kept)
-        return Embedded(folder, kept, embeddings, skipped)
+            files = len(listing.names) + len(listing.others)
+            raise DataError(f"{listing.folder}: no readable image among {files} files{first}")
+        return places, skipped
 
     def _image(self, image: Any) -> Tensor:
-        if isinstance(image, (str, Path)):
-            if not Path(image).is_file():
-                raise DataError(f"{image}: no such file")
-            image = read_image(Path(image), self.channels, smallest=self.transform.smallest)
-        if not isinstance(image, Tensor) or image.dtype != torch.uint8 or image.ndim != 3:
-            raise TypeError(f"an image is a path or a uint8 tensor [C, H, W], not {type(image).__name__}")
-        return self.transform(image)  # type: ignore[no-any-return]
+        return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 
-    def _forward(self, images: list[Tensor], normalize: bool) -> Tensor:
-        embeddings: Tensor = self.network(torch.stack(images).to(self.device)).float()
-        return nn.functional.normalize(embeddings) if normalize else embeddings
+    def _forward(self, images: Tensor, normalize: bool) -> Tensor:
+        with autocast(self.device, self.precision):
+            embeddings: Tensor = self.network(images)
+        return nn.functional.normalize(embeddings.float()) if normalize else embeddings.float()
 
-    def _check_finite(self, embeddings: Tensor, paths: Sequence[str] = ()) -> None:
-        bad = (~embeddings.isfinite().all(1)).nonzero().flatten().tolist()
-        if bad:
-            first = paths[bad[0]] if paths else f"number {bad[0]}"
-            raise DataError(
-                f"{self.name}: its network gives NaN or infinity for {len(bad)} of {len(embeddings)} images, {first} "
-                "first; train it again, with a lower optimizer.lr"
-            )
+    def _not_finite(self, bad: int, images: int, first: str) -> DataError:
+        return DataError(f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
+                         "train it again, with a lower optimizer.lr")  # fmt: skip
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size {batch_size}: wanted 1 or more")
 
 
 def names_of(images: Images) -> list[str]:
-    """The path of every image, "" for one that is a tensor."""
-    if isinstance(images, (str, Path)):
-        return [str(images)]
-    return [str(image) if isinstance(image, (str, Path)) else "" for image in images]
+    """The path of every image, "" for one that is no file.
+
+    Args:
+        images: as of :func:`several`; a generator is used up.
+    """
+    if isinstance(images, Tensor):
+        return [""] * (1 if images.ndim == 3 else len(images))
+    return [str(image) if isinstance(image, (str, Path)) else "" for image in several(images)]
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:

@@ -19,34 +19,48 @@ from ..experiment.recipe import build_loss, loss_context
 from ..pml import BaseDistance
 from .checks import check_folder, check_images_folder
 from .clusters import check_clusters, sort_into_clusters, write_clusters
-from .embedding import Embedded, ImageEmbedder, Images, names_of
+from .embedding import Embedded, HowToRead, ImageEmbedder, Images, Listener, names_of
 from .export import write_export
 from .faiss_index import FaissIndex, check_effort, check_factory
 from .index import INDEX, Gallery, Owner, read_index, write_index
 from .pictures import answers_picture
+from .reading import check_workers, several
 from .run_files import RunFiles
 from .search import METRICS, Answer, RetrievalWarning, answers_of, check_search, search_of
+from .store import STORE
 
 _FAIR = 0.9  # recall@10 below which an index is warned of
 
 
-def load_run(path: str | Path, device: str = "auto") -> TrainedRun:
+def load_run(
+    path: str | Path,
+    device: str = "auto",
+    workers: int | None = None,
+    store: str | Path | None = None,
+    listener: Listener | None = None,
+) -> TrainedRun:
     """A finished run, for retrieval.
 
     Args:
         path: the run's folder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        workers: processes that read the images of a folder; 0 for this one. By default none for fewer than 256 images
+            that are to be read, else as many as there are processors, up to 8; none on Windows and macOS.
+        store: the folder in which embeddings of folders are kept, so that none is computed twice; by default
+            ``embeddings`` in the run's folder.
+        listener: called with a :class:`Progress` after each batch of a folder's images.
 
     Raises:
         DataError: no finished run in the folder, or a file of it is empty, cut or of another run.
-        ConfigError: a wrong device.
+        ConfigError: a wrong device, or workers below 0.
 
     Example:
         >>> run = load_run("runs/mine")  # doctest: +SKIP
         >>> run.embed(["photo.png"]).shape  # doctest: +SKIP
         torch.Size([1, 64])
     """
-    return TrainedRun(Path(path), choose_device(device))
+    check_workers(workers)
+    return TrainedRun(Path(path), choose_device(device), workers, store, listener)
 
 
 class TrainedRun:
@@ -55,15 +69,29 @@ class TrainedRun:
     Args:
         folder: the run's folder.
         device: where it works.
+        workers: as of :func:`load_run`.
+        store: as of :func:`load_run`.
+        listener: as of :func:`load_run`.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: str = "cpu",
+        workers: int | None = None,
+        store: str | Path | None = None,
+        listener: Listener | None = None,
+    ) -> None:
         self.folder, self.device = folder, torch.device(device)
         self._files = RunFiles(folder, self.device)
         self.recipe = self._files.recipe
         self.network = self._files.network().to(self.device).eval()
         self.trunk, self.embedder = self.network.trunk, self.network.embedder
-        self._images = ImageEmbedder(str(folder), self.network, self.device)
+        place = folder / STORE if store is None else Path(store)
+        self._images = ImageEmbedder(
+            str(folder), self.network, self.device, self.identity, self.recipe.engine.precision,
+            HowToRead(place, store is None, workers, listener),
+        )  # fmt: skip
         self.transform = self._images.transform
 
     @property
@@ -85,10 +113,11 @@ class TrainedRun:
         """Embeddings of images.
 
         Args:
-            images: a folder, an image file, several of them, or uint8 tensors ``[C, H, W]`` (or all in one
-                ``[N, C, H, W]``). Files are turned upright and read as the run's channels say.
+            images: a folder, or one or several images in a list, a generator, an array or a tensor. An image is a path,
+                a PIL image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
+                channels. Files and PIL images are turned upright; all but tensors are converted to the run's channels.
             normalize: whether embeddings have length 1.
-            batch_size: images at a time.
+            batch_size: images at a time; of several, no more are held.
 
         Returns:
             ``[N, D]``, float32, on the run's device; of a folder, in the order of its paths.
@@ -96,14 +125,34 @@ class TrainedRun:
         Raises:
             DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
                 files of a folder are left out with a :class:`SkippedImage` warning.
+            TypeError: something that is no image.
+            ConfigError: ``batch_size`` below 1.
         """
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             return self.embed_folder(images, normalize, batch_size).embeddings
         return self._images.embed(images, normalize, batch_size)
 
-    def embed_folder(self, folder: str | Path, normalize: bool = True, batch_size: int = 256) -> Embedded:
-        """Embeddings of all images below a folder; see :meth:`embed`."""
-        return self._images.embed_folder(Path(folder), normalize, batch_size)
+    def embed_folder(
+        self, folder: str | Path, normalize: bool = True, batch_size: int = 256, workers: int | None = None
+    ) -> Embedded:
+        """Embeddings of all images below a folder; those that the run's store has are not computed again.
+
+        They are written to the store as they come, after each 1,000 images or 30 seconds: what is interrupted goes on
+        from there. A file is embedded again if its size or its time of modification is another one. Processes that
+        ``torchrun`` started embed a part each, and return all.
+
+        Args:
+            folder: of images, in sub-folders too.
+            normalize: as of :meth:`embed`; the store has them as they are.
+            batch_size: images at a time, at most; 64 are enough.
+            workers: as of :func:`load_run`, for this folder.
+
+        Raises:
+            DataError: as of :meth:`embed`, or a worker that reads died; the text has the image that it had.
+            UnwritableError: the disk is full, say; what was written stays.
+            ConfigError: ``batch_size`` below 1, or workers below 0.
+        """
+        return self._images.embed_folder(Path(folder), normalize, batch_size, workers)
 
     # Indexing and querying
 
@@ -201,6 +250,8 @@ class TrainedRun:
                               "leave out --metric learned")  # fmt: skip
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
+        if not isinstance(images, Tensor):
+            images = list(several(images))  # a generator can be had once
         held = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
         check_search(held, k, learned, shortlist, effort)
         search = search_of(held, self.metric if learned else None, shortlist, effort)

@@ -58,7 +58,7 @@ def test_wrong_images(indexed, folder, tmp_path):
 
 
 def test_embeddings_that_are_not_finite_are_refused(runs, few, tmp_path):
-    run = load_run(runs[0], "cpu")
+    run = load_run(runs[0], "cpu", store=tmp_path / "store")
     run.embedder.bias.data[3] = torch.nan
     with pytest.raises(DataError, match=r"one: its network gives NaN or infinity for 20 of 20 images, 0/0000.png"):
         run.index(few[0], tmp_path / "index")
