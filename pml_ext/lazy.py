@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from .errors import needs_extra
 
 
-def lazily(package: str, homes: Mapping[str, Iterable[str]], extra: str, what: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package that imports its modules when one of their names is asked for.
+def lazily(package: str, extra: str, what: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package that imports a module when one of its names is asked for.
 
-    A name must not be that of a module of the package as well: once that is imported, Python gives the module.
+    The names are what the package's ``__init__.py`` imports ``if TYPE_CHECKING``, so that each stands there once. None
+    may be that of a module of the package as well: once that is imported, Python gives the module.
 
     Args:
         package: its name.
-        homes: the names that each of its modules has for others.
         extra: of ``pml-ext``, which the modules need.
         what: needs it, as the start of a sentence.
     """
-    places = {name: module for module, names in homes.items() for name in names}
+    places: dict[str, str] = {}
 
     def get(name: str) -> Any:
+        if not places:
+            places.update(_imports(package))
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with needs_extra(extra, what):
-            value = getattr(importlib.import_module(f"{package}.{places[name]}"), name)
+            value = getattr(importlib.import_module(places[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 
     return get
+
+
+def _imports(package: str) -> dict[str, str]:
+    """By name, the module that a package imports it from for type checkers, ``".runs"``."""
+    loader: Any = sys.modules[package].__loader__
+    blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]
+    return {
+        alias.name: f"{'.' * node.level}{node.module}"
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }

@@ -14,8 +14,9 @@ from .data import data
 from .listing import list_names
 from .plugins import plugins
 from .report import report
-from .retrieve import cluster, embed, export, index, query
+from .retrieve import cluster, embed, export
 from .scaffold import new_plugin
+from .search import index, query
 from .show import show
 from .train import train
 

@@ -1,4 +1,4 @@
-"""``pml-ext embed``, ``index``, ``query``, ``cluster`` and ``export``."""
+"""``pml-ext embed``, ``cluster`` and ``export``; what :mod:`.search` shares with them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .train import Device
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
@@ -29,7 +26,7 @@ class Metric(StrEnum):
 
 
 @contextmanager
-def _skipped() -> Iterator[None]:
+def skipped_files() -> Iterator[None]:
     """Names the files that are left out, on stderr, and counts them."""
     from ..retrieval import heard
     from .output import stderr
@@ -59,112 +56,11 @@ def embed(
         raise ConfigError(f"-o {out}: wanted a file that ends in .npz")
     check_file("-o", out)
     trained = load_run(run, device.value)
-    with _skipped():
+    with skipped_files():
         embedded = trained.embed_folder(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_embeddings(embedded, out)
     stdout().print(f"{len(embedded.paths)} embeddings of size {embedded.embeddings.shape[1]}: {out}")
-
-
-def index(
-    run: RunFolder,
-    folder: ImageFolder,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write (default RUN/index).")] = None,
-    factory: Annotated[
-        str,
-        typer.Option("--index", metavar="FACTORY", help='A faiss factory string, such as "IVF64,Flat".'),
-    ] = "",
-    effort: Annotated[
-        int | None,
-        typer.Option(
-            help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW. By default it is doubled, from 1 "
-            "and from 64, until recall@10 reaches 0.95 on a sample of 200 images."
-        ),
-    ] = None,
-    device: OnDevice = Device.auto,
-) -> None:
-    """Index the images of a folder, to query them."""
-    from ..retrieval import load_run
-    from .output import stdout
-
-    trained = load_run(run, device.value)
-    with _skipped():
-        gallery = trained.index(folder, out, factory, effort)
-    stdout().print(f"{len(gallery.embedded.paths)} images indexed: {gallery.place}")
-    faiss = gallery.faiss
-    if faiss is not None and faiss.recall is not None:
-        setting = f" with {faiss.setting} {faiss.effort} (--effort)" if faiss.setting else ""
-        stdout().print(f"{factory}{setting}: recall@10 {faiss.recall:.3f} of exact search, on a sample of the images")
-
-
-def query(
-    run: RunFolder,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images to look for.")],
-    k: Annotated[int, typer.Option("-k", help="How many answers.")] = 8,
-    gallery: Annotated[Path | None, typer.Option(help="The index to ask (default RUN/index).")] = None,
-    metric: Annotated[Metric, typer.Option(help="Distances of embeddings, or the run's learned metric.")] = (
-        Metric.euclidean
-    ),
-    shortlist: Annotated[
-        int | None,
-        typer.Option(help="With the learned metric: how many of the nearest by distance it re-ranks (default: all)."),
-    ] = None,
-    effort: Annotated[
-        int | None,
-        typer.Option(
-            help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW (default: what `pml-ext index` "
-            "chose). It is doubled for a query that gets fewer than K answers."
-        ),
-    ] = None,
-    picture: Annotated[Path | None, typer.Option(help="The PNG to write (default RUN/query.png).")] = None,
-    beside: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN", help="Another run, its answers beside; repeatable.")
-    ] = None,
-    device: OnDevice = Device.auto,
-    as_json: AsJson = False,
-) -> None:
-    """Find the nearest images of an index: a table, and a picture."""
-    from ..retrieval import check_file, load_run, printable, reason_of
-    from .output import print_json, print_table
-
-    place = picture or run / "query.png"
-    check_file("--picture", place)
-    trained = load_run(run, device.value)
-    held = trained.gallery(gallery)
-    others = [(path.name, other, other.gallery()) for path in beside or () for other in [load_run(path, device.value)]]
-    answers = trained.query(images, k, held, metric.value, shortlist, effort)
-    if as_json:
-        print_json([{"query": a.query, "paths": a.paths, "distances": a.distances} for a in answers])
-    else:
-        word = "distance" if metric is Metric.euclidean else "score"
-        rows = [
-            [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
-            for answer in answers
-            for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
-        ]
-        print_table(["query", "rank", "path", word], rows, right=[1, 3])
-    try:
-        compared = [(name, other.query(images, k, theirs), theirs.embedded.folder) for name, other, theirs in others]
-        _draw(place, trained.picture(answers, held, compared), k, as_json)
-    except Exception as error:  # the answers are there: whatever is wrong with a picture costs the picture alone
-        _warn(f"no picture: {reason_of(error)}")
-
-
-def _draw(place: Path, figure: Figure, k: int, as_json: bool) -> None:
-    from ..files import write_atomically
-    from ..retrieval import PICTURED
-    from .output import stdout
-
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(place, lambda temporary: figure.savefig(temporary, format="png"))
-    if not as_json:
-        stdout().print(f"picture: {place}" + f" (the {PICTURED} nearest)" * (k > PICTURED))
-
-
-def _warn(text: str) -> None:
-    from .output import stderr
-
-    stderr().print(f"pml-ext: warning: {text}", soft_wrap=True)
 
 
 def cluster(
@@ -180,7 +76,7 @@ def cluster(
     from .output import print_json, print_table, stdout
 
     trained = load_run(run, device.value)
-    with _skipped():
+    with skipped_files():
         numbers = trained.cluster(folder, clusters, out)
     if as_json:
         print_json(numbers)

@@ -21,21 +21,7 @@ if TYPE_CHECKING:
     from .protocols import Evaluation, evaluate
     from .sampling import some_of_each_class
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "calculator": ("RetrievalAccuracyCalculator", "retrieval_metrics"),
-        "classification": ("nearest_class_mean", "related_means"),
-        "clustering": ("ami", "kmeans", "nmi", "pairwise_f1", "purity"),
-        "metrics": ("class_means",),
-        "neighbours": ("NearestNeighbours", "Search", "default_neighbours", "has_faiss", "learned_metric",
-                       "neighbours_under", "reranked_under"),
-        "protocols": ("Evaluation", "evaluate"),
-        "sampling": ("some_of_each_class",),
-    },
-    "train",
-    "evaluation",
-)  # fmt: skip
+__getattr__ = lazily(__name__, "train", "evaluation")
 
 __all__ = [
     "Evaluation",

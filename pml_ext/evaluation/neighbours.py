@@ -182,28 +182,32 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
         distance.train(training)
 
 
-def reranked_under(distance: BaseDistance, shortlist: int, nearest: Search | None = None) -> NearestNeighbours:
+def reranked_under(
+    distance: BaseDistance, shortlist: int, nearest: Search | None = None, normalized: bool = False
+) -> NearestNeighbours:
     """Re-ranks the nearest by the Euclidean distance of normalized embeddings with a PML distance.
 
     Args:
         distance: any PML distance, learned or not.
         shortlist: how many candidates there are for each query; at least as many as are asked for are taken.
         nearest: finds the candidates of normalized embeddings; exactly by default. It may give -1 where it has no more.
+        normalized: whether queries and references have length 1 already; of references, candidates alone are read then.
     """
     nearest = nearest or default_neighbours().search
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-        points, gallery = (torch.nn.functional.normalize(x) for x in (query, reference))
+        points, gallery = (x if normalized else torch.nn.functional.normalize(x) for x in (query, reference))
         _, candidates = nearest(points, min(max(k, shortlist), len(reference)), gallery)
         candidates = candidates.to(reference.device)
         width = candidates.shape[1]
         tile = max(1, _PAIRS // max(1, width))
         values = query.new_empty(candidates.shape)
         with _in_use(distance):
-            query, reference = distance.maybe_normalize(query), distance.maybe_normalize(reference)
+            query = distance.maybe_normalize(query)
             for start in range(0, len(query), tile):
                 rows = candidates[start : start + tile]
-                ends = query[start : start + tile].repeat_interleave(width, 0), reference[rows.flatten()]
+                others = distance.maybe_normalize(reference[rows.flatten()])
+                ends = query[start : start + tile].repeat_interleave(width, 0), others
                 values[start : start + tile] = distance.pairwise_distance(*ends).view(rows.shape)
         values.masked_fill_(candidates < 0, -torch.inf if distance.is_inverted else torch.inf)
         best = values.topk(k, dim=1, largest=distance.is_inverted)

@@ -12,18 +12,7 @@ if TYPE_CHECKING:
     from .run import Run
     from .runs import FailedRunsError, draw_report, execute, summarize, train
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "plans": ("Plan", "plan"),
-        "progress": ("Listener",),
-        "recipe": ("Recipe", "load_recipes", "validate"),
-        "run": ("Run",),
-        "runs": ("FailedRunsError", "choose_device", "draw_report", "execute", "summarize", "train"),
-    },
-    "train",
-    "training",
-)
+__getattr__ = lazily(__name__, "train", "training")
 
 __all__ = [
     "FailedRunsError",

@@ -7,41 +7,31 @@ from ..lazy import lazily
 if TYPE_CHECKING:
     from .checks import check_file, check_folder, printable, reason_of
     from .clusters import SHEET
+    from .duplicates import RADIUS
     from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard, save_embeddings
     from .faiss_index import FaissIndex
-    from .index import INDEX, Gallery
+    from .index import INDEX, Changes, Gallery, IndexedImages
     from .pictures import PICTURED
     from .search import METRICS, Answer, RetrievalWarning
     from .store import STORE, StoreWarning
     from .trained import TrainedRun, load_run
 
-__getattr__ = lazily(
-    __name__,
-    {
-        "checks": ("check_file", "check_folder", "printable", "reason_of"),
-        "clusters": ("SHEET",),
-        "embedding": ("Embedded", "Images", "SkippedImage", "heard", "save_embeddings"),
-        "faiss_index": ("FaissIndex",),
-        "index": ("INDEX", "Gallery"),
-        "pictures": ("PICTURED",),
-        "search": ("METRICS", "Answer", "RetrievalWarning"),
-        "trained": ("TrainedRun", "load_run"),
-    },
-    "train",
-    "load_run",
-)
+__getattr__ = lazily(__name__, "train", "load_run")
 
 __all__ = [
     "INDEX",
     "METRICS",
     "PICTURED",
+    "RADIUS",
     "SHEET",
     "STORE",
     "Answer",
+    "Changes",
     "Embedded",
     "FaissIndex",
     "Gallery",
     "Images",
+    "IndexedImages",
     "Listener",
     "Progress",
     "RetrievalWarning",

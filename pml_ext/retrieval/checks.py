@@ -11,6 +11,10 @@ from pydantic import ValidationError
 from ..errors import ConfigError, DataError, one_line
 
 
+class RetrievalWarning(UserWarning):
+    """What was asked for could be had in part alone: fewer answers, low recall, an image that cannot be shown."""
+
+
 def check_images_folder(folder: Path) -> None:
     """Refuses what is no folder.
 

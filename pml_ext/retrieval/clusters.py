@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def write_clusters(place: Path, embedded: Embedded, numbers: list[int], channels
     write_atomically(place / "clusters.csv", lambda path: _write_table(path, embedded.paths, numbers, distances))
 
 
-def _write_table(path: Path, paths: list[str], numbers: list[int], distances: Tensor) -> None:
+def _write_table(path: Path, paths: Sequence[str], numbers: list[int], distances: Tensor) -> None:
     # Bytes of a name that are no UTF-8 go back to what they are on the disk.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)

@@ -50,7 +50,7 @@ class Embedded:
     """
 
     folder: Path
-    paths: list[str]
+    paths: Sequence[str]
     embeddings: Tensor
     skipped: dict[str, str]
     sizes: NDArray[np.int64] | None = None
@@ -58,7 +58,7 @@ class Embedded:
     new: int | None = None
 
     @property
-    def classes(self) -> list[str]:
+    def classes(self) -> Sequence[str]:
         """The first sub-folder of every image; "" for one that lies in the folder itself."""
         return [class_of(path) for path in self.paths]
 

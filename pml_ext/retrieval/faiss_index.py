@@ -9,6 +9,10 @@ the effort, until it has enough or there is nothing more to search.
 
 With less than 64 candidates a graph finds more of the neighbours of an image that is in it than of a new one, and the
 measured recall would promise too much.
+
+**Which index, unless one is asked for:** up to 200,000 images are searched exactly; more of them by ``IVFn,Flat`` with
+the square root of their number as n. ``python tests/retrieval/million.py`` prints what either takes. Without faiss all
+are searched exactly.
 """
 
 from __future__ import annotations
@@ -24,12 +28,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError, needs_extra
-from ..evaluation import default_neighbours
+from .exact import has_faiss, nearest_of
 
 TARGET = 0.95  # recall@10 that the effort is chosen for
 SAMPLE, NEIGHBOURS = 200, 10  # images that ask, and the exact answers of each, for measured recall
+EXACT, MOST_EXACT = "exact", 200_000  # what is typed for exact search, and the images up to which that is the default
 _FIRST = {"nprobe": 1, "efSearch": 64}  # faiss's names of what effort is, and what the doubling begins with
 _MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
+
+
+def chosen_factory(factory: str, images: int) -> str:
+    """The factory string of an index; "" for exact search.
+
+    Args:
+        factory: what was asked for: "" for the rule of this module, ``"exact"``, or a factory string.
+        images: how many there are.
+    """
+    if factory:
+        return "" if factory == EXACT else factory
+    return f"IVF{math.isqrt(images)},Flat" if images > MOST_EXACT and has_faiss() else ""
 
 
 def _faiss(factory: str) -> Any:
@@ -83,8 +100,19 @@ class FaissIndex:
 
     @classmethod
     def read(cls, path: Path, factory: str) -> FaissIndex:
-        """Reads what :meth:`write` wrote, without effort and recall; a damaged file raises RuntimeError."""
-        return cls(factory, _faiss(factory).read_index(str(path)))
+        """Opens what :meth:`write` wrote, without effort and recall; a damaged file raises RuntimeError.
+
+        Lists, and with faiss of 1.11 or later graphs and codes too, are mapped into memory: what a search does not
+        look at is not read.
+        """
+        faiss = _faiss(factory)
+        lists = "IVF" in factory or not hasattr(faiss, "IO_FLAG_MMAP_IFC")
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists else faiss.IO_FLAG_MMAP_IFC)
+        for part in _parts(faiss, index):
+            on_disk = faiss.downcast_InvertedLists(part.invlists) if hasattr(part, "invlists") else None
+            if on_disk is not None and hasattr(on_disk, "prefetch_nthread"):
+                on_disk.prefetch_nthread = 0  # threads that fetch a query's lists take longer than the search
+        return cls(factory, index)
 
     def write(self, path: Path) -> None:
         """Writes the index, but for effort and recall."""
@@ -122,6 +150,29 @@ class FaissIndex:
         if self.setting:
             _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, effort)
         return self.index.search(rows, k)  # type: ignore[no-any-return]
+
+    def within(self, points: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+        """All images within a radius of some points, as far as the index's own effort finds them.
+
+        Args:
+            points: ``[Q, D]``.
+            radius: Euclidean.
+
+        Returns:
+            Pairs: the numbers of points and of images, two tensors ``[P]`` on the CPU.
+
+        Raises:
+            ConfigError: an index of a kind that cannot do so.
+        """
+        if self.setting:
+            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, self.effort)
+        try:
+            limits, _, numbers = self.index.range_search(_rows(points), (1 + 1e-5) * radius**2 + 1e-6)
+        except RuntimeError as error:
+            raise ConfigError(f"--duplicates: the index {self.factory} finds no images by a radius "
+                              f"({_reason(error)}); type: pml-ext index RUN --index exact") from None  # fmt: skip
+        counts = torch.from_numpy(np.diff(limits.astype(np.int64)))
+        return torch.arange(len(points)).repeat_interleave(counts), torch.from_numpy(numbers)
 
     def tune(self, points: Tensor, effort: int | None = None) -> None:
         """Chooses the effort by the rule of this module, and measures recall@10.
@@ -163,7 +214,7 @@ class _Sample:
         count = len(points)
         self.points, self.neighbours = points, min(NEIGHBOURS, count - 1)
         self.chosen = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(points.device)
-        _, exact = default_neighbours().search(points[self.chosen], self.neighbours + 1, points)
+        _, exact = nearest_of(points[self.chosen], self.neighbours + 1, points)
         distances, counted = self._distances(exact)
         # The farthest exact answer: what is as near is as right, since duplicates make several right answers.
         self.farthest = distances.where(counted, -torch.inf).amax(1, keepdim=True)
@@ -229,8 +280,11 @@ def check_effort(effort: int | None) -> None:
 
 
 def _refused(factory: str, what: str, error: RuntimeError) -> ConfigError:
-    reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
-    return ConfigError(f"--index {factory}: faiss refuses it{what} ({reason})")
+    return ConfigError(f"--index {factory}: faiss refuses it{what} ({_reason(error)})")
+
+
+def _reason(error: RuntimeError) -> str:
+    return str(error).strip().splitlines()[-1].rpartition(": ")[2]
 
 
 def _setting(factory: str, index: Any) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from .checks import check_images_folder
 
@@ -46,6 +45,8 @@ def list_folder(folder: Path) -> Listing:
     names: list[str] = []
     facts: list[tuple[int, int]] = []
     others: dict[str, str] = {}
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query need not
+
     for name, about in _files(folder, "", others):
         if name.lower().endswith(IMG_EXTENSIONS):
             names.append(name)

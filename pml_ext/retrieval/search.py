@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from ..errors import ConfigError
-from ..evaluation import Search, default_neighbours, neighbours_under, reranked_under
-from .embedding import Embedded, class_of
+from ..errors import ConfigError, shortened, unknown
+from ..evaluation import Search, neighbours_under, reranked_under
+from .checks import RetrievalWarning
+from .embedding import class_of
+from .exact import nearest_among, nearest_of
 from .faiss_index import FaissIndex, check_effort
-from .index import Gallery
+from .index import Gallery, IndexedImages
+from .table import Numbers
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance
 
 METRICS = ("euclidean", "learned")
 
-
-class RetrievalWarning(UserWarning):
-    """What was asked for could be had in part alone: fewer answers, low recall, an image that cannot be shown."""
+__all__ = ["METRICS", "Answer", "RetrievalWarning", "answers_of", "check_search", "rows_within", "search_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Answer:
         distances: of these images: Euclidean between normalized embeddings, or of the learned metric.
         classes: the sub-folder of each, where the indexed folder has one per class.
         query_class: the query's sub-folder, where it lies in the indexed folder.
+        ids: of these images, which they keep while they are in the index; none of an index that is not on the disk.
     """
 
     query: str
@@ -44,9 +49,12 @@ class Answer:
     distances: list[float]
     classes: list[str]
     query_class: str | None
+    ids: list[int] = dataclasses.field(default_factory=list)
 
 
-def check_search(held: Gallery, k: int, learned: bool, shortlist: int | None, effort: int | None) -> None:
+def check_search(
+    held: Gallery, k: int, learned: bool, shortlist: int | None, effort: int | None, within: str | None = None
+) -> None:
     """Refuses options of a query that are out of range, or that nothing would heed.
 
     Raises:
@@ -68,12 +76,37 @@ def check_search(held: Gallery, k: int, learned: bool, shortlist: int | None, ef
     if not held.faiss.setting:
         raise ConfigError(f"--effort {effort}: the index {held.factory} has no nprobe and no efSearch; "
                           "leave out --effort")  # fmt: skip
+    if within is not None:
+        raise ConfigError(f"--effort {effort}: the images of a class are searched exactly; leave out --effort")
     if learned and shortlist is None:
         raise ConfigError(f"--effort {effort}: the learned metric is compared with all images; "
                           "add --shortlist K, or leave out --effort")  # fmt: skip
 
 
-def search_of(held: Gallery, metric: BaseDistance | None, shortlist: int | None, effort: int | None) -> Search:
+def rows_within(held: Gallery, name: str) -> Numbers:
+    """The images of a class, by number.
+
+    Args:
+        held: the index.
+        name: of the class, a sub-folder.
+
+    Raises:
+        ConfigError: no such class; the text has the nearest names.
+    """
+    embedded = held.embedded
+    if isinstance(embedded, IndexedImages) and embedded.table is not None:
+        names, numbers = embedded.table.class_names, embedded.table.class_numbers
+    else:
+        names = [*dict.fromkeys(embedded.classes)]
+        numbers = np.array([names.index(each) for each in embedded.classes], dtype=np.int32)
+    if name not in names:
+        raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, sorted(names))}")
+    return np.flatnonzero(numbers == names.index(name))
+
+
+def search_of(
+    held: Gallery, metric: BaseDistance | None, shortlist: int | None, effort: int | None, rows: Numbers | None = None
+) -> Search:
     """What finds the nearest images of an index.
 
     Args:
@@ -82,15 +115,19 @@ def search_of(held: Gallery, metric: BaseDistance | None, shortlist: int | None,
         shortlist: how many of the nearest by Euclidean distance the metric re-ranks; by default it is compared with
             all images.
         effort: of faiss.
+        rows: the images that count, all by default; these are searched exactly.
     """
-    nearest = default_neighbours().search
-    if held.faiss is not None:
+    nearest: Search = nearest_of
+    if rows is not None:
+        nearest = functools.partial(nearest_among, rows)
+    elif held.faiss is not None:
         nearest = functools.partial(_by_faiss, held.faiss, effort)
     if metric is None:
         return nearest
-    if shortlist is None:
-        return neighbours_under(metric).search
-    return reranked_under(metric, shortlist, nearest).search
+    if shortlist is not None:
+        return reranked_under(metric, shortlist, nearest, normalized=True).search
+    learned = neighbours_under(metric).search
+    return learned if rows is None else functools.partial(_among, learned, rows)
 
 
 def _by_faiss(
@@ -99,7 +136,16 @@ def _by_faiss(
     return index.search(points, k, effort)
 
 
-def answers_of(names: Sequence[str], points: Tensor, k: int, held: Gallery, search: Search) -> list[Answer]:
+def _among(search: Search, rows: Numbers, points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+    some = torch.from_numpy(rows).to(reference.device)
+    distances, numbers = search(points, k, reference[some])
+    return distances, some[numbers]
+
+
+def answers_of(
+    names: Sequence[str], points: Tensor, k: int, held: Gallery, search: Search,
+    count: int | None = None, radius: float | None = None, larger: bool = False,
+) -> list[Answer]:  # fmt: skip
     """The answers to queries; an image of the index is no answer to itself.
 
     Args:
@@ -108,37 +154,46 @@ def answers_of(names: Sequence[str], points: Tensor, k: int, held: Gallery, sear
         k: how many.
         held: the index.
         search: of :func:`search_of`.
+        count: images that are searched, all by default.
+        radius: the largest distance of an answer.
+        larger: of a metric by which larger is nearer, the smallest value of one.
     """
     embedded = held.embedded
-    own = own_numbers(embedded, names)
-    distances, numbers = search(points, min(k + 1, len(embedded.paths)), embedded.embeddings)
+    images = len(embedded.paths) if count is None else count
+    own = own_numbers(held, names)
+    distances, numbers = search(points, min(k + 1, images), embedded.embeddings)
     answers = []
     for row, (near, values) in enumerate(zip(numbers.tolist(), distances.tolist(), strict=True)):
-        kept = [(number, value) for number, value in zip(near, values, strict=True) if number not in (-1, own[row])]
-        paths = [embedded.paths[number] for number, _ in kept[:k]]
+        kept = [(number, float(value)) for number, value in zip(near, values, strict=True)
+                if number not in (-1, own[row]) and (radius is None or (value >= radius if larger else value <= radius))
+                ][:k]  # fmt: skip
+        paths = [embedded.paths[number] for number, _ in kept]
         mine = own[row]
         answers.append(Answer(
-            names[row] or f"image {row}", paths, [float(value) for _, value in kept[:k]],
-            [class_of(path) for path in paths], class_of(embedded.paths[mine]) or None if mine is not None else None,
+            names[row] or f"image {row}", paths, [value for _, value in kept], [class_of(path) for path in paths],
+            class_of(embedded.paths[mine]) or None if mine is not None else None,
+            [int(embedded.ids[number]) for number, _ in kept] if isinstance(embedded, IndexedImages) else [],
         ))  # fmt: skip
-    _warn_of_fewer(answers, k, held)
+    if radius is None:
+        _warn_of_fewer(answers, k, held, images)
+    _warn_of_gone(answers, held)
     return answers
 
 
-def own_numbers(embedded: Embedded, names: Sequence[str]) -> list[int | None]:
+def own_numbers(held: Gallery, names: Sequence[str]) -> list[int | None]:
     """The number of every query among the indexed images, None for one that is not there.
 
     Paths are compared as text: what is looked up on the disk is the queries and the folder, never the indexed images.
 
     Args:
-        embedded: the indexed images.
+        held: the index.
         names: the path of every query, "" for one that is a tensor.
     """
-    folder = embedded.folder.resolve()
-    wanted = [_within(folder, Path(name)) if name else [] for name in names]
-    sought = {path for paths in wanted for path in paths}
-    numbers = {path: number for number, path in enumerate(embedded.paths) if path in sought} if sought else {}
-    return [next((numbers[path] for path in paths if path in numbers), None) for paths in wanted]
+    folder, paths = held.embedded.folder.resolve(), held.embedded.paths
+    return [
+        next((paths.index(path) for path in _within(folder, Path(name)) if path in paths), None) if name else None
+        for name in names
+    ]
 
 
 def _within(folder: Path, path: Path) -> list[str]:
@@ -147,14 +202,32 @@ def _within(folder: Path, path: Path) -> list[str]:
     return [place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder)]
 
 
-def _warn_of_fewer(answers: Sequence[Answer], k: int, held: Gallery) -> None:
+def _warn_of_fewer(answers: Sequence[Answer], k: int, held: Gallery, images: int) -> None:
     short = [answer for answer in answers if len(answer.paths) < k]
     if not short:
         return
     fewest = min(short, key=lambda answer: len(answer.paths))
-    images = len(held.embedded.paths)
-    why = f"the index holds {images} images"
-    if images - 1 > len(fewest.paths):
-        why += f", and {held.factory} finds no more; an index without --index does"
+    everything = images == len(held.embedded.paths)
+    why = f"the index holds {images} images" + " of the class" * (not everything)
+    if everything and images - 1 > len(fewest.paths):
+        why += f", and {held.factory} finds no more; an index by --index exact does"
     warnings.warn(f"fewer than {k} answers for {len(short)} of {len(answers)} queries ({fewest.query}: "
                   f"{len(fewest.paths)}): {why}", RetrievalWarning, stacklevel=4)  # fmt: skip
+
+
+def _warn_of_gone(answers: Sequence[Answer], held: Gallery) -> None:
+    """Says which answers are no longer there, of an index that knows what to type."""
+    if not held.again:
+        return
+    folder = held.embedded.folder
+    paths = {path for answer in answers for path in answer.paths}
+    gone = sorted(path for path in paths if not os.path.lexists(folder / path))
+    if not gone:
+        return
+    if not folder.is_dir():
+        text = f"the indexed folder {folder} is gone or moved; put it back, or index it where it is now"
+    else:
+        text = (
+            f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first; type: {held.again}"
+        )
+    warnings.warn(text, RetrievalWarning, stacklevel=4)

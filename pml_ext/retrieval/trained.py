@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..data import image_files
 from ..devices import choose_device
-from ..errors import ConfigError, unknown
-from ..evaluation import learned_metric
 from ..experiment.recipe import build_loss, loss_context
-from ..pml import BaseDistance
 from .checks import check_folder, check_images_folder
-from .clusters import check_clusters, sort_into_clusters, write_clusters
-from .embedding import Embedded, HowToRead, ImageEmbedder, Images, Listener, names_of
+from .embedding import Embedded, HowToRead, ImageEmbedder, Images, Listener
 from .export import write_export
-from .faiss_index import FaissIndex, check_effort, check_factory
-from .index import INDEX, Gallery, Owner, read_index, write_index
-from .pictures import answers_picture
-from .reading import check_workers, several
+from .index import Gallery
+from .indexed import IndexedRun
+from .reading import check_workers
 from .run_files import RunFiles
-from .search import METRICS, Answer, RetrievalWarning, answers_of, check_search, search_of
+from .search import Answer
 from .store import STORE
 
-_FAIR = 0.9  # recall@10 below which an index is warned of
+if TYPE_CHECKING:  # a second to import, which a query need not take
+    from matplotlib.figure import Figure
+
+    from ..pml import BaseDistance
 
 
 def load_run(
@@ -63,7 +59,7 @@ def load_run(
     return TrainedRun(Path(path), choose_device(device), workers, store, listener)
 
 
-class TrainedRun:
+class TrainedRun(IndexedRun):
     """A trained network with the preprocessing of its run; see :func:`load_run`.
 
     Args:
@@ -102,7 +98,10 @@ class TrainedRun:
     @functools.cached_property
     def metric(self) -> BaseDistance | None:
         """The learned metric of the run's loss, in evaluation mode, if it has one."""
-        loss, _ = build_loss(self.recipe.loss, loss_context(self.recipe, self._files.facts.classes))
+        from ..evaluation import learned_metric
+
+        recipe = self._files.checked_recipe()
+        loss, _ = build_loss(recipe.loss, loss_context(recipe, self._files.facts.classes))
         self._files.load(loss, "loss")
         metric = learned_metric(loss.modules())
         return metric.to(self.device).eval() if metric is not None else None
@@ -154,108 +153,7 @@ class TrainedRun:
         """
         return self._images.embed_folder(Path(folder), normalize, batch_size, workers)
 
-    # Indexing and querying
-
-    @property
-    def _owner(self) -> Owner:
-        return Owner(self.folder, self.identity, self.recipe.model.embedding_size, self.device)
-
-    def index(
-        self, folder: str | Path, out: str | Path | None = None, factory: str = "", effort: int | None = None
-    ) -> Gallery:
-        """Embeds a folder and writes an index of it.
-
-        Everything but the images is checked before any is embedded. The older index stands until the new one is whole;
-        a reader sees either.
-
-        Args:
-            folder: of the images.
-            out: the folder to write; by default ``index`` in the run's folder, whose older index it replaces.
-            factory: a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"`` for large galleries; "" searches
-                exactly.
-            effort: how hard such an index searches, ``nprobe`` or ``efSearch``. By default it is doubled until
-                recall@10 reaches 0.95 on a sample; :mod:`pml_ext.retrieval.faiss_index` has the rule.
-
-        Returns:
-            The index; the ``faiss`` of one with a factory string has ``effort`` and the measured ``recall``.
-
-        Raises:
-            DataError: no readable image.
-            ConfigError: faiss refuses the factory string, ``out`` cannot be written, or an effort that is below 1 or
-                that nothing would heed.
-            MissingExtraError: a factory string without faiss.
-        """
-        source, place = Path(folder), Path(out) if out is not None else self.folder / INDEX
-        check_images_folder(source)
-        check_folder("-o", place)
-        check_effort(effort)
-        if factory:
-            check_factory(factory, self.recipe.model.embedding_size, len(image_files(source)), effort)
-        elif effort is not None:
-            raise ConfigError(f"--effort {effort}: an index without --index is searched exactly; leave out --effort")
-        embedded = self.embed_folder(source)
-        faiss = FaissIndex.build(factory, embedded.embeddings, effort) if factory else None
-        if faiss is not None and faiss.recall is not None and faiss.recall < _FAIR:
-            more = "a greater --effort, or another --index" if effort is not None else "another --index, or none,"
-            warnings.warn(f"the index {factory} finds {faiss.recall:.0%} of what exact search finds; {more} finds more",
-                          RetrievalWarning, stacklevel=2)  # fmt: skip
-        return write_index(place, self._owner, embedded, faiss)
-
-    def gallery(self, place: str | Path | None = None) -> Gallery:
-        """Reads an index.
-
-        Args:
-            place: its folder; by default ``index`` in the run's folder.
-
-        Raises:
-            DataError: no index there, a damaged one, or one that another run, or an earlier state of this one, has
-                built.
-        """
-        return read_index(Path(place) if place is not None else self.folder / INDEX, self._owner)
-
-    def query(
-        self,
-        images: Images,
-        k: int = 8,
-        gallery: Gallery | str | Path | None = None,
-        metric: str = "euclidean",
-        shortlist: int | None = None,
-        effort: int | None = None,
-    ) -> list[Answer]:
-        """The nearest images of an index; fewer than k come with a :class:`RetrievalWarning`.
-
-        Args:
-            images: as of :meth:`embed`; an image that lies in the index itself is no answer to itself.
-            k: how many, at least 1.
-            gallery: an index, or its folder; by default the run's own.
-            metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
-            shortlist: how many of the nearest by Euclidean distance the learned metric re-ranks; the index's faiss
-                finds these, where it has one. By default the metric is compared with all images.
-            effort: how hard the index's faiss searches, ``nprobe`` or ``efSearch``; by default what was chosen when
-                the index was built. A query that gets fewer than k answers is searched again with twice the effort.
-
-        Returns:
-            An answer for each query.
-
-        Raises:
-            ConfigError: k, shortlist or effort below 1, an unknown metric, a learned one that the run does not have,
-                or an effort that nothing would heed.
-            DataError: an unreadable query, no index, or one of another run.
-        """
-        if metric not in METRICS:
-            raise ConfigError(unknown("metric", metric, METRICS))
-        learned = metric == "learned"
-        if learned and self.metric is None:
-            raise ConfigError(f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; "
-                              "leave out --metric learned")  # fmt: skip
-        if isinstance(images, (str, Path)) and Path(images).is_dir():
-            raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        if not isinstance(images, Tensor):
-            images = list(several(images))  # a generator can be had once
-        held = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
-        check_search(held, k, learned, shortlist, effort)
-        search = search_of(held, self.metric if learned else None, shortlist, effort)
-        return answers_of(names_of(images), self.embed(images), k, held, search)
+    # Pictures; indexes and queries are of IndexedRun
 
     def picture(self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None,
                 beside: Sequence[tuple[str, Sequence[Answer], Path]] = ()) -> Figure:  # fmt: skip
@@ -269,6 +167,8 @@ class TrainedRun:
             beside: answers of other runs to the same queries, ``(title, answers, folder of the images)``, drawn below
                 each of ours.
         """
+        from .pictures import answers_picture
+
         held = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
         sources = [(self.folder.name, answers, held.embedded.folder), *beside]
         return answers_picture(sources, self.network.preprocessing.channels)
@@ -291,6 +191,8 @@ class TrainedRun:
             ConfigError: fewer than 1 cluster or more than images, or ``out`` cannot be written.
             DataError: no readable image.
         """
+        from .clusters import check_clusters, sort_into_clusters, write_clusters
+
         source, place = Path(folder), Path(out) if out is not None else self.folder / "clusters"
         check_images_folder(source)
         check_folder("-o", place)
