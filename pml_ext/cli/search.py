@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,6 @@ from .retrieve import AsJson, Metric, OnDevice, RunFolder, skipped_files
 from .train import Device
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..retrieval import Answer, Gallery, TrainedRun
 
 _SHOWN = 10  # images that are gone or changed, named one by one
@@ -192,11 +191,9 @@ def query(
     runs = [str(each.folder) for each, _ in asked]
     if not as_json:
         _show(runs, answers, metric)
-    if place is not None:
-        drawn = _draw(place, asked, answers, k, as_json)
-        place = place if drawn else None
+    pictures = _draw(place, asked, answers, picture is None, as_json) if place is not None else []
     if as_json:
-        _write_json(runs, answers, metric, place)
+        _write_json(runs, answers, metric, pictures)
 
 
 def _show(runs: list[str], answers: list[list[Answer]], metric: Metric) -> None:
@@ -216,13 +213,13 @@ def _show(runs: list[str], answers: list[list[Answer]], metric: Metric) -> None:
     print_table(columns, rows, right=[1 + several, 3 + several])
 
 
-def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, picture: Path | None) -> None:
+def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, pictures: list[str]) -> None:
     from .output import print_json
 
     print_json([
         {"query": answer.query, "run": run, "metric": metric.value, "query_class": answer.query_class,
          "paths": answer.paths, "distances": answer.distances, "classes": answer.classes, "ids": answer.ids,
-         "picture": str(picture) if picture is not None else None}
+         "picture": next(iter(pictures), None), "pictures": pictures}
         for of_query in zip(*answers, strict=True) for run, answer in zip(runs, of_query, strict=True)
     ])  # fmt: skip
 
@@ -244,26 +241,38 @@ def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None,
 
 
 def _draw(
-    place: Path, asked: list[tuple[TrainedRun, Gallery]], answers: list[list[Answer]], k: int, as_json: bool
-) -> bool:
-    """Writes the picture; the answers are there, so whatever is wrong with it costs the picture alone."""
+    place: Path, asked: list[tuple[TrainedRun, Gallery]], answers: list[list[Answer]], ours: bool, as_json: bool
+) -> list[str]:
+    """Writes ``query.png``, ``query-2.png``, ...; older ones behind the last go, where nobody chose the name.
+
+    The answers are there, so whatever is wrong with a picture costs the pictures alone.
+    """
     from ..files import write_atomically
-    from ..retrieval import PICTURED, reason_of
+    from ..retrieval import reason_of
     from .output import stdout
 
     (trained, held), *others = asked
+    written: list[str] = []
     try:
         compared = [(each.folder.name, theirs, other.embedded.folder)
                     for (each, other), theirs in zip(others, answers[1:], strict=True)]  # fmt: skip
-        figure: Figure = trained.picture(answers[0], held, compared)
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(place, lambda temporary: figure.savefig(temporary, format="png"))
+        for number, figure in enumerate(trained.pictures(answers[0], held, compared), start=1):
+            page = _page(place, number)
+            write_atomically(page, functools.partial(figure.savefig, format="png"))
+            written.append(str(page))
+            if not as_json:
+                stdout().print(f"picture: {page}")
+        number = len(written)
+        while ours and (old := _page(place, number := number + 1)).is_file():
+            old.unlink()
     except Exception as error:
         _say(f"warning: no picture: {reason_of(error)}")
-        return False
-    if not as_json:
-        stdout().print(f"picture: {place}" + f" (the {PICTURED} nearest)" * (k > PICTURED))
-    return True
+    return written
+
+
+def _page(place: Path, number: int) -> Path:
+    return place if number == 1 else place.with_name(f"{place.stem}-{number}{place.suffix}")
 
 
 def _say(text: str) -> None:

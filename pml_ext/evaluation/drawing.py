@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 import warnings
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import needs_extra
+from .fonts import DEFAULT, drawable, families_of
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
@@ -20,21 +20,21 @@ RIGHT, WRONG = "#2f9e44", "#e03131"
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
-    """A figure whose texts may come from data: no mathtext, no control characters, boxes for what the font lacks."""
+    """A figure whose texts may come from data: no mathtext, no control characters, fonts of any script.
+
+    What no installed font has is drawn as a box, without a warning for each.
+    """
 
     def draw(self, renderer: Any) -> None:
         """Draws the figure, its texts as they are."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
-            text.set_text(_drawable(text.get_text()))
+            text.set_text(drawable(text.get_text()))
+            if (families := families_of(text.get_text())) != [DEFAULT]:
+                text.set_fontfamily(families)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)
-
-
-def _drawable(text: str) -> str:
-    """A text without what a font cannot have: control characters and the halves of bytes that are no UTF-8."""
-    return "".join("�" if unicodedata.category(c) in ("Cc", "Cs") and c != "\n" else c for c in text)
 
 
 def new_figure(width: float, height: float) -> Figure:

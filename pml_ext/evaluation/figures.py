@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from ..pml import BaseDistance
 from .drawing import BLUE, GREY, ORANGE, RIGHT, WRONG, PlainFigure, clean, directions, new_figure, note, some_of
+from .fonts import short_name
 from .maps import ONE_POINT, chosen_classes, image_map, projections
 from .neighbours import matrix_under
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
-    from torchvision.transforms.v2.functional import resize
+
+if TYPE_CHECKING:
+    from ..pml import BaseDistance
 
 __all__ = [
     "chosen_classes",
-    "contact_sheet",
     "epoch_curves",
     "galleries",
     "gallery",
@@ -46,12 +47,12 @@ class _Board:
     Args:
         rows: of pictures.
         columns: of pictures.
-        above: room over the first row, in inches.
+        lines: of a caption, at most.
     """
 
-    def __init__(self, rows: int, columns: int, above: float = 0.0) -> None:
-        self.width, self.height = 1.08 * columns + 0.1, 1.36 * rows + 0.1 + above
-        self.above = above
+    def __init__(self, rows: int, columns: int, lines: int = 2) -> None:
+        self.above = 0.12 * lines + 0.12  # the room over a picture, in inches
+        self.width, self.height = 1.08 * columns + 0.1, (1 + self.above) * rows + 0.1
         self.figure = PlainFigure(figsize=(self.width, self.height), dpi=110)
         self.axes = self.figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner
         self.axes.set_axis_off()
@@ -66,11 +67,13 @@ class _Board:
             caption: above it.
             color: of its frame and its caption; None for no frame.
         """
-        left, top = 0.06 + 1.08 * column, 0.36 + self.above + 1.36 * row
+        left, top = 0.06 + 1.08 * column, self.above + (1 + self.above) * row
         height, width = image.shape[-2:]
         scale = 1 / max(height, width)
         right, bottom = left + width * scale, top + height * scale
         if max(height, width) > _SHOWN:
+            from torchvision.transforms.v2.functional import resize  # takes a second
+
             image = resize(image, [max(1, round(_SHOWN * side * scale)) for side in (height, width)], antialias=True)
         pixels = image.detach().cpu().permute(1, 2, 0).numpy()
         gray = pixels.shape[2] == 1
@@ -267,35 +270,22 @@ def galleries(
     """Queries and their answers from files, one row per query: right ones green, wrong ones red, unknown ones gray.
 
     Args:
-        rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer.
+        rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer, whose
+            name stands below its caption.
         image: reads a file, uint8 ``[C, H, W]``.
     """
-    board = _Board(len(rows), max(len(answers) for _, _, answers in rows) + 1)
+    captions = [text for caption, _, answers in rows for text in (caption, *(f"{each[1]}\n" for each in answers))]
+    lines = 1 + max(text.count("\n") for text in captions)
+    board = _Board(len(rows), max(len(answers) for _, _, answers in rows) + 1, lines)
     for row, (caption, query, answers) in enumerate(rows):
         if query.is_file():
             board.show(row, 0, image(query), caption, BLUE)
         for place, (path, text, right) in enumerate(answers):
             mark = "" if right is None else "✓ " if right else "✗ "
             color = GREY if right is None else RIGHT if right else WRONG
-            board.show(row, place + 1, image(path), f"{mark}{text}\n{_name((), path.name)}", color)
-    return board.done()
-
-
-def contact_sheet(title: str, images: Sequence[Tensor], width: int = 10) -> Figure:
-    """Images in rows.
-
-    Args:
-        title: above them.
-        images: uint8 ``[C, H, W]``.
-        width: images per row.
-    """
-    board = _Board(-(-len(images) // width), width, above=0.1)
-    board.figure.suptitle(title, fontsize=10)
-    for place, picture in enumerate(images):
-        board.show(*divmod(place, width), picture)
+            board.show(row, place + 1, image(path), f"{mark}{text}\n{short_name(path.name)}", color)
     return board.done()
 
 
 def _name(class_names: Sequence[str], label: int | str) -> str:
-    text = str(class_names[int(label)]) if len(class_names) else str(label)
-    return text if len(text) <= 18 else f"…{text[-17:]}"
+    return short_name(str(class_names[int(label)]) if len(class_names) else str(label))

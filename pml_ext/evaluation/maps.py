@@ -17,10 +17,6 @@ with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
     from matplotlib.patches import Rectangle
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-    from torchvision.transforms.v2.functional import resize
 
 ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
 
@@ -55,7 +51,7 @@ def projections(
             flat = np.zeros((len(points), 2), dtype=np.float32)  # t-SNE would divide by a spread of 0
             note(axes, "all images lie on one point")
         else:
-            flat = _flattened(points, method, seed)
+            flat = flattened(points, method, seed)
         few = len(classes) <= 20
         palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
         drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
@@ -100,6 +96,8 @@ def chosen_classes(
         flat = np.zeros((len(points), 2), dtype=np.float32)
         note(axes, "all images lie on one point")
     else:
+        from sklearn.decomposition import PCA
+
         flat = PCA(2, random_state=seed).fit_transform(points)
     for marker, label in zip(MARKERS, drawn, strict=False):
         mine = flat[of == label]
@@ -124,7 +122,7 @@ def image_map(
         seed: of that draw and of t-SNE.
     """
     chosen = some_of(len(embeddings), max_items, seed)
-    flat = _flattened(directions(embeddings.detach().cpu()[chosen]).numpy(), "tsne", seed)
+    flat = flattened(directions(embeddings.detach().cpu()[chosen]).numpy(), "tsne", seed)
     flat = (flat - flat.min(axis=0)) / np.maximum(np.ptp(flat, axis=0), 1e-12)
     figure = new_figure(9.0 + 4.5 * bool(enlarged), 9.0)
     grid = figure.add_gridspec(max(1, enlarged), 2 if enlarged else 1, width_ratios=[2, 1] if enlarged else [1])
@@ -154,6 +152,8 @@ def _small(image: Tensor) -> NDArray[np.uint8]:
     """A picture of 48 pixels at most, ``[H, W, 3]``."""
     scale = min(1.0, 48 / max(image.shape[-2:]))
     if scale < 1:
+        from torchvision.transforms.v2.functional import resize  # takes a second
+
         image = resize(image, [max(1, round(side * scale)) for side in image.shape[-2:]], antialias=True)
     return image.detach().cpu().expand(3, -1, -1).permute(1, 2, 0).numpy()  # type: ignore[no-any-return]
 
@@ -167,9 +167,21 @@ def _place(axes: Any, flat: NDArray[np.float32], pictures: Sequence[NDArray[np.u
         axes.add_artist(AnnotationBbox(box, (x, y), frameon=False, pad=0))
 
 
-def _flattened(points: NDArray[np.float32], method: str, seed: int) -> NDArray[np.float32]:
+def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
+    """Points in two dimensions, ``[N, 2]``: by t-SNE, or by principal components, which up to 10 points have anyway.
+
+    Args:
+        points: ``[N, D]``, not all alike.
+        method: ``"tsne"`` or ``"pca"``.
+        seed: of either.
+    """
     if method == "tsne" and len(points) > 10:
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
         tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
         with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
             return tsne.fit_transform(points)  # type: ignore[no-any-return]
+    from sklearn.decomposition import PCA
+
     return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]

@@ -6,12 +6,13 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:
     from .checks import check_file, check_folder, printable, reason_of
-    from .clusters import SHEET
+    from .clusters import SHEET, SHEETS, Clusters
     from .duplicates import RADIUS
     from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard, save_embeddings
     from .faiss_index import FaissIndex
+    from .grouping import Cluster, Grouping, group
     from .index import INDEX, Changes, Gallery, IndexedImages
-    from .pictures import PICTURED
+    from .pictures import PICTURED, placeholder, thumbnail
     from .search import METRICS, Answer, RetrievalWarning
     from .store import STORE, StoreWarning
     from .trained import TrainedRun, load_run
@@ -24,12 +25,16 @@ __all__ = [
     "PICTURED",
     "RADIUS",
     "SHEET",
+    "SHEETS",
     "STORE",
     "Answer",
     "Changes",
+    "Cluster",
+    "Clusters",
     "Embedded",
     "FaissIndex",
     "Gallery",
+    "Grouping",
     "Images",
     "IndexedImages",
     "Listener",
@@ -40,9 +45,12 @@ __all__ = [
     "TrainedRun",
     "check_file",
     "check_folder",
+    "group",
     "heard",
     "load_run",
+    "placeholder",
     "printable",
     "reason_of",
     "save_embeddings",
+    "thumbnail",
 ]

@@ -1,90 +1,143 @@
-"""Clusters of a folder's images: a table, and a contact sheet for each."""
+"""Clusters of a folder's images on the disk: a table, and contact sheets of the largest."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..data import image_files
-from ..errors import ConfigError
-from ..evaluation import kmeans
-from ..evaluation.figures import contact_sheet
+from ..evaluation.sheets import CELL, contact_sheet
 from ..files import write_atomically
-from .embedding import Embedded
-from .pictures import PictureReader, as_png
+from .embedding import class_of
+from .grouping import NOISE, Cluster, Grouping
+from .pictures import PictureReader
 
 SHEET = 60  # images of a cluster on its contact sheet
+SHEETS = 100  # clusters that have one, by default
+_EXAMPLES = 3
+
+Progress = Callable[[int, int], None]
+"""Called with how many sheets are drawn, and how many there will be."""
 
 
-def check_clusters(clusters: int, folder: Path) -> None:
-    """Refuses a number of clusters that the image files of a folder cannot have; none of them is opened.
+class Clusters(dict[str, int]):
+    """The cluster of every path, with what is known of each cluster.
 
-    Raises:
-        ConfigError: fewer than 1 cluster or more than image files.
+    Args:
+        grouping: what was grouping.
+        sheets: the contact sheet of each cluster that has one.
     """
-    if clusters < 1:
-        raise ConfigError(f"--clusters {clusters}: wanted 1 or more")
-    _check_most(clusters, len(image_files(folder)), folder)
+
+    def __init__(self, grouping: Grouping, sheets: dict[int, Path]) -> None:
+        super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
+        self.grouping, self.sheets = grouping, sheets
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        """All clusters, the largest first; images in no cluster come last."""
+        return self.grouping.clusters
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is known, of what JSON has."""
+        grouping, embedded = self.grouping, self.grouping.embedded
+        return {
+            "folder": str(embedded.folder),
+            "method": grouping.method,
+            "clusters": [
+                {
+                    "cluster": cluster.number,
+                    "images": len(cluster.members),
+                    "class": cluster.name if cluster.share is not None else None,
+                    "share": cluster.share,
+                    "classes": dict(cluster.shares),
+                    "nearest": [embedded.paths[member] for member in cluster.members[:_EXAMPLES]],
+                    "sheet": str(self.sheets[cluster.number]) if cluster.number in self.sheets else None,
+                }
+                for cluster in grouping.clusters
+            ],
+            "images": [
+                {"path": path, "class": name, "cluster": number, "distance": distance if number != NOISE else None}
+                for path, name, number, distance in zip(
+                    embedded.paths,
+                    embedded.classes,
+                    grouping.numbers.tolist(),
+                    grouping.distances.tolist(),
+                    strict=True,
+                )
+            ],
+        }
 
 
-def _check_most(clusters: int, images: int, folder: Path) -> None:
-    if clusters > images > 0:
-        raise ConfigError(f"--clusters {clusters}: wanted from 1 to the {images} images of {folder}")
-
-
-def sort_into_clusters(embedded: Embedded, clusters: int) -> list[int]:
-    """The cluster of every image by k-means; clusters are numbered by size, the largest first.
-
-    Raises:
-        ConfigError: more clusters than images.
-    """
-    _check_most(clusters, len(embedded.paths), embedded.folder)
-    unordered = kmeans(embedded.embeddings, clusters).cpu()
-    sizes = torch.bincount(unordered, minlength=clusters)
-    rank = sizes.argsort(descending=True, stable=True).argsort()
-    numbers: list[int] = rank[unordered].tolist()
-    return numbers
-
-
-def write_clusters(place: Path, embedded: Embedded, numbers: list[int], channels: int) -> None:
-    """Writes ``clusters.csv`` and a contact sheet for each cluster, whose older ones it replaces.
+def write_clusters(
+    place: Path, grouping: Grouping, channels: int, sheets: int = SHEETS, progress: Progress | None = None
+) -> Clusters:
+    """Writes ``clusters.csv``, and the contact sheets of the largest clusters; older ones go.
 
     Args:
         place: the folder to write; created where it is missing.
-        embedded: the images.
-        numbers: the cluster of each.
+        grouping: the clusters.
         channels: what the images are read as: 1 (gray) or 3 (color).
+        sheets: how many clusters have a sheet, at most.
+        progress: hears how many are drawn.
     """
     place.mkdir(parents=True, exist_ok=True)
+    write_atomically(place / "clusters.csv", functools.partial(_write_table, grouping=grouping))
     for old in place.glob("cluster-*.png"):
         old.unlink()
-    points = embedded.embeddings.cpu()
-    labels = torch.tensor(numbers)
-    distances = torch.zeros(len(numbers))
-    reader = PictureReader(channels)
-    for number in sorted(set(numbers)):
-        members = torch.where(labels == number)[0]
-        center = points[members].mean(0)
-        distances[members] = (points[members] - center).norm(dim=1)
-        order = members[distances[members].argsort()].tolist()
-        some = f", the {SHEET} nearest to its center" if len(order) > SHEET else ", nearest to its center first"
-        figure = contact_sheet(
-            f"cluster {number}: {len(order)} images{some}",
-            [reader(embedded.folder / embedded.paths[index]) for index in order[:SHEET]],
-        )
-        write_atomically(place / f"cluster-{number:03d}.png", as_png(figure))
+    noise = place / "noise.png"
+    noise.unlink(missing_ok=True)
+    reader, drawn = PictureReader(channels), {}
+    chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:sheets]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow decodes without Python's lock
+        for done, cluster in enumerate(chosen, start=1):
+            path = noise if cluster.number == NOISE else place / f"cluster-{cluster.number:03d}.png"
+            sheet = draw_sheet(grouping, cluster, reader, pool)
+            write_atomically(path, functools.partial(sheet.save, format="PNG"))
+            drawn[cluster.number] = path
+            if progress is not None:
+                progress(done, len(chosen))
     reader.warn("the contact sheets have")
-    write_atomically(place / "clusters.csv", lambda path: _write_table(path, embedded.paths, numbers, distances))
+    return Clusters(grouping, drawn)
 
 
-def _write_table(path: Path, paths: Sequence[str], numbers: list[int], distances: Tensor) -> None:
+def draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Any:
+    """The contact sheet of a cluster, a Pillow image: its class, and images of other classes framed red.
+
+    Args:
+        grouping: of all images.
+        cluster: one of it.
+        reader: reads them, and remembers what cannot be read.
+        pool: that reads.
+    """
+    embedded, shown = grouping.embedded, cluster.members[:SHEET]
+    title = cluster.title
+    if cluster.number != NOISE:
+        some = len(cluster.members) > SHEET
+        title += f", the {SHEET} nearest to its center" if some else ", nearest to its center first"
+    files = [embedded.folder / embedded.paths[member] for member in shown]
+    pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
+    if cluster.share is None:
+        return contact_sheet(title, pictures)
+    names = [class_of(embedded.paths[member]) for member in shown]
+    strange = [cluster.number != NOISE and name != cluster.name for name in names]
+    return contact_sheet(title, pictures, names, strange)
+
+
+def _write_table(path: Path, grouping: Grouping) -> None:
+    embedded = grouping.embedded
+    about = {cluster.number: cluster for cluster in grouping.clusters}
     # Bytes of a name that are no UTF-8 go back to what they are on the disk.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
-        writer.writerow(["path", "cluster", "distance_to_centre"])
-        for name, number, distance in zip(paths, numbers, distances.tolist(), strict=True):
-            writer.writerow([name, number, f"{distance:.6f}"])
+        writer.writerow(["path", "cluster", "distance_to_centre", "class", "cluster_class", "cluster_share"])
+        rows = zip(
+            embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes, strict=True
+        )
+        for name, number, distance, own in rows:
+            cluster = about[number]
+            share = f"{cluster.share:.4f}" if cluster.share is not None else ""
+            writer.writerow([name, number, f"{distance:.6f}" if number != NOISE else "", own, cluster.name, share])

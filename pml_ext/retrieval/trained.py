@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..data import image_files
 from ..devices import choose_device
+from ..errors import ConfigError
 from ..experiment.recipe import build_loss, loss_context
 from .checks import check_folder, check_images_folder
 from .embedding import Embedded, HowToRead, ImageEmbedder, Images, Listener
@@ -22,10 +24,13 @@ from .run_files import RunFiles
 from .search import Answer
 from .store import STORE
 
-if TYPE_CHECKING:  # a second to import, which a query need not take
+if TYPE_CHECKING:  # seconds to import, which a query need not take
     from matplotlib.figure import Figure
 
     from ..pml import BaseDistance
+    from .clusters import Clusters, Progress
+    from .grouping import Number
+    from .pictures import Source
 
 
 def load_run(
@@ -156,7 +161,7 @@ class TrainedRun(IndexedRun):
     # Pictures; indexes and queries are of IndexedRun
 
     def picture(self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None,
-                beside: Sequence[tuple[str, Sequence[Answer], Path]] = ()) -> Figure:  # fmt: skip
+                beside: Sequence[Source] = ()) -> Figure:  # fmt: skip
         """Queries and the nearest of their answers, framed green and red where the classes are known.
 
         An image that cannot be read any more is a gray square with a cross, and a :class:`RetrievalWarning`.
@@ -169,38 +174,65 @@ class TrainedRun(IndexedRun):
         """
         from .pictures import answers_picture
 
+        return answers_picture(self._sources(answers, gallery, beside), self.network.preprocessing.channels)
+
+    def pictures(self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None,
+                 beside: Sequence[Source] = ()) -> Iterator[Figure]:  # fmt: skip
+        """All answers, 50 of a query in each picture, in up to 20 pictures; for the arguments see :meth:`picture`."""
+        from .pictures import answers_pictures
+
+        return answers_pictures(self._sources(answers, gallery, beside), self.network.preprocessing.channels)
+
+    def _sources(
+        self, answers: Sequence[Answer], gallery: Gallery | str | Path | None, beside: Sequence[Source]
+    ) -> list[Source]:
         held = gallery if isinstance(gallery, Gallery) else self.gallery(gallery)
-        sources = [(self.folder.name, answers, held.embedded.folder), *beside]
-        return answers_picture(sources, self.network.preprocessing.channels)
+        return [(self.folder.name, answers, held.embedded.folder), *beside]
 
     # Clusters
 
-    def cluster(self, folder: str | Path, clusters: int, out: str | Path | None = None) -> dict[str, int]:
-        """Sorts a folder's images into clusters by k-means, and writes a table and a contact sheet for each.
+    def cluster(
+        self,
+        folder: str | Path,
+        clusters: Number,
+        out: str | Path | None = None,
+        *,
+        smallest: int | None = None,
+        sheets: int = 100,
+        progress: Progress | None = None,
+    ) -> Clusters:
+        """Sorts a folder's images into clusters, and writes a table, and contact sheets of the largest clusters.
 
         Args:
             folder: of the images.
-            clusters: how many, from 1 to the number of images.
-            out: the folder to write, with ``clusters.csv`` and ``cluster-000.png``, ...; by default ``clusters`` in the
-                run's folder.
+            clusters: how many, from 1 to the number of images, by k-means; ``"auto"`` where that is not known, by
+                HDBSCAN. :func:`pml_ext.retrieval.grouping.group` has the rules for large collections.
+            out: the folder to write, with ``clusters.csv`` and ``cluster-000.png``, ... (``noise.png`` of images in no
+                cluster); by default ``clusters`` in the run's folder.
+            smallest: with ``"auto"``, images that a cluster has at least; 5 by default.
+            sheets: how many clusters have a contact sheet.
+            progress: called with how many sheets are drawn, and how many there will be.
 
         Returns:
-            The cluster of every path; clusters are numbered by size, the largest first.
+            The cluster of every path, -1 for none; clusters are numbered by size, the largest first. Its ``clusters``
+            have the majority class of each and its share, where the folder has a sub-folder per class.
 
         Raises:
             ConfigError: fewer than 1 cluster or more than images, or ``out`` cannot be written.
             DataError: no readable image.
         """
-        from .clusters import check_clusters, sort_into_clusters, write_clusters
+        from .clusters import write_clusters
+        from .grouping import check_clusters, group
 
         source, place = Path(folder), Path(out) if out is not None else self.folder / "clusters"
         check_images_folder(source)
         check_folder("-o", place)
-        check_clusters(clusters, source)
-        embedded = self.embed_folder(source)
-        numbers = sort_into_clusters(embedded, clusters)
-        write_clusters(place, embedded, numbers, self.network.preprocessing.channels)
-        return dict(zip(embedded.paths, numbers, strict=True))
+        if sheets < 0:
+            raise ConfigError(f"--sheets {sheets}: wanted 0 or more")
+        check_clusters(clusters, smallest, 0, str(source))
+        check_clusters(clusters, smallest, len(image_files(source)), str(source))
+        grouping = group(self.embed_folder(source), clusters, smallest)
+        return write_clusters(place, grouping, self.network.preprocessing.channels, sheets, progress)
 
     # Export
 

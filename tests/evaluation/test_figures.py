@@ -159,7 +159,6 @@ def test_names_from_data_are_shown_as_they_are():
         figures.projections({"all": (torch.randn(14, 4), labels)}, NAMES, "pca"),
         figures.gallery([(0, [1, 2, 3]), (4, [5, 6, 0])], labels.tolist(), lambda index: image, NAMES),
         figures.galleries([(name, Path(name), [(Path(name), name, None)]) for name in NAMES], lambda path: image),
-        figures.contact_sheet(NAMES[1], [image]),
         figures.sweep_curve({"nmi": {1.0: [0.5], 2.0: [0.5]}}, NAMES[1]),
     ]
     with warnings.catch_warnings():
@@ -168,3 +167,18 @@ def test_names_from_data_are_shown_as_they_are():
             assert pixels(figure).size > 0
     legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
     assert legend == [*NAMES[:3], "two��", "�.png", *NAMES[5:]]
+
+
+def test_a_caption_has_room_above_its_picture():
+    """Three lines (mark and distance, class, name) end above the picture, and below the row before."""
+    image = torch.zeros(1, 4, 4, dtype=torch.uint8)
+    rows = [(f"{row}", Path("/"), [(Path("name.png"), "0.12\nclass", True)]) for row in range(2)]
+    figure = figures.galleries(rows, lambda path: image)
+    pixels(figure)
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    pictures = [picture.get_window_extent() for picture in axes.images]
+    assert [text.get_text() for text in axes.texts] == 2 * ["✓ 0.12\nclass\nname.png"]
+    assert all(box.y0 >= picture.y1 for box, picture in zip(boxes, pictures, strict=True))
+    assert boxes[1].y1 <= pictures[0].y0
+    assert boxes[0].y1 <= figure.bbox.y1

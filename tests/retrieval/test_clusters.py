@@ -1,14 +1,17 @@
 """Clusters of a folder's images, their table and their sheets."""
 
 import csv
+import json
+import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import purity
-from pml_ext.retrieval import SkippedImage
+from pml_ext.retrieval import Embedded, SkippedImage, group
 
 
 def test_clusters(indexed, folder, tmp_path):
@@ -47,6 +50,114 @@ def test_the_command(command, runs, few, tmp_path):
     done = command("cluster", runs[1], few[0], "--clusters", "3", "-o", tmp_path / "clusters")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == ["0", "1", "2"]
+    assert done.stdout.splitlines()[-2:] == [
+        "3 clusters by k-means", f"table and 3 contact sheets: {tmp_path / 'clusters'}"
+    ]  # fmt: skip
     assert (tmp_path / "clusters" / "clusters.csv").exists()
     with Image.open(tmp_path / "clusters" / "cluster-002.png") as sheet:
         assert sheet.size[0] > 300
+
+
+def test_fewer_sheets_and_json_with_classes(command, runs, folder, tmp_path):
+    place = tmp_path / "clusters"
+    done = command("cluster", runs[0], folder, "--clusters", "12", "--sheets", "2", "-o", place, "--json")
+    told = json.loads(done.stdout)
+    assert sorted(file.name for file in place.iterdir()) == ["cluster-000.png", "cluster-001.png", "clusters.csv"]
+    assert [each["sheet"] for each in told["clusters"]] == [
+        str(place / "cluster-000.png"), str(place / "cluster-001.png"), *[None] * 10
+    ]  # fmt: skip
+    images = {image["path"]: image for image in told["images"]}
+    assert all(image["class"] == path.split("/")[0] for path, image in images.items())
+    with (place / "clusters.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(images) == 200
+    for each in told["clusters"]:
+        members = [image for image in told["images"] if image["cluster"] == each["cluster"]]
+        own = [image["class"] for image in members]
+        assert each["images"] == len(members)
+        assert each["share"] == max(own.count(name) for name in own) / len(own) == own.count(each["class"]) / len(own)
+        nearest = sorted(members, key=lambda image: image["distance"])[:3]
+        assert [images[path]["distance"] for path in each["nearest"]] == [image["distance"] for image in nearest]
+        mine = [row for row in rows if int(row["cluster"]) == each["cluster"]]
+        assert {(row["cluster_class"], row["cluster_share"]) for row in mine} == {
+            (each["class"], f"{each['share']:.4f}")
+        }
+        assert {row["path"]: row["class"] for row in mine} == {image["path"]: image["class"] for image in members}
+
+
+def blobs(sizes, noise=0, dimensions=16, spread=0.05):
+    """Unit vectors around centers, and some anywhere, with their classes as folders."""
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(len(sizes), dimensions, generator=generator)
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    points = centers[labels] + spread * torch.randn(len(labels), dimensions, generator=generator)
+    points = torch.cat([points, 5 * torch.randn(noise, dimensions, generator=generator)])
+    names = [f"class {label}" for label in labels.tolist()] + ["none"] * noise
+    paths = [f"{name}/{number}.png" for number, name in enumerate(names)]
+    return Embedded(None, paths, torch.nn.functional.normalize(points), {})
+
+
+def test_how_many_clusters_there_are_need_not_be_known():
+    embedded = blobs([40, 30, 20], noise=6)
+    grouping = group(embedded, "auto")
+    assert [(each.number, each.name) for each in grouping.clusters[:3]] == [(n, f"class {n}") for n in range(3)]
+    assert (grouping.numbers[:90] == np.repeat([0, 1, 2], [40, 30, 20])).all()
+    *_, noise = grouping.clusters
+    assert (noise.number, noise.name, len(grouping.clusters)) == (-1, "none", 4)
+    assert len(noise.members) >= 4
+    assert np.isnan(grouping.distances[noise.members]).all()
+    assert np.isfinite(grouping.distances[:90]).all()
+    assert len(group(embedded, "auto", smallest=25).clusters) == 3  # two, and images in none
+
+
+def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
+    embedded = blobs([400, 300, 200])
+    monkeypatch.setattr("pml_ext.retrieval.grouping.DENSE", 90)
+    grouping = group(embedded, "auto")
+    assert grouping.method == "HDBSCAN of 90 images, drawn at random; the others by their nearest"
+    assert [(each.name, len(each.members)) for each in grouping.clusters] == [
+        ("class 0", 400), ("class 1", 300), ("class 2", 200)
+    ]  # fmt: skip
+
+
+def test_a_large_collection_is_clustered_by_minibatches(monkeypatch):
+    embedded = blobs([500, 400, 300, 200])
+    whole = group(embedded, 4)
+    monkeypatch.setattr("pml_ext.retrieval.grouping.LARGE", 1000)
+    grouping = group(embedded, 4)
+    assert (whole.method, grouping.method) == ("k-means", "k-means with minibatches")
+    assert (grouping.numbers == whole.numbers).all()
+    assert [each.share for each in grouping.clusters] == [1.0] * 4
+
+
+def test_images_in_no_cluster_have_a_sheet_and_a_number(command, runs, folder, tmp_path, monkeypatch):
+    done = command("cluster", runs[0], folder, "--clusters", "auto", "--smallest", "8", "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "clusters.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    noise = [row for row in rows if row["cluster"] == "-1"]
+    assert noise
+    assert {row["distance_to_centre"] for row in noise} == {""}
+    assert f"clusters by HDBSCAN; {len(noise)} images in none (cluster -1)" in done.stdout
+    assert (tmp_path / "noise.png").exists()
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    (["--clusters", "many"], "--clusters many: wanted a number, or auto"),
+    (["--clusters", "3", "--smallest", "4"], "--smallest 4 goes with --clusters auto"),
+    (["--clusters", "auto", "--smallest", "1"], "--smallest 1: wanted 2 or more images"),
+    (["--clusters", "auto", "--smallest", "30"], "20 images in .*, and a cluster has 30 or more; type --clusters N"),
+    (["--clusters", "3", "--sheets", "-1"], "--sheets -1: wanted 0 or more"),
+])  # fmt: skip
+def test_wrong_numbers(command, runs, few, tmp_path, options, text):
+    done = command("cluster", runs[0], few[0], *options, "-o", tmp_path / "out")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(text, done.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+def test_progress_is_told_while_sheets_are_drawn(command, runs, few, tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext.cli.retrieve._QUIET", -1)
+    done = command("cluster", runs[0], few[0], "--clusters", "3", "-o", tmp_path)
+    assert done.stderr.splitlines() == [f"contact sheets: {number} of 3" for number in (1, 2, 3)]

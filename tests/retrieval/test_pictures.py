@@ -9,6 +9,9 @@ import pytest
 from PIL import Image
 
 from pml_ext import load_run
+from pml_ext.errors import DataError
+from pml_ext.evaluation.fonts import drawable
+from pml_ext.retrieval import thumbnail
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_odd_names_are_answers_and_captions(command, photos):
         assert "$_0$/price $5_$6.png" in done.stdout or query.name == "price $5_$6.png"
     trained = load_run(run, "cpu")
     titles = " ".join(captions(trained.picture(trained.query(files[0], 4))))
-    assert all(name in titles for name in names)
+    assert all(drawable(name) in titles for name in names)
     assert command("cluster", run, place, "--clusters", 3).returncode == 0
     assert rb"$_0$/caf" + b"\xe9.png" in (run / "clusters" / "clusters.csv").read_bytes()
 
@@ -108,3 +111,67 @@ def test_a_picture_has_the_nearest_of_many(indexed, folder):
     answers = run.query(folder / gallery.embedded.paths[0], 150)
     (axes,) = run.picture(answers, gallery).axes
     assert len(axes.images) == 51
+
+
+def test_more_than_fifty_answers_have_pictures_of_their_own(command, photos, folder, monkeypatch):
+    run, _ = photos
+    assert command("index", run, folder).returncode == 0
+    query = next((folder / "0").iterdir())
+    done = command("query", run, query, "-k", 120)
+    names = ["query.png", "query-2.png", "query-3.png"]
+    assert done.stdout.splitlines()[-3:] == [f"picture: {run / name}" for name in names]
+    assert sorted(file.name for file in run.glob("query*.png")) == sorted(names)
+    done = command("query", run, query, "-k", 60)  # the third is of the query before
+    assert sorted(file.name for file in run.glob("query*.png")) == sorted(names[:2])
+    trained = load_run(run, "cpu")
+    answers = trained.query(query, 120)
+    pages = list(trained.pictures(answers))
+    assert [len(page.axes[0].images) for page in pages] == [51, 51, 21]
+    drawn = [text.split("\n")[-1] for page in pages for text in captions(page)[1:]]
+    assert drawn == [Path(path).name for path in answers[0].paths]
+    monkeypatch.setattr("pml_ext.retrieval.pictures.PAGES", 2)
+    with pytest.warns(UserWarning, match="2 of 3 pictures: more are not drawn; all answers are in"):
+        assert len(list(trained.pictures(answers))) == 2
+
+
+def test_many_queries_are_on_several_pictures(indexed, folder):
+    run, gallery = indexed
+    queries = [folder / path for path in gallery.embedded.paths[:25]]
+    pages = list(run.pictures(run.query(queries, 50), gallery))
+    assert [len(page.axes[0].images) for page in pages] == [11 * 51, 11 * 51, 3 * 51]
+
+
+def test_captions_have_class_and_name(indexed, folder):
+    run, gallery = indexed
+    query = folder / gallery.embedded.paths[0]
+    (answer,) = answers = run.query(query, 3)
+    texts = captions(run.picture(answers, gallery))
+    assert texts[0] == f"{query.name}\n{query.parent.name}"
+    for text, path, distance, name in zip(texts[1:], answer.paths, answer.distances, answer.classes, strict=True):
+        mark = "✓" if name == query.parent.name else "✗"
+        assert text == f"{mark} {distance:.2f}\n{name}\n{Path(path).name}"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_thumbnail_of_a_photograph_is_decoded_small(tmp_path, mode, monkeypatch):
+    """Upright, of the photograph's shape, from an eighth of its pixels."""
+    path, exif = tmp_path / "im $1_3.jpg", Image.Exif()
+    exif[0x0112] = 6  # turned
+    colors = {"RGB": (200, 30, 30), "L": 90, "CMYK": (0, 255, 0, 0)}
+    Image.new(mode, (4000, 3000), colors[mode]).save(path, exif=exif)
+    decoded = []
+    shrink = Image.Image.thumbnail
+    monkeypatch.setattr(
+        Image.Image, "thumbnail", lambda image, *a, **b: decoded.append(image.size) or shrink(image, *a, **b)
+    )
+    small = thumbnail(path)
+    assert (small.mode, small.size) == ("RGB", (165, 220))
+    assert decoded == [(375, 500)]
+    assert thumbnail(path, channels=1, longest=60).size == (45, 60)
+
+
+def test_what_has_no_thumbnail_says_why(tmp_path):
+    (tmp_path / "cut.jpg").write_bytes(b"\xff\xd8\xff")
+    for name, why in (("cut.jpg", "not a readable image"), ("gone.jpg", "no such file"), ("a" * 300, "too long")):
+        with pytest.raises(DataError, match=why):
+            thumbnail(tmp_path / name)
