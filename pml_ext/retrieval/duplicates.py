@@ -19,7 +19,7 @@ from .faiss_index import FaissIndex
 from .index import Gallery
 
 RADIUS = 0.1
-_TILE = 2048  # images that are compared with as many at a time
+_TILE, _PAIRS = 2048, 1 << 18  # images that are compared with as many at a time; pairs whose distance is
 Pairs = NDArray[np.int64]
 
 
@@ -83,7 +83,13 @@ def _near_by_faiss(index: FaissIndex, points: Tensor, radius: float) -> Iterator
 
 def _within(points: Tensor, radius: float, ends: Tensor) -> Pairs:
     ends = ends[:, ends[0] != ends[1]]
-    parts = [
-        some[:, (points[some[0]] - points[some[1]]).norm(dim=1) <= radius] for some in torch.split(ends, 1 << 18, dim=1)
+    near = [(points[one] - points[other]).norm(dim=1) <= radius for one, other in _parts(ends)]
+    return ends[:, torch.cat(near)].cpu().numpy()  # type: ignore[no-any-return]
+
+
+def _parts(ends: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Some pairs at a time, so that memory does not grow with their number."""
+    count = ends.shape[1]
+    return [
+        (ends[0, start : start + _PAIRS], ends[1, start : start + _PAIRS]) for start in range(0, max(1, count), _PAIRS)
     ]
-    return torch.cat(parts, 1).cpu().numpy() if parts else np.empty((2, 0), dtype=np.int64)

@@ -145,7 +145,7 @@ def test_the_command_tells_effort_and_recall(command, runs, folder, tmp_path):
         ({"factory": "IDMap,Flat"}, "--index IDMap,Flat: images are numbered without IDMap"),
         ({"factory": "Flat", "effort": 4}, "--effort 4: the index Flat has no nprobe and no efSearch"),
         ({"factory": "IVF4,Flat", "effort": 0}, "--effort 0: wanted 1 or more"),
-        ({"effort": 4}, "--effort 4: an index without --index is searched exactly"),
+        ({"effort": 4}, "--effort 4: the index would be searched exactly; leave out --effort"),
     ],
 )
 def test_factories_and_efforts_that_are_refused_before_a_folder_is_embedded(
@@ -165,3 +165,18 @@ def test_a_factory_that_faiss_refuses_when_it_trains(indexed, folder, tmp_path):
     ):
         indexed[0].index(folder, tmp_path / "index", "RQ2x8")
     assert not (tmp_path / "index").exists()
+
+
+def test_the_index_that_is_chosen_where_none_is_asked_for(runs_one, folder, tmp_path, made_up, monkeypatch):
+    made_up(clustered(900, 50, 1.0, seed=1))
+    monkeypatch.setattr("pml_ext.retrieval.faiss_index.MOST_EXACT", 899)
+    place = tmp_path / "index"
+    assert runs_one.index(folder, place).factory == "IVF30,Flat"
+    assert runs_one.gallery(place).faiss.setting == "nprobe"
+    assert runs_one.index(folder, place, "exact").factory == ""
+    assert sorted(path.suffix for path in place.iterdir()) == [".arrow", ".json", ".npy"]
+    monkeypatch.setattr("pml_ext.retrieval.faiss_index.MOST_EXACT", 900)
+    assert runs_one.index(folder, place).factory == ""
+    monkeypatch.setattr("pml_ext.retrieval.faiss_index.MOST_EXACT", 899)
+    monkeypatch.setattr("pml_ext.retrieval.faiss_index.has_faiss", lambda: False)
+    assert runs_one.index(folder, place).factory == ""

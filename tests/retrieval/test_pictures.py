@@ -50,17 +50,20 @@ def test_answers_whose_photograph_is_gone_are_answers(command, photos, damage, a
     assert command("index", run, place).returncode == 0
     query = place / "0" / "0000.png"
     (whole,) = json.loads(command("query", run, query, "-k", 5, "--json").stdout)
-    (run / "query.png").unlink()
+    assert (whole["picture"], (run / "query.png").exists()) == (None, False)
     damage(place / whole["paths"][2])
-    done = command("query", run, query, "-k", 5, *["--json"] * as_json)
+    done = command("query", run, query, "-k", 5, *["--json", "--picture", run / "query.png"] * as_json)
     assert done.returncode == 0, done.stderr
     if as_json:
-        assert json.loads(done.stdout) == [whole]
+        picture = str(run / "query.png")
+        assert json.loads(done.stdout) == [whole | {"picture": picture, "pictures": [picture]}]
     else:
         rows = [line.split() for line in done.stdout.splitlines()[2:7]]
         assert [row[2] for row in rows] == whole["paths"]
     assert "pml-ext: warning: the picture has a placeholder for an image" in done.stderr
     assert str(place / whole["paths"][2]) in done.stderr
+    gone = not (place / whole["paths"][2]).exists()
+    assert ("1 of 5 answers are gone since they were indexed" in done.stderr) == gone
     with Image.open(run / "query.png") as picture:
         assert picture.size[0] > 300
 

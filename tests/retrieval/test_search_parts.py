@@ -1,0 +1,134 @@
+"""Queries of a part: within a class or a radius; near-duplicates; several runs; what a query imports."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext.errors import ConfigError
+from pml_ext.retrieval import Embedded
+
+UNKNOWN = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("factory", ["exact", "IVF8,Flat"])
+def test_within_a_class_answers_are_the_nearest_of_it(indexed, folder, tmp_path, factory):
+    run, exact = indexed
+    gallery = exact if factory == "exact" else run.write_index(exact.embedded, tmp_path / "index", factory)
+    query = folder / exact.embedded.paths[0]
+    everything = run.query(query, 199, exact)[0]
+    for name in ("0", "7"):
+        wanted = [(path, value) for path, value in zip(everything.paths, everything.distances, strict=True)
+                  if path.startswith(f"{name}/")][:6]  # fmt: skip
+        (answer,) = run.query(query, 6, gallery, within=name)
+        assert answer.paths == [path for path, _ in wanted]
+        assert answer.distances == pytest.approx([value for _, value in wanted], abs=1e-3)
+    (members,) = [sum(path.startswith("7/") for path in exact.embedded.paths)]
+    with pytest.warns(UserWarning, match=rf"fewer than 100 answers .*: the index holds {members} images of the class"):
+        assert len(run.query(query, 100, gallery, within="7")[0].paths) == members
+    with pytest.raises(ConfigError, match=r"--within 77: no class '77'; nearest: 7"):
+        run.query(query, 3, gallery, within="77")
+
+
+def test_many_rows_of_a_class_are_merged_from_parts(monkeypatch):
+    from pml_ext.retrieval import exact
+
+    monkeypatch.setattr(exact, "_ROWS", 7)
+    points = torch.nn.functional.normalize(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
+    rows = np.arange(1, 60, 2)
+    distances, numbers = exact.nearest_among(rows, points[:3], 9, points)
+    wanted = torch.cdist(points[:3], points[1::2]).topk(9, largest=False)
+    assert torch.equal(numbers, torch.from_numpy(rows)[wanted.indices])
+    torch.testing.assert_close(distances, wanted.values, atol=1e-3, rtol=0)
+
+
+def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
+    run, gallery = indexed
+    query = folder / gallery.embedded.paths[0]
+    nearest = run.query(query, 20, gallery)[0]
+    radius = (nearest.distances[4] + nearest.distances[5]) / 2
+    assert run.query(query, 20, gallery, radius=radius)[0].paths == nearest.paths[:5]
+    assert run.query(query, 3, gallery, radius=radius)[0].paths == nearest.paths[:3]
+    done = command("query", run.folder, query, "-k", 20, "--radius", radius, "--json")
+    (told,) = json.loads(done.stdout)
+    assert (told["paths"], told["classes"]) == (nearest.paths[:5], [path[0] for path in nearest.paths[:5]])
+    assert told["ids"] == [int(gallery.embedded.ids[gallery.embedded.paths.index(path)]) for path in told["paths"]]
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(ConfigError, match="wanted a distance above 0"):
+            run.query(query, 3, gallery, radius=wrong)
+
+
+@pytest.mark.parametrize("factory", ["exact", "IVF4,Flat", "HNSW16"])
+def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(runs_one, tmp_path, monkeypatch, factory):
+    if factory != "exact":
+        pytest.importorskip("faiss")
+    monkeypatch.setattr("pml_ext.retrieval.duplicates._TILE", 33)
+    points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
+    points[100] = points[3]
+    points[50] = torch.nn.functional.normalize(points[3] + 0.01 * points[4], dim=0)
+    for step in range(3):  # a chain, of which the ends are farther than the radius
+        points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
+    paths = [f"{number:03d}.png" for number in range(150)]
+    runs_one.write_index(Embedded(tmp_path, paths, points, {}), tmp_path / "index", factory)
+    groups = runs_one.duplicate_groups(gallery=tmp_path / "index")
+    assert groups == [["007.png", "120.png", "121.png", "122.png"], ["003.png", "050.png", "100.png"]]
+    assert (points[7] - points[122]).norm() > 0.1
+    found = runs_one.duplicates(gallery=tmp_path / "index")
+    assert len(found) == 150
+    assert found["050.png"] == ["003.png", "100.png"]
+    assert found["000.png"] == []
+    assert runs_one.duplicate_groups(1e-4, tmp_path / "index") == [["003.png", "100.png"]]
+
+
+def test_the_command_lists_near_duplicates(command, runs_one, few, tmp_path):
+    images = shutil.copytree(few[0], tmp_path / "images")
+    file = sorted(images.glob("*/*.png"))[0]
+    shutil.copy(file, images / "copy $1_3.png")
+    place = ("--gallery", runs_one.index(images, tmp_path / "index").place)
+    done = command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, *place)
+    assert done.returncode == 0, done.stderr
+    assert "copy $1_3.png" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 groups of 2 images within 0.001 of another (--radius)"
+    told = json.loads(command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
+    assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
+    for options in (["--beside", runs_one.folder], [file], ["--within", "0"]):
+        done = command("query", runs_one.folder, "--duplicates", *options)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "--duplicates compares all indexed images; leave out" in done.stderr
+    done = command("query", runs_one.folder)
+    assert done.returncode == 2
+    assert "no image to look for; type: pml-ext query" in done.stderr
+
+
+def test_runs_beside_are_in_table_and_json(command, runs, indexed, folder, few):
+    """The metric is that of every run."""
+    run, gallery = indexed
+    command("index", runs[1], few[0])
+    query = folder / gallery.embedded.paths[0]
+    asked = ("query", run.folder, query, query, "-k", 2, "--beside", runs[1])
+    told = json.loads(command(*asked, "--json").stdout)
+    assert [(answer["run"], len(answer["paths"])) for answer in told] == [(str(runs[0]), 2), (str(runs[1]), 2)] * 2
+    assert {answer["metric"] for answer in told} == {"euclidean"}
+    table = command(*asked, "--picture", folder.parent / "q.png").stdout.splitlines()
+    assert table[0].split() == ["query", "run", "rank", "path", "distance"]
+    assert [line.split()[1] for line in table[2:10]] == ["one", "one", "other", "other"] * 2
+    done = command(*asked, "--metric", "learned")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "has no learned metric" in done.stderr
+
+
+def test_a_query_imports_what_it_uses_alone(indexed, folder):
+    """Each of these takes a fifth of a second or more."""
+    run, gallery = indexed
+    code = ("import sys; from pml_ext.cli.app import app\n"
+            f"app(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
+            "standalone_mode=False)\n"
+            "names = ['torchvision', 'pytorch_metric_learning', 'sklearn', 'scipy', 'matplotlib', 'pandas']\n"
+            "print([name for name in names if name in sys.modules], file=sys.stderr)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert len(json.loads(done.stdout)[0]["paths"]) == 8
