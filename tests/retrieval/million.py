@@ -1,0 +1,179 @@
+"""How long a query of many made-up embeddings takes, from the shell and from Python, and how much memory.
+
+``python tests/retrieval/million.py [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
+random embeddings around as many centers as there are classes, and prints seconds and bytes beside those of importing
+torch and of faiss alone. Building the graph of HNSW takes a quarter of an hour for a million; ``--kinds exact ivf``
+leaves it out. Timings are medians of runs that take turns, on as many threads as OMP_NUM_THREADS says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FACTORIES = {"exact": "exact", "ivf": "", "hnsw": "HNSW32"}  # "" is the rule's, IVF beyond 200,000 images
+OVERRIDES = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+CLASSES = 1000
+
+
+def made_up_run(place: Path, size: int) -> Path:
+    """A run of a small network, trained for seconds."""
+    from pml_ext.experiment import run, train
+
+    real, run.write_run_report = run.write_run_report, lambda *_: None
+    try:
+        train(
+            "triplets/digits", out=place / "run", overrides=(*OVERRIDES, f"model.embedding_size={size}"), device="cpu"
+        )
+    finally:
+        run.write_run_report = real
+    return place / "run"
+
+
+def made_up_images(folder: Path, images: int, size: int) -> Any:
+    """Embeddings around centers, as those of classes lie; no files."""
+    import torch
+
+    from pml_ext.retrieval import Embedded
+
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.nn.functional.normalize(torch.randn(CLASSES, size, generator=generator))
+    points = torch.randn(images, size, generator=generator).div_(size**0.5)
+    for start in range(0, images, 1 << 16):
+        points[start : start + (1 << 16)] += centers[torch.arange(start, min(images, start + (1 << 16))) % CLASSES]
+    paths = [f"class {number % CLASSES:03d}/{number:08d}.jpg" for number in range(images)]
+    return Embedded(folder, paths, torch.nn.functional.normalize(points, out=points), {})
+
+
+def write_query(place: Path) -> Path:
+    """An image to look for."""
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8)
+    Image.fromarray(pixels).save(place / "query.png")
+    return place / "query.png"
+
+
+def measured(arguments: Sequence[str]) -> tuple[float, float, float]:
+    """Seconds of a process by the clock, and of processors, and the most memory that it held, in bytes."""
+    script = ("import resource, subprocess, sys, time; begun = time.perf_counter(); "
+              "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE); "
+              "used = resource.getrusage(resource.RUSAGE_CHILDREN); clock = time.perf_counter() - begun; "
+              "print(clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, done.returncode)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    seconds, processors, memory, code = done.stdout.split()
+    if code != "0":
+        raise RuntimeError(f"{arguments} ended with {code}")
+    return float(seconds), float(processors), float(memory)
+
+
+def forget(place: Path) -> None:
+    """Has the system drop what it keeps of a folder's files in memory, as far as it does."""
+    for path in place.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def from_the_shell(run: Path, place: Path, query: Path, turns: int) -> dict[str, float]:
+    """Seconds and bytes of ``pml-ext query``, and of importing what it imports."""
+    torch_alone = [sys.executable, "-c", "import torch"]
+    command = [sys.executable, "-m", "pml_ext", "query", str(run), str(query), "--gallery", str(place), "--json"]
+    importing = [
+        sys.executable,
+        "-c",
+        f"import faiss, pyarrow.ipc; from pml_ext import load_run; load_run({str(run)!r})",
+    ]
+    forget(place)
+    cold = measured(command)[0]
+    rows = [(measured(torch_alone), measured(command), measured(importing)) for _ in range(turns)]
+    middle = lambda which, what: statistics.median(row[which][what] for row in rows)  # noqa: E731
+    return {"torch": middle(0, 0), "cold": cold, "warm": middle(1, 0), "above": middle(1, 0) - middle(0, 0),
+            "processors": middle(1, 1) - middle(0, 1), "memory": middle(1, 2) - middle(2, 2)}  # fmt: skip
+
+
+def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, float]:
+    """Seconds of the first query, of further ones, and of embedding the image and faiss alone."""
+    import faiss
+
+    from pml_ext import load_run
+
+    loaded = load_run(run, "cpu")
+    begun = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded.query(query, 8, place)
+        first = time.perf_counter() - begun
+        held = loaded.gallery(place)
+        if held.faiss is None:
+            plain: Any = faiss.IndexFlatL2(held.embedded.embeddings.shape[1])
+            plain.add(held.embedded.embeddings.numpy())
+        else:
+            plain = faiss.read_index(str(next(held.place.glob("*.faiss"))))
+            faiss.ParameterSpace().set_index_parameter(plain, held.faiss.setting, held.faiss.effort)
+        ours, theirs = [], []
+        for _ in range(turns):
+            ours.append(seconds_of(lambda: loaded.query(query, 8, place)))
+            theirs.append(seconds_of(lambda: plain.search(loaded.embed(query).numpy(), 9)))
+    return {"first": first, "second": statistics.median(ours), "faiss": statistics.median(theirs)}
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Seconds of a call."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """The measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--kinds", nargs="+", choices=FACTORIES, default=[*FACTORIES])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="keep what is made, and use it again")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        place = given.out or Path(temporary)
+        place.mkdir(exist_ok=True)
+        run = place / "run" if (place / "run" / "network.json").exists() else made_up_run(place, given.size)
+        query, embedded = write_query(place), None
+        print(f"{given.images:,} x {given.size}, {given.images * given.size * 4 / 1e6:.0f} MB of embeddings")
+        for kind in given.kinds:
+            index = place / f"index-{kind}-{given.images}"
+            if not (index / "index.json").exists():
+                from pml_ext import load_run
+
+                embedded = embedded or made_up_images(place / "photos", given.images, given.size)
+                built = seconds_of(
+                    lambda at=index, name=kind: load_run(run, "cpu").write_index(embedded, at, FACTORIES[name])
+                )
+                print(f"{kind}: built in {built:.0f} s", flush=True)
+            about = json.loads((index / "index.json").read_bytes())
+            print(f"{kind}: {about['factory'] or 'exact'}, effort {about.get('effort')}, "
+                  f"recall@10 {about.get('recall_at_10') or 1:.3f}")  # fmt: skip
+            shell = from_the_shell(run, index, query, given.turns)
+            print(f"  shell: import torch {shell['torch']:.2f} s; query {shell['warm']:.2f} s, {shell['above']:.2f} s "
+                  f"above it ({shell['processors']:.2f} s of processors); the first time {shell['cold']:.2f} s; "
+                  f"memory above importing {shell['memory'] / (given.images * given.size * 4):.2f} x the embeddings")  # fmt: skip
+            python = from_python(run, index, query, 4 * given.turns)
+            print(f"  Python: first query {1e3 * python['first']:.1f} ms, further ones "
+                  f"{1e3 * python['second']:.1f} ms; embedding and faiss alone {1e3 * python['faiss']:.1f} ms: "
+                  f"{python['second'] / python['faiss']:.2f} x", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
