@@ -15,10 +15,23 @@ from .train import Device
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..retrieval import TrainedRun
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
 OnDevice = Annotated[Device, typer.Option(help="Where to compute.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that read images (default: none for fewer than 256, else the number of processors, up to 8)."
+    ),
+]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where embeddings are kept, so that none is computed twice "
+                 "(default RUN/embeddings)."),
+]  # fmt: skip
 
 
 class Metric(StrEnum):
@@ -44,26 +57,64 @@ def _skipped() -> Iterator[None]:
                 stderr().print(f"pml-ext: {len(texts)} file{'s' * (len(texts) > 1)} skipped", soft_wrap=True)
 
 
+@contextmanager
+def _embedding(
+    run: Path, folder: Path, device: Device, workers: int | None, store: Path | None
+) -> Iterator[TrainedRun | None]:
+    """A run that embeds a folder's images, with progress on stderr; None in a process that only helps.
+
+    Processes that torchrun started embed a part each; the first goes on with all.
+    """
+    from ..devices import choose_device
+    from ..distributed import process_group
+    from ..retrieval import load_run
+    from .output import process_number, stderr
+    from .progress import embedding_progress
+
+    first = process_number() == 0
+    with process_group(choose_device(device.value).partition(":")[0]):
+        if not first:
+            load_run(run, device.value, workers, store).embed_folder(folder)
+            yield None
+            return
+        with _skipped(), embedding_progress(stderr()) as listener:
+            yield load_run(run, device.value, workers, store, listener)
+
+
 def embed(
     run: RunFolder,
     folder: ImageFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write: embeddings, paths, classes.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The .npz or .parquet file to write: embeddings of length 1, paths, classes."),
+    ],
+    workers: Workers = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
+    as_json: AsJson = False,
 ) -> None:
-    """Embed the images of a folder with a trained run."""
-    from ..errors import ConfigError
-    from ..retrieval import check_file, load_run, save_embeddings
-    from .output import stdout
+    """Embed the images of a folder with a trained run.
 
-    if out.suffix != ".npz":
-        raise ConfigError(f"-o {out}: wanted a file that ends in .npz")
+    Over several devices: torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; so do index and cluster.
+    """
+    from ..errors import ConfigError
+    from ..retrieval import check_file, save_embeddings
+    from .output import print_json, stdout
+
+    if out.suffix not in (".npz", ".parquet"):
+        raise ConfigError(f"-o {out}: wanted a file that ends in .npz or .parquet")
     check_file("-o", out)
-    trained = load_run(run, device.value)
-    with _skipped():
+    with _embedding(run, folder, device, workers, store) as trained:
+        if trained is None:
+            return
         embedded = trained.embed_folder(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_embeddings(embedded, out)
-    stdout().print(f"{len(embedded.paths)} embeddings of size {embedded.embeddings.shape[1]}: {out}")
+    images, size = embedded.embeddings.shape
+    if as_json:
+        print_json({"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped})
+    else:
+        stdout().print(f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
 
 
 def index(
@@ -81,14 +132,16 @@ def index(
             "and from 64, until recall@10 reaches 0.95 on a sample of 200 images."
         ),
     ] = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
 ) -> None:
     """Index the images of a folder, to query them."""
-    from ..retrieval import load_run
     from .output import stdout
 
-    trained = load_run(run, device.value)
-    with _skipped():
+    with _embedding(run, folder, device, workers, store) as trained:
+        if trained is None:
+            return
         gallery = trained.index(folder, out, factory, effort)
     stdout().print(f"{len(gallery.embedded.paths)} images indexed: {gallery.place}")
     faiss = gallery.faiss
@@ -172,15 +225,18 @@ def cluster(
     folder: ImageFolder,
     clusters: Annotated[int, typer.Option(help="How many clusters.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
     as_json: AsJson = False,
 ) -> None:
     """Sort the images of a folder into clusters: a CSV, and a contact sheet for each."""
-    from ..retrieval import load_run, printable
+    from ..retrieval import printable
     from .output import print_json, print_table, stdout
 
-    trained = load_run(run, device.value)
-    with _skipped():
+    with _embedding(run, folder, device, workers, store) as trained:
+        if trained is None:
+            return
         numbers = trained.cluster(folder, clusters, out)
     if as_json:
         print_json(numbers)
