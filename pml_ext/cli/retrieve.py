@@ -7,16 +7,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .train import Device
 
+if TYPE_CHECKING:
+    from ..retrieval import TrainedRun
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
 OnDevice = Annotated[Device, typer.Option(help="Where to compute.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that read images (default: none for fewer than 256, else the number of processors, up to 8)."
+    ),
+]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Where embeddings are kept, so that none is computed twice "
+                 "(default RUN/embeddings)."),
+]  # fmt: skip
 
 
 _QUIET = 10  # seconds between two lines of progress, where stderr is no terminal
@@ -30,7 +44,7 @@ class Metric(StrEnum):
 
 
 @contextmanager
-def skipped_files() -> Iterator[None]:
+def _skipped() -> Iterator[None]:
     """Names the files that are left out, on stderr, and counts them."""
     from ..retrieval import heard
     from .output import stderr
@@ -45,26 +59,64 @@ def skipped_files() -> Iterator[None]:
                 stderr().print(f"pml-ext: {len(texts)} file{'s' * (len(texts) > 1)} skipped", soft_wrap=True)
 
 
+@contextmanager
+def embedding(
+    run: Path, folder: Path, device: Device, workers: int | None, store: Path | None
+) -> Iterator[TrainedRun | None]:
+    """A run that embeds a folder's images, with progress on stderr; None in a process that only helps.
+
+    Processes that torchrun started embed a part each; the first goes on with all.
+    """
+    from ..devices import choose_device
+    from ..distributed import process_group
+    from ..retrieval import load_run
+    from .output import process_number, stderr
+    from .progress import embedding_progress
+
+    first = process_number() == 0
+    with process_group(choose_device(device.value).partition(":")[0]):
+        if not first:
+            load_run(run, device.value, workers, store).embed_folder(folder)
+            yield None
+            return
+        with _skipped(), embedding_progress(stderr()) as listener:
+            yield load_run(run, device.value, workers, store, listener)
+
+
 def embed(
     run: RunFolder,
     folder: ImageFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write: embeddings, paths, classes.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The .npz or .parquet file to write: embeddings of length 1, paths, classes."),
+    ],
+    workers: Workers = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
+    as_json: AsJson = False,
 ) -> None:
-    """Embed the images of a folder with a trained run."""
-    from ..errors import ConfigError
-    from ..retrieval import check_file, load_run, save_embeddings
-    from .output import stdout
+    """Embed the images of a folder with a trained run.
 
-    if out.suffix != ".npz":
-        raise ConfigError(f"-o {out}: wanted a file that ends in .npz")
+    Over several devices: torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; so do index and cluster.
+    """
+    from ..errors import ConfigError
+    from ..retrieval import check_file, save_embeddings
+    from .output import print_json, stdout
+
+    if out.suffix not in (".npz", ".parquet"):
+        raise ConfigError(f"-o {out}: wanted a file that ends in .npz or .parquet")
     check_file("-o", out)
-    trained = load_run(run, device.value)
-    with skipped_files():
+    with embedding(run, folder, device, workers, store) as trained:
+        if trained is None:
+            return
         embedded = trained.embed_folder(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_embeddings(embedded, out)
-    stdout().print(f"{len(embedded.paths)} embeddings of size {embedded.embeddings.shape[1]}: {out}")
+    images, size = embedded.embeddings.shape
+    if as_json:
+        print_json({"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped})
+    else:
+        stdout().print(f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
 
 
 def cluster(
@@ -83,16 +135,19 @@ def cluster(
         int | None, typer.Option(help="With --clusters auto: images that a cluster has at least (default 5).")
     ] = None,
     sheets: Annotated[int, typer.Option(help="How many clusters, the largest first, have a contact sheet.")] = 100,
+    workers: Workers = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
     as_json: AsJson = False,
 ) -> None:
     """Sort the images of a folder into clusters: a CSV, and contact sheets of the largest."""
-    from ..retrieval import load_run, printable
+    from ..retrieval import printable
     from .output import print_json, print_table, stdout
 
-    trained = load_run(run, device.value)
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
-    with skipped_files(), _sheets_drawn() as drawn:
+    with embedding(run, folder, device, workers, store) as trained, _sheets_drawn() as drawn:
+        if trained is None:
+            return
         result = trained.cluster(folder, number, out, smallest=smallest, sheets=sheets, progress=drawn)
     if as_json:
         print_json(result.as_json())

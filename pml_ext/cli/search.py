@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .retrieve import AsJson, Metric, OnDevice, RunFolder, skipped_files
+from .retrieve import AsJson, Metric, OnDevice, RunFolder, StoreFolder, Workers, embedding
 from .train import Device
 
 if TYPE_CHECKING:
@@ -46,28 +46,32 @@ def index(
         str, typer.Option("--export", metavar="lancedb:DIR", help="Write the index into a vector database; with FOLDER "
                           "after it was built, else as it stands.")
     ] = "",
+    workers: Workers = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Index the images of a folder, to query them; again, take up what is new, changed and gone."""
     from ..errors import ConfigError
-    from ..retrieval import load_run
+    from ..retrieval import indexed_folder, load_run
 
     if check and (folder is not None or export or factory or effort is not None):
         raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --effort and --export")
     if export and folder is None and (factory or effort is not None):
         raise ConfigError("--export without FOLDER writes the index as it is; leave out --index and --effort")
-    trained = load_run(run, device.value)
     if check:
-        _check(trained, out, as_json)
+        _check(load_run(run, device.value), out, as_json)
         return
     told: dict[str, Any] = {}
     if folder is not None or not export:
-        with skipped_files():
-            gallery = trained.index(folder, out, factory, effort)
+        source = indexed_folder(run, out) if folder is None else folder
+        with embedding(run, source, device, workers, store) as trained:
+            if trained is None:
+                return
+            gallery = trained.index(source, out, factory, effort)
         told = _tell_of(gallery, as_json)
     if export:
-        told |= _export(trained, export, out, as_json)
+        told |= _export(load_run(run, device.value), export, out, as_json)
     if as_json:
         from .output import print_json
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard, save_embeddings
     from .faiss_index import FaissIndex
     from .grouping import Cluster, Grouping, group
-    from .index import INDEX, Changes, Gallery, IndexedImages
+    from .index import INDEX, Changes, Gallery, IndexedImages, indexed_folder
     from .pictures import PICTURED, placeholder, thumbnail
     from .search import METRICS, Answer, RetrievalWarning
     from .store import STORE, StoreWarning
@@ -47,6 +47,7 @@ __all__ = [
     "check_folder",
     "group",
     "heard",
+    "indexed_folder",
     "load_run",
     "placeholder",
     "printable",

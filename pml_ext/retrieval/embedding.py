@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, needs_extra
 from ..experiment.progress import Pace
 from ..files import write_atomically
 from ..network import Network
@@ -133,6 +134,7 @@ class ImageEmbedder:
         self.name, self.network, self.device, self.how = name, network, device, how
         self.channels = network.preprocessing.channels  # what files are read as
         _, self.transform = network.preprocessing.transforms()
+        self._memory_format: torch.memory_format | None = None  # known with the first batch
         self.precision = precision
         try:
             check_precision(device, precision)
@@ -259,13 +261,31 @@ class ImageEmbedder:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 
     def _forward(self, images: Tensor, normalize: bool) -> Tensor:
+        if self._memory_format is None:
+            self._memory_format = _memory_format(self.network, images[:1])
         with autocast(self.device, self.precision):
-            embeddings: Tensor = self.network(images)
+            embeddings: Tensor = self.network(images.to(memory_format=self._memory_format))
         return nn.functional.normalize(embeddings.float()) if normalize else embeddings.float()
 
     def _not_finite(self, bad: int, images: int, first: str) -> DataError:
         return DataError(f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
                          "train it again, with a lower optimizer.lr")  # fmt: skip
+
+
+def _memory_format(network: Network, image: Tensor) -> torch.memory_format:
+    """How images and weights lie in memory: on the CPU with the channels last, which convolutions like.
+
+    The network is brought into that form; one that does not work with it stays as it is.
+    """
+    if image.device.type != "cpu":
+        return torch.contiguous_format
+    try:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network(image.to(memory_format=torch.channels_last))
+    except RuntimeError:  # a module that takes a view of what is not contiguous
+        network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def _check_batch_size(batch_size: int) -> None:
@@ -285,8 +305,35 @@ def names_of(images: Images) -> list[str]:
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:
-    """Writes embeddings, paths and classes to an ``.npz`` file."""
-    write_atomically(path, lambda temporary: save_npz(temporary, embedded))
+    """Writes embeddings, paths and classes to an ``.npz`` or ``.parquet`` file.
+
+    Args:
+        embedded: the images.
+        path: of the file; the columns of one that ends in ``.parquet`` are ``path``, ``class``, ``size``,
+            ``modified_ns`` and ``embedding``. Paths and classes are text, or bytes if one of them is no UTF-8.
+    """
+    save = save_parquet if path.suffix == ".parquet" else save_npz
+    write_atomically(path, lambda temporary: save(temporary, embedded))
+
+
+def save_parquet(path: Path, embedded: Embedded) -> None:
+    """Writes embeddings, paths and classes to a Parquet file as it comes, without a temporary one."""
+    with needs_extra("train", "a .parquet file"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    points = embedded.embeddings.cpu().numpy()
+
+    def texts(names: Sequence[str]) -> Any:
+        try:
+            return pa.array(names, pa.string())
+        except UnicodeEncodeError:
+            return pa.array([os.fsencode(name) for name in names], pa.binary())
+
+    columns = {"path": texts(embedded.paths), "class": texts(embedded.classes)}
+    if embedded.sizes is not None and embedded.times is not None:
+        columns |= {"size": pa.array(embedded.sizes), "modified_ns": pa.array(embedded.times)}
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(pa.array(points.reshape(-1)), points.shape[1])
+    pq.write_table(pa.table(columns), path, use_dictionary=["class"])
 
 
 def save_npz(path: Path, embedded: Embedded) -> None:

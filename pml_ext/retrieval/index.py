@@ -304,12 +304,17 @@ def _names_its_parts(path: Path) -> bool:
 # Reading
 
 
-def indexed_folder(place: Path, owner: Owner) -> Path:
+def indexed_folder(run: Path, place: Path | None = None) -> Path:
     """The folder that an index was built of, by this run or by an earlier state of it.
+
+    Args:
+        run: the run's folder.
+        place: the index's folder; by default ``index`` in the run's folder.
 
     Raises:
         DataError: no index there, or one that cannot be read.
     """
+    place, owner = place or run / INDEX, Owner(run, "", 0, torch.device("cpu"))
     return Path(_parsed(place, owner, _read_about(place, owner)).folder)
 
 

@@ -93,7 +93,7 @@ class IndexedRun:
             MissingExtraError: a factory string without faiss.
         """
         place = self._place(out)
-        source = indexed_folder(place, self._owner) if folder is None else Path(folder)
+        source = indexed_folder(self.folder, place) if folder is None else Path(folder)
         check_images_folder(source)
         check_folder("-o", place)
         check_effort(effort)

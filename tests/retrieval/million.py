@@ -167,8 +167,8 @@ def main() -> None:
                   f"recall@10 {about.get('recall_at_10') or 1:.3f}")  # fmt: skip
             shell = from_the_shell(run, index, query, given.turns)
             print(f"  shell: import torch {shell['torch']:.2f} s; query {shell['warm']:.2f} s, {shell['above']:.2f} s "
-                  f"above it ({shell['processors']:.2f} s of processors); the first time {shell['cold']:.2f} s; "
-                  f"memory above importing {shell['memory'] / (given.images * given.size * 4):.2f} x the embeddings")  # fmt: skip
+                  f"above it ({shell['processors']:.2f} of processors); the first time {shell['cold']:.2f} s; "
+                  f"memory above importing {shell['memory'] / (given.images * given.size * 4):.2f} x as much")  # fmt: skip
             python = from_python(run, index, query, 4 * given.turns)
             print(f"  Python: first query {1e3 * python['first']:.1f} ms, further ones "
                   f"{1e3 * python['second']:.1f} ms; embedding and faiss alone {1e3 * python['faiss']:.1f} ms: "

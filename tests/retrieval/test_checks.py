@@ -13,7 +13,7 @@ from pml_ext.retrieval import TrainedRun
         ("index RUN FOLDER -o FILE", "wanted a folder to write, type -o FOLDER"),
         ("index RUN FOLDER -o FILE/deep/er", "cannot be written"),
         ("embed RUN FOLDER -o FILE/all.npz", "cannot be written"),
-        ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
+        ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz or .parquet"),
         ("embed RUN FOLDER -o TMP/folder.npz", "folder.npz is a folder; wanted a file to write, type -o FILE"),
         ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
         ("cluster RUN FOLDER --clusters 202", "--clusters 202: wanted from 1 to the 201 images"),
