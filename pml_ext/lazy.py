@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .errors import needs_extra
 
 
-def lazily(package: str, extra: str, what: str) -> Callable[[str], Any]:
+def lazily(package: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package that imports a module when one of its names is asked for.
 
     The names are what the package's ``__init__.py`` imports ``if TYPE_CHECKING``, so that each stands there once. None
@@ -21,7 +21,15 @@ def lazily(package: str, extra: str, what: str) -> Callable[[str], Any]:
         package: its name.
         extra: of ``pml-ext``, which the modules need.
         what: needs it, as the start of a sentence.
+        needs: packages of that extra, which have to be there when the package is imported, and are not imported.
+
+    Raises:
+        MissingExtraError: one of these is not installed.
     """
+    with needs_extra(extra, what):
+        for name in needs:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     places: dict[str, str] = {}
 
     def get(name: str) -> Any:

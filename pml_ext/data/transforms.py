@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, needs_extra
 from .steps import CenterCrop, Normalize, Resize, ToFloat, resize
 
 THUMBNAIL = 32  # pixels each way
@@ -141,7 +141,8 @@ def _training_cuts(
     turned = rotate or tuple(scale) != (1.0, 1.0)
     if not (area or random_crop or turned or shift or flip):
         return []
-    from torchvision.transforms import v2
+    with needs_extra("train", "what is random in training"):
+        from torchvision.transforms import v2
 
     steps: list[nn.Module] = []
     if area is not None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .losses_and_miners import DistributedLoss, DistributedMiner
     from .processes import from_rank_0, from_ranks, most_of_ranks, num_processes, process_group, rank
 
-__getattr__ = lazily(__name__, "train", "several processes")
+__getattr__ = lazily(__name__)
 
 __all__ = [
     "DistributedLoss",

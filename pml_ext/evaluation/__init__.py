@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .protocols import Evaluation, evaluate
     from .sampling import some_of_each_class
 
-__getattr__ = lazily(__name__, "train", "evaluation")
+__getattr__ = lazily(__name__, "train", "evaluation", ("sklearn",))
 
 __all__ = [
     "Evaluation",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .run import Run
     from .runs import FailedRunsError, draw_report, execute, summarize, train
 
-__getattr__ = lazily(__name__, "train", "training")
+__getattr__ = lazily(__name__, "train", "training", ("matplotlib", "pydantic", "sklearn", "torchvision"))
 
 __all__ = [
     "FailedRunsError",

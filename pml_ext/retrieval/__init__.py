@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .store import STORE, StoreWarning
     from .trained import TrainedRun, load_run
 
-__getattr__ = lazily(__name__, "train", "load_run")
+__getattr__ = lazily(__name__, "train", "load_run", ("matplotlib", "pydantic", "sklearn", "torchvision"))
 
 __all__ = [
     "INDEX",

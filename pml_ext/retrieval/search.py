@@ -7,7 +7,6 @@ import functools
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -189,17 +188,19 @@ def own_numbers(held: Gallery, names: Sequence[str]) -> list[int | None]:
         held: the index.
         names: the path of every query, "" for one that is a tensor.
     """
-    folder, paths = held.embedded.folder.resolve(), held.embedded.paths
+    paths = held.embedded.paths
+    folder = os.path.join(os.path.realpath(held.embedded.folder), "") if any(names) else ""
     return [
-        next((paths.index(path) for path in _within(folder, Path(name)) if path in paths), None) if name else None
+        next((paths.index(path) for path in _within(folder, name) if path in paths), None) if name else None
         for name in names
     ]
 
 
-def _within(folder: Path, path: Path) -> list[str]:
+def _within(folder: str, name: str) -> list[str]:
     """What a file is called relative to a folder: by its own name, and by that of what it links to."""
-    places = (path.parent.resolve() / path.name, path.resolve())
-    return [place.relative_to(folder).as_posix() for place in places if place.is_relative_to(folder)]
+    parent, last = os.path.split(name)
+    places = (os.path.join(os.path.realpath(parent), last), os.path.realpath(name))
+    return [place.removeprefix(folder).replace(os.sep, "/") for place in places if place.startswith(folder)]
 
 
 def _warn_of_fewer(answers: Sequence[Answer], k: int, held: Gallery, images: int) -> None:
@@ -219,12 +220,12 @@ def _warn_of_gone(answers: Sequence[Answer], held: Gallery) -> None:
     """Says which answers are no longer there, of an index that knows what to type."""
     if not held.again:
         return
-    folder = held.embedded.folder
+    folder = str(held.embedded.folder)
     paths = {path for answer in answers for path in answer.paths}
-    gone = sorted(path for path in paths if not os.path.lexists(folder / path))
+    gone = sorted(path for path in paths if not os.path.exists(os.path.join(folder, path)))
     if not gone:
         return
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         text = f"the indexed folder {folder} is gone or moved; put it back, or index it where it is now"
     else:
         text = (

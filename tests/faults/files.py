@@ -99,7 +99,7 @@ class Made:
         _write_images(self.images)
         for seed, name in enumerate(("one", "other")):
             trained(place / name / "finished", seed)
-            run = load_run(place / name / "finished", "cpu")
+            run = load_run(place / name / "finished", "cpu", store=place / name / "store")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 run.index(self.images, place / name / "index", "IVF2,Flat")
