@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_OF_AVX512 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
+
 
 def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
     """An image in another size, bilinear with antialiasing, as ``v2.functional.resize``.
@@ -40,8 +42,11 @@ def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
 
 
 def _resizes_bytes() -> bool:
-    """Whether torch resizes bytes fast on this processor; elsewhere torchvision goes by floats, which round apart."""
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
+    """Whether torchvision has torch resize bytes as they are on this processor; else it goes by floats, and rounds."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if not _OF_AVX512:
+        return capability == "AVX2"
+    return capability in ("AVX2", "AVX512") or platform.machine() in ("aarch64", "arm64")
 
 
 class Resize(nn.Module):
