@@ -71,7 +71,7 @@ class FaissIndex:
     def __init__(self, factory: str, index: Any) -> None:
         self.factory, self.index = factory, index
         self.setting = _setting(factory, index)
-        self.effort = 0
+        self.effort = self._effort_set = 0
         self.recall: float | None = None
 
     @classmethod
@@ -147,9 +147,13 @@ class FaissIndex:
         return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
 
     def _search(self, rows: NDArray[np.float32], k: int, effort: int) -> tuple[Any, Any]:
-        if self.setting:
-            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, effort)
+        self._set(effort)
         return self.index.search(rows, k)  # type: ignore[no-any-return]
+
+    def _set(self, effort: int) -> None:
+        if self.setting and effort != self._effort_set:  # which takes as long as a search of one list
+            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, effort)
+            self._effort_set = effort
 
     def within(self, points: Tensor, radius: float) -> tuple[Tensor, Tensor]:
         """All images within a radius of some points, as far as the index's own effort finds them.
@@ -164,8 +168,7 @@ class FaissIndex:
         Raises:
             ConfigError: an index of a kind that cannot do so.
         """
-        if self.setting:
-            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, self.effort)
+        self._set(self.effort)
         try:
             limits, _, numbers = self.index.range_search(_rows(points), (1 + 1e-5) * radius**2 + 1e-6)
         except RuntimeError as error:
