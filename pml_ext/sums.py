@@ -65,6 +65,16 @@ def gone_files(folder: Path) -> list[str]:
     return [name for name in _read(folder) or {} if not (folder / name).exists()]
 
 
+def is_summed(folder: Path, name: str) -> bool:
+    """Whether a file of a folder is there and what was summed.
+
+    Args:
+        folder: with a file of checksums, or without.
+        name: its path in the folder.
+    """
+    return name in (_read(folder) or {}) and (folder / name).is_file() and not has_changed(folder, name)
+
+
 def has_changed(folder: Path, name: str) -> bool:
     """Whether a file of a folder is not what was summed; False where there is no checksum of it.
 
