@@ -1,4 +1,4 @@
-"""Kills ``pml-ext index`` at made-up moments and starts it again: ``python tests/retrieval/kills.py``; CI does not run it.
+"""Kills ``pml-ext index`` at made-up moments and starts it again: ``python tests/retrieval/kills.py``, not run by CI.
 
 The index of a command that is killed three times (``--kills``) is compared with that of one that nobody disturbed, and
 the images that are embedded twice are counted. Then 200 images are added, 100 deleted and 50 replaced (of 10,000;
@@ -58,8 +58,7 @@ def main() -> None:
         subprocess.run([*line, "-o", str(place / "calm"), "--store", str(place / "calm-store")], check=True)
         calm = time.perf_counter() - begun
         line += ["-o", str(place / "index"), "--store", str(place / "store")]
-        lost = 0
-        for number in range(settings.kills):
+        for _ in range(settings.kills):
             moment, kept = draw.uniform(0.2, 0.6) * calm, rows(place / "store")
             process = subprocess.Popen(line)
             time.sleep(moment)
@@ -75,10 +74,10 @@ def main() -> None:
         trained = load_run(run, "cpu", store=place / "store")
         whole = trained.gallery(place / "index").embedded
         print("index:", same(whole, trained.gallery(place / "calm").embedded))
-        lost = rows(place / "store") - settings.count
-        print(f"after {settings.kills} kills the last command embedded {settings.count - kept} images; {lost} are in the "
-              f"store twice; a kill loses less than a shard of {SHARD} images, and the batch after it")  # fmt: skip
-        assert lost == 0
+        twice = rows(place / "store") - settings.count
+        print(f"after {settings.kills} kills the last command embedded {settings.count - kept} images, {twice} of "
+              f"which the store had; a shard has {SHARD} images, to a batch")  # fmt: skip
+        assert twice == 0
         changed(place, folder, run, settings.count)
 
 
@@ -98,8 +97,8 @@ def changed(place: Path, folder: Path, run: Path, count: int) -> None:
     again = load_run(run, "cpu", store=place / "store").embed_folder(folder)
     taken = time.perf_counter() - begun
     used = sum(os.times()[:4]) - sum(processors[:4])
-    print(f"{added} added, {deleted} deleted, {replaced} replaced: {again.new} embedded in {taken:.1f} s ({used:.1f} s of "
-          "processors), the network's loading included")  # fmt: skip
+    print(f"{added} added, {deleted} deleted, {replaced} replaced: {again.new} embedded in {taken:.1f} s, {used:.1f} s "
+          "of processors, the network's loading included")  # fmt: skip
     assert again.new == added + replaced
     print("from scratch:", same(again, load_run(run, "cpu", store=place / "scratch").embed_folder(folder)))
 
