@@ -59,7 +59,7 @@ def main() -> None:
         calm = time.perf_counter() - begun
         line += ["-o", str(place / "index"), "--store", str(place / "store")]
         for _ in range(settings.kills):
-            moment, kept = draw.uniform(0.2, 0.6) * calm, rows(place / "store")
+            moment, kept = draw.uniform(0.5, 0.9) * calm, rows(place / "store")
             process = subprocess.Popen(line)
             time.sleep(moment)
             process.kill()
