@@ -32,13 +32,13 @@ def card(run: Path, recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], 
     """
     measured = _metrics(run)
     license, words = _license(recipe)
-    head = {"license": license, "library_name": "pytorch-metric-learning", "pipeline_tag": "image-feature-extraction",
+    head = {"license": license, "library_name": "pml-ext", "pipeline_tag": "image-feature-extraction",
             "tags": _TAGS, "metrics": list(measured.get("after", {}))}  # fmt: skip
     name = measured.get("recipe") or _of_run(run).get("recipe") or recipe.loss.name
     parts = [
         "---", *_yaml(head), "---", "", f"# {name}", "",
         f"Maps an image to an embedding of {about['embedding_size']} numbers, of length 1: images of one class are "
-        "close to each other. " + recipe.description, "",
+        "close to each other. " + (f"{recipe.description.rstrip('.')}." if recipe.description else ""), "",
         "## Training", "", *_table(("", ""), _facts(recipe, measured, run)), "",
         "## Metrics", "", *_metrics_of(measured), "",
         "## Preprocessing", "",

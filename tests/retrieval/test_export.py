@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 from pml_ext import load_run, models
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
-from pml_ext.retrieval import export
+from pml_ext.retrieval import card, export
 from pml_ext.retrieval.portable import Normalized, write_onnx, write_torch_export
 
 
@@ -185,7 +186,7 @@ def test_an_exported_network_gives_the_embeddings_without_this_package(command, 
 
 
 @pytest.mark.usefixtures("without_report")
-def test_the_lines_of_the_readme_load_an_export(tmp_path):
+def test_the_lines_of_the_readme_load_an_export(tmp_path, monkeypatch):
     """A colour folder, a torchvision trunk, and the README's words."""
     generator = np.random.default_rng(0)
     for name in ("a", "b", "c", "d"):
@@ -209,6 +210,31 @@ def test_the_lines_of_the_readme_load_an_export(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == pytest.approx(run.embed(photo)[0].tolist(), abs=1e-5)
+    text = (tmp_path / "exported" / "README.md").read_text()
+    assert "| data | folder:photos |" in text
+    assert str(tmp_path) not in text
+    (tmp_path / "exported" / "photo.jpg").write_bytes(photo.read_bytes())
+    monkeypatch.chdir(tmp_path / "exported")
+    names = {}
+    exec("".join(re.findall(r"```python\n(.*?)```", text, re.S)), names)
+    torch.testing.assert_close(names["embedding"].detach(), run.embed(photo), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "weights", "license", "text"),
+    [
+        ("torchvision/resnet18", "IMAGENET1K_V1", "unknown", "torchvision names no license; the terms of the images"),
+        ("torchvision/regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1", "other", "SWAG/blob/main/LICENSE"),
+        ("somebody/trunk", "theirs", "unknown", "whose license is not known here"),
+        ("convnet", None, "unknown", "Trained from random weights"),
+    ],
+)
+def test_the_license_of_the_weights(trunk, weights, license, text):
+    settings = {} if weights is None else {"weights": weights}
+    recipe = SimpleNamespace(model=SimpleNamespace(trunk=SimpleNamespace(name=trunk, settings=settings)))
+    short, words = card._license(recipe)
+    assert short == license
+    assert text in words
 
 
 class Opens:
