@@ -66,6 +66,17 @@ def gone_files(folder: Path) -> list[str]:
     return [name for name in _read(folder) or {} if not (folder / name).exists()]
 
 
+def is_summed(folder: Path, name: str) -> bool:
+    """Whether a file of a folder is there and what was summed.
+
+    Args:
+        folder: with a file of checksums, or without.
+        name: its path in the folder.
+    """
+    wanted = (_read(folder) or {}).get(name)
+    return wanted is not None and (folder / name).is_file() and _sum(folder / name) == wanted
+
+
 def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
     """Refuses a file of a finished run that is not what the run wrote, and which no other file has.
 

@@ -188,10 +188,32 @@ def _sheets_drawn() -> Iterator[Callable[[int, int], None]]:
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, for batches of any size.")] = False,
+    torch_export: Annotated[
+        bool, typer.Option("--torch-export", help="Write model.pt2 too, which torch.export.load reads.")
+    ] = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="100 images of this folder compare such a file with the network (default: 100 images of noise).",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write the network as model.safetensors and preprocess.json, for programs without pml_ext."""
+    """Write the network for programs without pml_ext: model.safetensors, preprocess.json and a model card."""
+    from ..files import read_json
     from ..retrieval import load_run
-    from .output import stdout
+    from .output import print_json, stdout
 
-    place = load_run(run, "cpu").export(out)
-    stdout().print(f"model.safetensors and preprocess.json: {place}")
+    place = load_run(run, "cpu").export(out, onnx, torch_export, images)
+    about = read_json(place / "preprocess.json")
+    files = [about[key] for key in ("weights", "onnx", "torch_export") if key in about]
+    if as_json:
+        print_json({"folder": str(place), "files": files})
+        return
+    for file in files[1:]:
+        stdout().print(
+            f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
+        )
+    stdout().print(f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}")

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard, save_embeddings
     from .faiss_index import FaissIndex
     from .grouping import Cluster, Grouping, group
-    from .index import INDEX, Changes, Gallery, IndexedImages, indexed_folder
+    from .index import INDEX, Gallery, IndexedImages, indexed_folder
     from .pictures import PICTURED, placeholder, thumbnail
     from .search import METRICS, Answer, RetrievalWarning
     from .store import STORE, StoreWarning
+    from .table import Changes
     from .trained import TrainedRun, load_run
 
 __getattr__ = lazily(__name__, "train", "load_run", ("matplotlib", "pydantic", "sklearn", "torchvision"))

@@ -29,6 +29,7 @@ from .reading import as_tensor, check_workers, default_workers, read_batches, se
 from .store import EmbeddingStore, Numbers, Places, StoreWarning, Waiting, opened_store
 
 Images = Any  # a path, a PIL image, an array, a tensor, a folder, or several images; `several` checks
+COMPARED = 100  # images by which an exported network is compared
 READ = 64  # images that a worker passes on at a time
 
 
@@ -185,6 +186,26 @@ class ImageEmbedder:
             nn.functional.normalize(points, out=points) if normalize else points, skipped,
             listing.sizes[kept], listing.times[kept], new,
         )  # fmt: skip
+
+    def some_images(self, folder: Path | None) -> Tensor:
+        """Transformed images to compare networks by, ``[100, C, S, S]`` at most, on the CPU.
+
+        Args:
+            folder: whose first images they are; None for images of noise, the same each time.
+
+        Raises:
+            DataError: no readable image in the folder.
+        """
+        if folder is None:
+            shape = (COMPARED, self.channels, *[self.network.preprocessing.image_size] * 2)
+            noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+            return torch.stack([self.transform(image) for image in noise])
+        paths = [folder / name for name in list_folder(folder).names[:COMPARED]]
+        batches = read_batches(paths, self.channels, self.transform, READ, 0, torch.device("cpu"))
+        images = [images for images, _, _ in batches if images is not None]
+        if not images:
+            raise DataError(f"{folder}: no readable image to compare by")
+        return torch.cat(images)
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[EmbeddingStore]:

@@ -33,7 +33,7 @@ from .checks import RetrievalWarning, reason_of
 from .embedding import Embedded
 from .faiss_index import FaissIndex
 from .parts import Part, UnfitError, check_part, write_part
-from .table import UNKNOWN, Numbers, Table, arrow, is_inside, read_table, write_table
+from .table import UNKNOWN, Changes, Numbers, Table, compared, is_inside, read_table, write_table
 
 INDEX = "index"  # the folder in a run's folder that `pml-ext index` writes by default
 ABOUT = "index.json"
@@ -44,26 +44,6 @@ _LEFT_OVER = re.compile(
     r"|\.(embeddings\.npz|index\.faiss|index\.json)\.\d+\.tmp)"
 )
 _ROWS = 1 << 16  # that are looked at a time
-
-
-@dataclasses.dataclass(frozen=True)
-class Changes:
-    """What a new index has that the one before it had not.
-
-    Args:
-        new: images that were not there.
-        changed: images of another size or time than before.
-        gone: images that are no longer there.
-        same: images as before.
-    """
-
-    new: int
-    changed: int
-    gone: int
-    same: int
-
-    def __str__(self) -> str:
-        return f"{self.new:,} new, {self.changed:,} changed, {self.gone:,} gone, {self.same:,} as before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,28 +241,10 @@ def _ids(place: Path, owner: Owner, embedded: Embedded) -> tuple[Numbers, int, C
     if about.folder == str(embedded.folder.resolve()):
         with contextlib.suppress(UnfitError):
             table = read_table(check_part(place, about.table, ABOUT), DataError)
-            fresh, changes = _compared(table, embedded)
+            fresh, changes = compared(table, embedded)
     new = np.flatnonzero(fresh == UNKNOWN)
     fresh[new] = about.next_id + np.arange(len(new))
     return fresh, about.next_id + len(new), changes
-
-
-def _compared(table: Table, embedded: Embedded) -> tuple[Numbers, Changes]:
-    """The id of each image that the old table has, -1 for others."""
-    pa = arrow()
-    from pyarrow import compute
-
-    old = pa.array(table.paths.all_bytes(), pa.large_binary())
-    now = pa.array([name.encode("utf-8", "surrogateescape") for name in embedded.paths], pa.large_binary())
-    row = compute.fill_null(compute.index_in(now, value_set=old), UNKNOWN).to_numpy(zero_copy_only=False)
-    known = row >= 0
-    ids = np.where(known, table.ids[row], UNKNOWN)
-    changed = np.zeros(len(row), dtype=bool)
-    if embedded.sizes is not None and embedded.times is not None:
-        changed = known & ((embedded.sizes != table.sizes[row]) | (embedded.times != table.times[row]))
-    same = int(known.sum())
-    counts = Changes(len(row) - same, int(changed.sum()), len(table.paths) - same, same - int(changed.sum()))
-    return ids.astype(np.int64), counts
 
 
 def _left_overs(place: Path) -> list[Path]:

@@ -184,6 +184,6 @@ def _is_pil(image: Any) -> bool:
 
 def _described(value: Any) -> str:
     if isinstance(value, (Tensor, np.ndarray)):
-        kind = "tensor" if isinstance(value, Tensor) else "array"
-        return f"a {kind} of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        kind = "a tensor" if isinstance(value, Tensor) else "an array"
+        return f"{kind} of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return f"{type(value).__name__} {value!r}"[:100]

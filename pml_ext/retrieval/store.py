@@ -256,6 +256,8 @@ class EmbeddingStore:
     def _embeddings_of(self, table: Any) -> NDArray[np.float32]:
         column = table["embedding"].combine_chunks()
         values: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(table), self._size)
+        if not np.isfinite(values).all():
+            raise ValueError("NaN or infinity in it")
         return values
 
 

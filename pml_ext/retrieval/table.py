@@ -212,6 +212,52 @@ def read_table(path: Path, refused: Callable[[str], Exception]) -> Table:
         raise UnfitError(f"{path}: empty, cut or no table of images ({reason_of(error)})") from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What a new index has that the one before it had not.
+
+    Args:
+        new: images that were not there.
+        changed: images of another size or time than before.
+        gone: images that are no longer there.
+        same: images as before.
+    """
+
+    new: int
+    changed: int
+    gone: int
+    same: int
+
+    def __str__(self) -> str:
+        return f"{self.new:,} new, {self.changed:,} changed, {self.gone:,} gone, {self.same:,} as before"
+
+
+def compared(table: Table, embedded: Embedded) -> tuple[Numbers, Changes]:
+    """What is new in a folder.
+
+    Args:
+        table: of the index before.
+        embedded: the images that there are now.
+
+    Returns:
+        The id of each image that the old table has, -1 for others, and the counts.
+    """
+    pa = arrow()
+    from pyarrow import compute
+
+    old = pa.array(table.paths.all_bytes(), pa.large_binary())
+    now = pa.array([name.encode("utf-8", "surrogateescape") for name in embedded.paths], pa.large_binary())
+    row = compute.fill_null(compute.index_in(now, value_set=old), UNKNOWN).to_numpy(zero_copy_only=False)
+    known = row >= 0
+    ids = np.where(known, table.ids[row], UNKNOWN)
+    changed = np.zeros(len(row), dtype=bool)
+    if embedded.sizes is not None and embedded.times is not None:
+        changed = known & ((embedded.sizes != table.sizes[row]) | (embedded.times != table.times[row]))
+    same = int(known.sum())
+    counts = Changes(len(row) - same, int(changed.sum()), len(table.paths) - same, same - int(changed.sum()))
+    return ids.astype(np.int64), counts
+
+
 def arrow() -> Any:
     """The package pyarrow."""
     with needs_extra("train", "an index"):

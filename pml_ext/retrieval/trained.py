@@ -16,7 +16,6 @@ from ..errors import ConfigError
 from ..experiment.recipe import build_loss, loss_context
 from .checks import check_folder, check_images_folder
 from .embedding import Embedded, HowToRead, ImageEmbedder, Images, Listener
-from .export import write_export
 from .index import Gallery
 from .indexed import IndexedRun
 from .reading import check_workers
@@ -236,21 +235,46 @@ class TrainedRun(IndexedRun):
 
     # Export
 
-    def export(self, out: str | Path) -> Path:
-        """Writes the network for programs without this package: ``model.safetensors`` and ``preprocess.json``.
+    def export(
+        self,
+        out: str | Path,
+        onnx: bool = False,
+        torch_export: bool = False,
+        images: str | Path | None = None,
+    ) -> Path:
+        """Writes the network for programs without this package, with a model card, ``README.md``.
+
+        ``model.safetensors`` has the weights, ``preprocess.json`` what is done to images, and checksums. Graphs, which
+        need no code of the network, are for batches of any size; their embeddings are compared with the network's, and
+        the largest difference of a number stands in ``preprocess.json``.
 
         Args:
             out: the folder to write.
+            onnx: whether ``model.onnx`` is written.
+            torch_export: whether ``model.pt2`` is, which ``torch.export.load`` reads.
+            images: a folder of images by which graphs are compared, 100 of them; by default images of noise are.
 
         Returns:
             The folder.
 
         Raises:
-            ConfigError: ``out`` cannot be written.
-            MissingExtraError: safetensors is not installed.
+            ConfigError: ``out`` cannot be written, torch cannot write a graph, or its embeddings differ by more than
+                1e-4.
+            DataError: no readable image to compare by.
+            MissingExtraError: safetensors, or what ``onnx`` needs, is not installed.
         """
+        from .card import card
+        from .export import WEIGHTS, write_card, write_export
+        from .portable import ONNX, TORCH_EXPORT, check_onnx
+
         place = Path(out)
         check_folder("-o", place)
+        names = [name for name, wanted in ((ONNX, onnx), (TORCH_EXPORT, torch_export)) if wanted]
+        if images is not None and not names:
+            raise ConfigError(f"--images {images}: nothing to compare with; it goes with --onnx or --torch-export")
+        if onnx:
+            check_onnx()
+        compared = self._images.some_images(None if images is None else Path(images)) if names else None
         seen, model = self.network.preprocessing, self.recipe.model
         about = {
             "trunk": {"name": model.trunk.name, **model.trunk.settings},
@@ -266,5 +290,8 @@ class TrainedRun(IndexedRun):
             "normalize": seen.normalize.model_dump() if seen.normalize is not None else None,
             "l2_normalize_embeddings": True,
         }
-        write_export(place, {"trunk": self.trunk, "embedder": self.embedder}, about)
+        graphs = {name: compared for name in names if compared is not None}
+        differences = write_export(place, self.network, about, graphs)
+        text = card(self.folder, self.recipe, self.trunk, about, [WEIGHTS, *differences])
+        write_card(place, text, differences)
         return place

@@ -84,7 +84,7 @@ def _small_report(view: Any, *_: Any) -> None:
 
 
 class Made:
-    """Runs of two seeds, an index and an export of each, and the first run again, interrupted in its last epoch.
+    """Runs of two seeds, an index, a store and an export of each; the first run again, interrupted in its last epoch.
 
     Args:
         place: a folder.
@@ -107,7 +107,7 @@ class Made:
         trained(place / "one" / "interrupted", last=8)
 
     def files(self, what: str) -> list[str]:
-        """The paths of all files of a run, an index or an export."""
+        """The paths of all files of a run, an index, a store or an export."""
         folder = self.place / "one" / what
         return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
@@ -115,7 +115,7 @@ class Made:
         """A copy of a folder with one file damaged.
 
         Args:
-            what: ``"finished"``, ``"interrupted"``, ``"index"`` or ``"export"``.
+            what: ``"finished"``, ``"interrupted"``, ``"index"``, ``"store"`` or ``"export"``.
             name: the file's path in it.
             damage: one of ``DAMAGES``.
             out: where.
@@ -138,6 +138,8 @@ class Made:
         twin = self.place / "other" / ("finished" if what == "interrupted" else what) / name
         if twin.exists():
             return twin
+        if what == "store":  # named by the content
+            return next(twin.parent.iterdir())
         return next(twin.parent.glob(f"{twin.name[:6]}*"), twin.with_name("last.pt"))
 
 
@@ -167,6 +169,7 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
         "finished": lambda: _finished(folder, whole / what, name),
         "interrupted": lambda: _resumed(folder, whole / "finished", name),
         "index": lambda: _index(folder, whole / what, whole / "finished"),
+        "store": lambda: _store(folder, whole / "finished", name),
         "export": lambda: _export(folder, name),
     }[what]
     try:
@@ -190,8 +193,22 @@ def _finished(folder: Path, whole: Path, name: str) -> str:
     left = changed_files(folder)
     if left not in ([], [name]):
         return f"{left} are not what their checksums say"
-    points = [load_run(each, "cpu").embed(folder.parent / "images") for each in (whole, folder)]
+    points = [load_run(each, "cpu").embed(sorted((folder.parent / "images").iterdir())) for each in (whole, folder)]
     return "" if torch.equal(*points) else "other embeddings"
+
+
+def _store(folder: Path, run: Path, name: str) -> str:
+    """Embeds the images whose embeddings a store has."""
+    from pml_ext import load_run
+
+    trained = load_run(run, "cpu", store=folder)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        embedded = trained.embed_folder(folder.parent / "images")
+    if not any(name in str(warning.message) for warning in told):
+        return "nothing was told"
+    points = trained.embed(sorted((folder.parent / "images").iterdir()))
+    return "" if torch.allclose(points, embedded.embeddings, atol=1e-5) else "other embeddings"
 
 
 def _resumed(folder: Path, whole: Path, name: str) -> str:

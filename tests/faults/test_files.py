@@ -27,6 +27,7 @@ KNOWN = {
     "finished": {"", "checkpoints", "figures", "records", "tensorboard"},
     "interrupted": {"", "checkpoints", "records", "tensorboard"},
     "index": {""},
+    "store": {""},
     "export": {""},
 }
 
@@ -38,7 +39,7 @@ def test_a_file_that_is_damaged_is_told_or_made_again(made, what):
     wrong = {}
     every = {"finished": 4, "interrupted": 2}.get(what, 1)
     for number, name in enumerate(names[::every]):
-        ways = files.DAMAGES if what in ("index", "export") else [files.DAMAGES[number % len(files.DAMAGES)]]
+        ways = files.DAMAGES if what in ("index", "store", "export") else [files.DAMAGES[number % len(files.DAMAGES)]]
         for damage in ways:
             if text := files.surprise(made, what, name, damage):
                 wrong[name, damage] = text

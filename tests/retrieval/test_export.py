@@ -1,19 +1,160 @@
 """An exported network without this package."""
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from pml_ext import load_run
+from pml_ext import load_run, models
+from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
+from pml_ext.retrieval import card, export
+from pml_ext.retrieval.portable import Normalized, write_onnx, write_torch_export
+
+
+@pytest.fixture(scope="module")
+def exported(runs, folder, tmp_path_factory):
+    """Both graphs of a run, compared on real images; what the command says."""
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    place = tmp_path_factory.mktemp("graphs") / "exported"
+    load_run(runs[0], "cpu").export(place, onnx=True, torch_export=True, images=folder)
+    return place
+
+
+def images_and_embeddings(run, folder):
+    files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
+    trained = load_run(run, "cpu")
+    images = torch.stack([trained._images._image(file) for file in files])
+    return images, trained.embed(files)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_graphs_give_the_embeddings_in_batches_of_any_size(exported, runs, folder, size):
+    import onnxruntime
+
+    images, expected = images_and_embeddings(runs[0], folder)
+    session = onnxruntime.InferenceSession(exported / "model.onnx")
+    by_onnx = [session.run(None, {"images": batch.numpy()})[0] for batch in images.split(size)]
+    assert np.abs(np.concatenate(by_onnx) - expected.numpy()).max() < 1e-4
+    network = torch.export.load(exported / "model.pt2").module()
+    assert (torch.cat([network(batch) for batch in images.split(size)]) - expected).abs().max() < 1e-4
+
+
+def test_an_export_names_its_files_with_checksums(exported):
+    about = json.loads((exported / "preprocess.json").read_text())
+    sums = dict(line.split("  ")[::-1] for line in (exported / "SHA256SUMS").read_text().splitlines())
+    assert set(sums) == {"model.safetensors", "model.onnx", "model.pt2", "preprocess.json", "README.md"}
+    for key, name in (("weights", "model.safetensors"), ("onnx", "model.onnx"), ("torch_export", "model.pt2")):
+        assert about[key]["file"] == name
+        assert about[key]["sha256"] == sums[name] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
+    assert 0 <= about["torch_export"]["largest_difference"] <= about["onnx"]["largest_difference"] + 1e-6 < 1e-4
+
+
+def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, tmp_path, monkeypatch):
+    text = (exported / "README.md").read_text()
+    _, head, body = text.split("---\n", 2)
+    assert "license: unknown" in head.splitlines()
+    assert "- recall_at_1" in head.splitlines()
+    metrics = json.loads((runs[0] / "metrics.json").read_text())
+    assert f"| `map_at_r` | {metrics['after']['map_at_r']:.4f} | {metrics['before']['map_at_r']:.4f} |" in body
+    assert "| data | digits |" in body
+    file = next(folder.glob("4/*.png"))
+    (tmp_path / "photo.jpg").write_bytes(file.read_bytes())
+    for path in exported.glob("model.*"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    steps, *ways = re.findall(r"```python\n(.*?)```", body, re.S)
+    expected = load_run(runs[0], "cpu").embed(file)
+    assert len(ways) == 3
+    for way in ways[:2]:
+        names = {}
+        exec(steps + way, names)
+        torch.testing.assert_close(torch.as_tensor(names["embedding"]), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_trunk_of_torchvision_as_a_graph(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    torch.manual_seed(0)
+    network = Normalized(models.torchvision_trunk("resnet18", 3, 32), models.embedder(512, 32)).eval()
+    images = torch.rand(100, 3, 32, 32)
+    assert write_onnx(tmp_path / "model.onnx", network, images) < 1e-4
+    with torch.no_grad():
+        expected = network(images).numpy()
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for size in (1, 7):
+        parts = np.concatenate([session.run(None, {"images": part.numpy()})[0] for part in images.split(size)])
+        assert np.abs(parts - expected).max() < 1e-4
+
+
+class Untraceable(torch.nn.Module):
+    """Looks at values."""
+
+    def forward(self, images):
+        return images.flatten(1) * (2 if float(images.sum()) > 1 else 1)
+
+
+def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
+    images = torch.rand(2, 3, 3, 3)
+    with pytest.raises(ConfigError, match="cannot write this network as torch.export") as caught:
+        write_torch_export(tmp_path / "model.pt2", Normalized(Untraceable(), torch.nn.Identity()).eval(), images)
+    assert "\n" not in str(caught.value)
+    network, other = (Normalized(torch.nn.Flatten(), torch.nn.Linear(27, 8)).eval() for _ in range(2))
+    of_two = torch.export.export(network, (images,))
+    graph = torch.export.export(other, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch")}})
+    monkeypatch.setattr("torch.export.export", lambda *_, **__: graph)
+    with pytest.raises(ConfigError, match=r"model.pt2 gives embeddings that differ .* by .*, more than 1e-04"):
+        write_torch_export(tmp_path / "model.pt2", network, images)
+    graph = of_two
+    with pytest.raises(ConfigError, match="as model.pt2 for batches of any size"):
+        write_torch_export(tmp_path / "model.pt2", network, images)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    (tmp_path / "model.onnx").write_text("somebody's own")
+    run.export(tmp_path)
+    assert "## License" in (tmp_path / "README.md").read_text()
+    run.export(tmp_path)  # its own card is replaced without a word
+    (tmp_path / "README.md").write_text("my words")
+    with pytest.warns(UserWarning, match=r"README.md is none that an export wrote, or was changed since"):
+        run.export(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "my words"
+    assert "README" not in (tmp_path / "SHA256SUMS").read_text()
+    assert (tmp_path / "model.onnx").read_text() == "somebody's own"
+
+
+def test_the_command_says_how_far_a_graph_is_from_the_network(command, runs, tmp_path, monkeypatch):
+    def write(path, network, images):
+        assert images.shape == (100, 1, 8, 8)
+        path.write_text("a graph")
+        return 2e-7
+
+    monkeypatch.setitem(export._GRAPHS, "model.pt2", write)
+    done = command("export", runs[0], "-o", tmp_path / "out", "--torch-export")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "model.pt2: embeddings differ from the network's by 2.0e-07 at most" in done.stdout
+    done = command("export", runs[0], "-o", tmp_path / "out", "--json")
+    assert [file["file"] for file in json.loads(done.stdout)["files"]] == ["model.safetensors"]
+    assert not (tmp_path / "out" / "model.pt2").exists()  # of the earlier export
+    done = command("export", runs[0], "-o", tmp_path / "out", "--images", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "it goes with --onnx or --torch-export" in done.stderr
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    done = command("export", runs[0], "-o", tmp_path / "other", "--onnx")
+    assert done.returncode == 2
+    assert 'pip install "pml-ext[onnx]"' in done.stderr
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_exported_network_gives_the_embeddings_without_this_package(command, runs, folder, tmp_path):
@@ -45,7 +186,7 @@ def test_an_exported_network_gives_the_embeddings_without_this_package(command, 
 
 
 @pytest.mark.usefixtures("without_report")
-def test_the_lines_of_the_readme_load_an_export(tmp_path):
+def test_the_lines_of_the_readme_load_an_export(tmp_path, monkeypatch):
     """A colour folder, a torchvision trunk, and the README's words."""
     generator = np.random.default_rng(0)
     for name in ("a", "b", "c", "d"):
@@ -69,6 +210,31 @@ def test_the_lines_of_the_readme_load_an_export(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == pytest.approx(run.embed(photo)[0].tolist(), abs=1e-5)
+    text = (tmp_path / "exported" / "README.md").read_text()
+    assert "| data | folder:photos |" in text
+    assert str(tmp_path) not in text
+    (tmp_path / "exported" / "photo.jpg").write_bytes(photo.read_bytes())
+    monkeypatch.chdir(tmp_path / "exported")
+    names = {}
+    exec("".join(re.findall(r"```python\n(.*?)```", text, re.S)), names)
+    torch.testing.assert_close(names["embedding"].detach(), run.embed(photo), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "weights", "license", "text"),
+    [
+        ("torchvision/resnet18", "IMAGENET1K_V1", "unknown", "torchvision names no license; the terms of the images"),
+        ("torchvision/regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1", "other", "SWAG/blob/main/LICENSE"),
+        ("somebody/trunk", "theirs", "unknown", "whose license is not known here"),
+        ("convnet", None, "unknown", "Trained from random weights"),
+    ],
+)
+def test_the_license_of_the_weights(trunk, weights, license, text):
+    settings = {} if weights is None else {"weights": weights}
+    recipe = SimpleNamespace(model=SimpleNamespace(trunk=SimpleNamespace(name=trunk, settings=settings)))
+    short, words = card._license(recipe)
+    assert short == license
+    assert text in words
 
 
 class Opens:
@@ -87,7 +253,12 @@ def test_no_code_of_an_exports_author_is_run(runs, tmp_path):
     from safetensors.torch import load_file
 
     load_run(runs[0], "cpu").export(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "preprocess.json", "SHA256SUMS"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "model.safetensors",
+        "preprocess.json",
+        "README.md",
+        "SHA256SUMS",
+    }
     torch.save({"trunk.weight": Opens(tmp_path / "written")}, tmp_path / "model.safetensors")
     with pytest.raises(SafetensorError):
         load_file(tmp_path / "model.safetensors")

@@ -2,12 +2,16 @@
 
 import fcntl
 import os
+import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.errors import DataError, UnwritableError
+from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.retrieval import SkippedImage, StoreWarning, embedding, store
 
 from .conftest import write_digits
@@ -337,6 +341,9 @@ def test_a_killed_process_goes_on_from_its_last_shard(here, runs):
 
 
 def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
+    """Torch looks for dead workers every five seconds; here more often."""
+    reading = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(reading._try_get_data, "__defaults__", (0.2,))
     make, images = here
     write_some(images, range(5))
 
@@ -348,4 +355,72 @@ def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
     monkeypatch.setattr("pml_ext.retrieval.reading.read_image", deadly)
     with pytest.raises(DataError, match=r"a data-loader worker .* died.*0003.png"):
         make(workers=1).embed_folder(images, batch_size=2)
+    assert not shards(images)
+
+
+def test_processes_embed_a_part_each_and_have_all(here, monkeypatch):
+    """Two ranks as threads; what they pass on goes as between processes."""
+    make, images = here
+    write_some(images, range(120))
+    (images / "class 0" / "broken.png").write_bytes(b"no image")
+    barrier, place, local = threading.Barrier(2), {}, threading.local()
+
+    def everyone(value):
+        place[local.rank] = pickle.dumps(value)
+        barrier.wait(60)
+        values = [pickle.loads(place[rank]) for rank in range(2)]
+        barrier.wait(60)
+        return values
+
+    ranks = {"rank": lambda: local.rank, "num_processes": lambda: 2, "from_rank_0": lambda value: everyone(value)[0],
+             "from_ranks": lambda value: [*everyone(value)] if local.rank == 0 else everyone(value) and []}  # fmt: skip
+    for name, function in ranks.items():
+        monkeypatch.setattr(embedding, name, function)
+    runs = [make(), make()]
+
+    def work(rank):
+        local.rank = rank
+        return runs[rank].embed_folder(images)
+
+    with pytest.warns(SkippedImage) as heard, ThreadPoolExecutor(2) as pool:
+        both = [task.result() for task in [pool.submit(work, rank) for rank in range(2)]]
+    assert len(heard) == 1
+    assert sorted(pq.read_metadata(path).num_rows for path in shards(images)) == [59, 61]
+    monkeypatch.undo()
+    with pytest.warns(SkippedImage):
+        alone = make().embed_folder(images)
+    assert alone.new == 0
+    assert both[0].new == 120
+    for each in both:
+        assert each.paths == alone.paths
+        assert torch.equal(each.embeddings, alone.embeddings)
+        assert list(each.skipped) == ["class 0/broken.png"]
+
+
+def test_progress_is_told(here, command, runs, monkeypatch):
+    make, images = here
+    write_some(images, range(130))
+    told = []
+    make(listener=told.append).embed_folder(images)
+    assert [(now.done, now.images) for now in told] == [(64, 130), (128, 130), (130, 130)]
+    assert all(now.rate > 0 for now in told)
+    assert told[-1].seconds_left == 0
+    monkeypatch.setattr("pml_ext.cli.progress.SECONDS", 0.0)
+    shutil.rmtree(images.parent / "store")
+    done = command("embed", runs[0], images, "-o", images.parent / "all.npz", "--store", images.parent / "store")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", lines[1])
+
+
+def test_wrong_settings(here, runs):
+    make, images = here
+    write_some(images, range(1))
+    with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
+        make(workers=-1)
+    with pytest.raises(ConfigError, match="--workers -2: wanted 0 or more"):
+        make().embed_folder(images, workers=-2)
+    with pytest.raises(ConfigError, match="batch_size 0: wanted 1 or more"):
+        make().embed_folder(images, batch_size=0)
     assert not shards(images)

@@ -1,0 +1,192 @@
+"""The model card of an export: Markdown with a head in YAML, as model hubs read it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torchvision.models as zoo
+from torch import nn
+
+from ..experiment.recipe import Recipe
+from ..files import DamagedError, read_json, read_toml
+from ..models import PREFIX, TIMM, timm_library
+
+CARD = "README.md"
+_TAGS = ("metric-learning", "image-retrieval", "image-feature-extraction", "embeddings")
+
+
+def card(run: Path, recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], files: Sequence[str]) -> str:
+    """The text of a model card.
+
+    Args:
+        run: the run's folder; its metrics are told where it has them.
+        recipe: of the run.
+        trunk: of the run.
+        about: what stands in ``preprocess.json``.
+        files: what was exported besides.
+    """
+    measured = _metrics(run)
+    license, words = _license(recipe)
+    head = {"license": license, "library_name": "pml-ext", "pipeline_tag": "image-feature-extraction",
+            "tags": _TAGS, "metrics": list(measured.get("after", {}))}  # fmt: skip
+    name = measured.get("recipe") or _of_run(run).get("recipe") or recipe.loss.name
+    parts = [
+        "---", *_yaml(head), "---", "", f"# {name}", "",
+        f"Maps an image to an embedding of {about['embedding_size']} numbers, of length 1: images of one class are "
+        "close to each other. " + (f"{recipe.description.rstrip('.')}." if recipe.description else ""), "",
+        "## Training", "", *_table(("", ""), _facts(recipe, measured, run)), "",
+        "## Metrics", "", *_metrics_of(measured), "",
+        "## Preprocessing", "",
+        "In `preprocess.json`, with the checksums of the files; as torchvision's transforms:", "",
+        "```python", "from torchvision.transforms import v2", "", *_steps(about), "```", "",
+        *_how_to_load(recipe, trunk, about, files),
+        "## License of the weights", "", words, "",
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _yaml(head: Mapping[str, Any]) -> list[str]:
+    """A mapping of texts and lists of texts; JSON's texts are YAML's."""
+    lines = []
+    for key, value in head.items():
+        if isinstance(value, str):
+            lines.append(f"{key}: {value}")
+        elif value:
+            lines += [f"{key}:", *(f"- {json.dumps(item) if ' ' in item else item}" for item in value)]
+    return lines
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *escaped)]
+
+
+def _metrics(run: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, DamagedError):
+        return read_json(run / "metrics.json")
+    return {}
+
+
+def _of_run(run: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, DamagedError):
+        return dict(read_toml(run / "recipe.toml", "run")["run"])
+    return {}
+
+
+def _facts(recipe: Recipe, measured: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
+    kind, _, path = recipe.data.name.partition(":")  # a folder's place on somebody's disk is nobody else's business
+    name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    rows = [("data", f"{kind}:{name}" if path else kind)]
+    rows += [(f"images to {split} with", f"{of['images']} of {of['classes']} classes")
+             for split, of in sorted(measured.get("images", {}).items(), reverse=True)]  # fmt: skip
+    settings = {**recipe.loss.settings}
+    rows += [
+        ("loss", f"`{recipe.loss.name}`" + (f" {_settings(settings)}" if settings else "")),
+        ("trunk", f"`{recipe.model.trunk.name}`"
+         + (f" {_settings(recipe.model.trunk.settings)}" if recipe.model.trunk.settings else "")),
+        ("epochs", str(recipe.schedule.epochs)), ("seed", str(_of_run(run).get("seed", "not known"))),
+        ("precision", recipe.engine.precision),
+    ]  # fmt: skip
+    versions = measured.get("versions", {})
+    return [*rows, ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))][
+        : None if versions else -1
+    ]
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return "with " + ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items())
+
+
+def _metrics_of(measured: Mapping[str, Any]) -> list[str]:
+    if "after" not in measured:
+        return ["Not measured."]
+    phases = {"after": "trained", "before": "before training", "raw": "raw pixels"}
+    have = {phase: title for phase, title in phases.items() if isinstance(measured.get(phase), dict)}
+
+    def shown(value: Any) -> str:
+        return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+    rows = [[f"`{name}`", *(shown(measured[phase].get(name)) for phase in have)] for name in measured["after"]]
+    return ["On the test images of the data.", "", *_table(["", *have.values()], rows)]
+
+
+def _steps(about: Mapping[str, Any]) -> list[str]:
+    """The transform of an image, as code."""
+    size = about["image_size"]
+    steps = ["v2.PILToTensor()"]
+    if about["resize"] is None:
+        steps.append(f"v2.Resize([{size}, {size}], antialias=True)")
+    else:
+        steps += [f"v2.Resize({about['resize']}, antialias=True)", f"v2.CenterCrop({size})"]
+    if about["bgr"]:
+        steps.append("v2.Lambda(lambda image: image.flip(-3))")
+    steps.append(f"v2.ToDtype(torch.float32, scale={about['value_range'] == 1})")
+    if about["normalize"] is not None:
+        steps.append(f"v2.Normalize({about['normalize']['mean']}, {about['normalize']['std']})")
+    mode = "L" if about["channels"] == 1 else "RGB"
+    return [
+        "import torch", "from PIL import Image", "", f"steps = v2.Compose([{', '.join(steps)}])",
+        f'images = steps(Image.open("photo.jpg").convert("{mode}"))[None]',
+    ]  # fmt: skip
+
+
+def _how_to_load(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], files: Sequence[str]) -> list[str]:
+    ways = {
+        "model.onnx": ["import onnxruntime", 'session = onnxruntime.InferenceSession("model.onnx")',
+                       'embedding = session.run(None, {"images": images.numpy()})[0]'],
+        "model.pt2": ["import torch", 'network = torch.export.load("model.pt2").module()',
+                      "embedding = network(images)"],
+        "model.safetensors": ["from safetensors.torch import load_file", *_network(recipe, trunk, about)],
+    }  # fmt: skip
+    lines = ["## How to load it", "", "With `images` as above, and without the package that trained it.", ""]
+    for name, code in ways.items():
+        if name in files:
+            lines += [f"`{name}`:", "", "```python", *code, "```", ""]
+    return lines
+
+
+def _network(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any]) -> list[str]:
+    name = recipe.model.trunk.name
+    if not name.startswith(PREFIX) or about["channels"] != 3 or about["hidden_sizes"] != []:
+        return ['tensors = load_file("model.safetensors")  # named trunk.KEY and embedder.KEY']
+    last = [place for place, module in trunk.named_modules() if isinstance(module, nn.Identity)][-1]
+    owner, _, own = last.rpartition(".")
+    return [
+        "import torch, torchvision",
+        f'trunk = torchvision.models.get_model("{name.removeprefix(PREFIX)}")',
+        f'setattr(trunk.get_submodule("{owner}"), "{own}", torch.nn.Identity())',
+        f"embedder = torch.nn.Linear({about['features']}, {about['embedding_size']})",
+        'network = torch.nn.ModuleDict({"trunk": trunk, "embedder": embedder}).eval()',
+        'network.load_state_dict(load_file("model.safetensors"))',
+        "embedding = torch.nn.functional.normalize(embedder(trunk(images)))",
+    ]
+
+
+def _license(recipe: Recipe) -> tuple[str, str]:
+    """The license's short name, and what is known of it."""
+    trunk = recipe.model.trunk
+    weights = trunk.settings.get("weights")
+    yours = ("Trained from random weights, with no license of their own: whoever trained them says under which they "
+             "may be used. The terms of the images may bind them too.")  # fmt: skip
+    if weights is None:
+        return "unknown", yours
+    begun = f"Training began with the weights `{weights}` of `{trunk.name}`, "
+    if trunk.name.startswith(PREFIX):
+        with contextlib.suppress(KeyError, ValueError):
+            meta = zoo.get_model_weights(trunk.name.removeprefix(PREFIX))[weights].meta
+            if "license" in meta:
+                return "other", f"{begun}whose license is at {meta['license']}; it holds for what was made of them."
+        return "unknown", (f"{begun}for which torchvision names no license; the terms of the images that they were "
+                           "trained on (ImageNet's: research that is not commercial) may hold for what was made of "
+                           "them.")  # fmt: skip
+    if trunk.name.startswith(TIMM):
+        name = trunk.name.removeprefix(TIMM)
+        known = getattr(timm_library(name).get_pretrained_cfg(f"{name}.{weights}"), "license", None)
+        if known:
+            return known, f"{begun}which timm gives under {known}; it holds for what was made of them."
+    return "unknown", f"{begun}whose license is not known here."

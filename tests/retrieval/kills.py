@@ -1,0 +1,107 @@
+"""Kills ``pml-ext index`` at made-up moments and starts it again: ``python tests/retrieval/kills.py``, not run by CI.
+
+The index of a command that is killed three times (``--kills``) is compared with that of one that nobody disturbed, and
+the images that are embedded twice are counted. Then 200 images are added, 100 deleted and 50 replaced (of 10,000;
+``--count`` says another number, in proportion), and what is embedded then is compared with a store from scratch.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from PIL import Image
+from speed import a_run, photographs
+
+from pml_ext import load_run
+from pml_ext.retrieval.store import SHARD
+
+COMMAND = [sys.executable, "-m", "pml_ext"]
+
+
+def rows(store: Path) -> int:
+    """How many images a store has."""
+    return sum(pq.read_metadata(path).num_rows for path in store.glob("*.parquet"))
+
+
+def same(first, second) -> str:
+    """How far two lists of embeddings are from each other."""
+    assert first.paths == second.paths
+    difference = float((first.embeddings - second.embeddings).abs().max())
+    assert difference < 1e-5
+    return f"{len(first.paths)} images, the same paths, embeddings within {difference:.1e}"
+
+
+def main() -> None:
+    """Prints what happened; an assertion that fails is a finding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    settings = parser.parse_args()
+    warnings.simplefilter("ignore")
+    draw = random.Random(settings.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        folder, run = place / "photographs", a_run(place, "convnet", 64)
+        photographs(folder, settings.count, 500, 375)
+        line = [*COMMAND, "index", str(run), str(folder), "--workers", "2", "--device", "cpu"]
+        begun = time.perf_counter()
+        subprocess.run([*line, "-o", str(place / "calm"), "--store", str(place / "calm-store")], check=True)
+        calm = time.perf_counter() - begun
+        line += ["-o", str(place / "index"), "--store", str(place / "store")]
+        for _ in range(settings.kills):
+            moment, kept = draw.uniform(0.5, 0.9) * calm, rows(place / "store")
+            process = subprocess.Popen(line)
+            time.sleep(moment)
+            process.kill()
+            process.wait()
+            now = rows(place / "store")
+            assert now >= kept
+            print(
+                f"killed after {moment:.1f} s: {now} of {settings.count} images in the store, {now - kept} of them new"
+            )
+        kept = rows(place / "store")
+        subprocess.run(line, check=True)
+        trained = load_run(run, "cpu", store=place / "store")
+        whole = trained.gallery(place / "index").embedded
+        print("index:", same(whole, trained.gallery(place / "calm").embedded))
+        twice = rows(place / "store") - settings.count
+        print(f"after {settings.kills} kills the last command embedded {settings.count - kept} images, {twice} of "
+              f"which the store had; a shard has {SHARD} images, to a batch")  # fmt: skip
+        assert twice == 0
+        changed(place, folder, run, settings.count)
+
+
+def changed(place: Path, folder: Path, run: Path, count: int) -> None:
+    """Adds, deletes and replaces images."""
+    added, deleted, replaced = count // 50, count // 100, count // 200
+    files = sorted(folder.glob("*/*.jpg"))
+    generator = np.random.default_rng(1)
+    chosen = [files[number] for number in generator.permutation(len(files))]
+    for file in chosen[:deleted]:
+        file.unlink()
+    for number in range(added):
+        shutil.copy(chosen[-1 - number], folder / "class 00" / f"added {number}.jpg")
+    for file in chosen[deleted : deleted + replaced]:
+        Image.fromarray(generator.integers(256, size=(60, 80, 3), dtype=np.uint8)).save(file)
+    begun, processors = time.perf_counter(), os.times()
+    again = load_run(run, "cpu", store=place / "store").embed_folder(folder)
+    taken = time.perf_counter() - begun
+    used = sum(os.times()[:4]) - sum(processors[:4])
+    print(f"{added} added, {deleted} deleted, {replaced} replaced: {again.new} embedded in {taken:.1f} s, {used:.1f} s "
+          "of processors, the network's loading included")  # fmt: skip
+    assert again.new == added + replaced
+    print("from scratch:", same(again, load_run(run, "cpu", store=place / "scratch").embed_folder(folder)))
+
+
+if __name__ == "__main__":
+    main()
