@@ -34,7 +34,7 @@ class Metric(StrEnum):
 
 
 @contextmanager
-def _skipped() -> Iterator[None]:
+def skipped() -> Iterator[None]:
     """Names the files that are left out, on stderr, and counts them."""
     from ..retrieval import heard
     from .output import stderr
@@ -64,7 +64,7 @@ def embed(
         raise ConfigError(f"-o {out}: wanted a file that ends in .npz")
     check_file("-o", out)
     trained = load_run(run, device.value)
-    with _skipped():
+    with skipped():
         embedded = trained.embed_folder(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_embeddings(embedded, out)
@@ -93,7 +93,7 @@ def index(
     from .output import stdout
 
     trained = load_run(run, device.value)
-    with _skipped():
+    with skipped():
         gallery = trained.index(folder, out, factory, effort)
     stdout().print(f"{len(gallery.embedded.paths)} images indexed: {gallery.place}")
     faiss = gallery.faiss
@@ -206,7 +206,7 @@ def cluster(
 
     trained = load_run(run, device.value)
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
-    with _skipped(), _sheets_drawn() as drawn:
+    with skipped(), _sheets_drawn() as drawn:
         result = trained.cluster(folder, number, out, smallest=smallest, sheets=sheets, progress=drawn)
     if as_json:
         print_json(result.as_json())
