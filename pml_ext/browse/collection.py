@@ -196,7 +196,7 @@ class Collection:
         chosen = some_of(len(self), MAPPED[method], seed=0)
         points = directions(self.points[chosen]).numpy()
         how = {"tsne": "t-SNE", "pca": "principal components"}[method]
-        drawn = f"{len(chosen)} of {len(self)} images, drawn at random" if len(chosen) < len(self) else "all images"
+        drawn = f"{len(chosen):,} of {len(self):,} images, drawn at random" if len(chosen) < len(self) else "all images"
         if len(points) < 2 or bool(np.ptp(points, axis=0).max() <= ONE_POINT):
             flat = np.full((len(points), 2), 0.5, dtype=np.float32)
             return Map(chosen.numpy(), flat, f"{drawn}: they lie on one point")

@@ -14,7 +14,10 @@ OWN = "browse"  # the folder in a run's folder with an index of another folder t
 
 
 def open_collections(
-    runs: Sequence[Path], folder: Path | None = None, device: str = "auto", tell: Callable[[str], None] = warnings.warn
+    runs: Sequence[str | Path],
+    folder: str | Path | None = None,
+    device: str = "auto",
+    tell: Callable[[str], None] = warnings.warn,
 ) -> list[Collection]:
     """The collections of runs, all of one folder of images.
 
@@ -33,9 +36,9 @@ def open_collections(
     collections: list[Collection] = []
     for place in runs:
         run = load_run(place, device)
-        gallery = run.gallery() if folder is None else _gallery_of(run, folder, tell)
+        gallery = run.gallery() if folder is None else _gallery_of(run, Path(folder), tell)
         folder = gallery.embedded.folder
-        collections.append(Collection(_name(place, collections), run, gallery))
+        collections.append(Collection(_name(Path(place), collections), run, gallery))
     return collections
 
 

@@ -189,10 +189,8 @@ class _Page:
                 collection = self.collections[which]
                 grouping = collection.clusters(_number(number)) if color == "cluster" else None
                 points = views.map_points(which, collection, _METHODS[method], grouping)
-            about = (
-                f"{len(points['points']):,} points: {points['note']}. Point at one to see it, click for its nearest; "
-            )
-            return points, about + "wheel: zoom, drag: move."
+            about = points["note"][0].upper() + points["note"][1:]
+            return points, f"{about}. Point at one to see it, click for its nearest; wheel: zoom, drag: move."
 
         inputs = [which, method, color, number]
         for event in (tab.select, which.change, method.change, color.change, number.submit):

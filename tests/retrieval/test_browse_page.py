@@ -207,7 +207,7 @@ def test_a_browser(served, sink, tmp_path):
         page.get_by_text("40: wanted from 1 to the 22 images").wait_for()
 
         page.get_by_role("tab", name="Map").click()
-        page.get_by_text("22 points: all images; t-SNE").wait_for()
+        page.get_by_text("All images; t-SNE").wait_for()
         page.locator(".pml-map .legend span", has_text="price $5_$6").wait_for()
         edges = page.locator(".pml-map canvas").bounding_box()
         hover = page.locator(".pml-map .hover img")
