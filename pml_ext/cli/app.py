@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from ..errors import PmlExtError, one_line
 from .bench import bench
+from .browse import browse
 from .check import check
 from .compare import compare
 from .data import data
@@ -50,7 +51,7 @@ app.command("data")(data)
 app.command("bench")(bench)
 app.command("check")(check)
 app.command("new-plugin")(new_plugin)
-for command in (embed, index, query, cluster, export):
+for command in (embed, index, query, cluster, browse, export):
     app.command(command.__name__)(command)
 
 

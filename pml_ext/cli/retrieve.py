@@ -44,7 +44,7 @@ class Metric(StrEnum):
 
 
 @contextmanager
-def _skipped() -> Iterator[None]:
+def skipped() -> Iterator[None]:
     """Names the files that are left out, on stderr, and counts them."""
     from ..retrieval import heard
     from .output import stderr
@@ -79,7 +79,7 @@ def embedding(
             load_run(run, device.value, workers, store).embed_folder(folder)
             yield None
             return
-        with _skipped(), embedding_progress(stderr()) as listener:
+        with skipped(), embedding_progress(stderr()) as listener:
             yield load_run(run, device.value, workers, store, listener)
 
 
