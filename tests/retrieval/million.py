@@ -169,7 +169,7 @@ def main() -> None:
             print(f"  shell: import torch {shell['torch']:.2f} s; query {shell['warm']:.2f} s, {shell['above']:.2f} s "
                   f"above it ({shell['processors']:.2f} of processors); the first time {shell['cold']:.2f} s; "
                   f"memory above importing {shell['memory'] / bytes_of_all:.2f} x the embeddings")  # fmt: skip
-            python = from_python(run, index, query, 4 * given.turns)
+            python = from_python(run, index, query, 100)
             print(f"  Python: first query {1e3 * python['first']:.1f} ms, further ones "
                   f"{1e3 * python['second']:.1f} ms; embedding and faiss alone {1e3 * python['faiss']:.1f} ms: "
                   f"{python['second'] / python['faiss']:.2f} x", flush=True)  # fmt: skip
