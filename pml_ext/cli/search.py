@@ -241,7 +241,9 @@ def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None,
         rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
         print_table(["group", "path"], rows, right=[0])
     images = sum(map(len, groups))
-    stdout().print(f"{len(groups)} groups of {images} images within {radius:g} of another (--radius)")
+    stdout().print(
+        f"{len(groups)} group{'s' * (len(groups) != 1)} of {images} images within {radius:g} of another (--radius)"
+    )
 
 
 def _draw(

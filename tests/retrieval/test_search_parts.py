@@ -92,7 +92,7 @@ def test_the_command_lists_near_duplicates(command, runs_one, few, tmp_path):
     done = command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, *place)
     assert done.returncode == 0, done.stderr
     assert "copy $1_3.png" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 groups of 2 images within 0.001 of another (--radius)"
+    assert done.stdout.splitlines()[-1] == "1 group of 2 images within 0.001 of another (--radius)"
     told = json.loads(command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
     assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
     for options in (["--beside", runs_one.folder], [file], ["--within", "0"]):
