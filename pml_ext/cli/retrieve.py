@@ -155,7 +155,7 @@ def cluster(
     paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
     rows = [
         [str(each.number), str(len(each.members))]
-        + [printable(each.name), f"{each.share or 0:.0%}"] * classes
+        + [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"] * classes
         + [printable(", ".join(paths[member] for member in each.members[:3]))]
         for each in result.clusters
     ]
