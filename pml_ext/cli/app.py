@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from ..errors import PmlExtError, one_line
 from .bench import bench
 from .check import check
+from .compare import compare
 from .data import data
 from .listing import list_names
 from .plugins import plugins
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("report")(report)
+app.command("compare")(compare)
 app.command("list")(list_names)
 app.command("show")(show)
 app.command("plugins")(plugins)

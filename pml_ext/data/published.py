@@ -244,7 +244,7 @@ def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared
         both = {entry.name for entry in entries} & trained if part != "train" and not shared_classes else set()
         if both:
             raise DataError(
-                f"{listed_in}: {len(both)} classes are in train and in {part}, {min(both)} first; "
+                f"{listed_in}: {len(both)} of the classes of train are in {part} too, {min(both)} first; "
                 "test classes must not be trained on: take their lines out of one"
             )
 

@@ -62,4 +62,6 @@ def some_of(count: int, most: int, seed: int) -> Tensor:
 
 def directions(points: Tensor) -> Tensor:
     """Rows of length 1, on the CPU; in float64 meanwhile, where lengths of collapsed embeddings do not overflow."""
+    if points.ndim != 2:
+        raise ValueError(f"embeddings of the shape {list(points.shape)}, wanted [N, D]")
     return torch.nn.functional.normalize(points.cpu().double()).float()

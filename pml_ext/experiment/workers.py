@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
-import re
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from ..data import LabelledImages
 from ..errors import DataError, shortened
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators of loaders that may have workers
-_DEAD = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) ?(.*)", re.DOTALL)
 
 
 class Watched(Dataset[tuple[Tensor, int]]):
@@ -61,36 +58,37 @@ class Watched(Dataset[tuple[Tensor, int]]):
         Raises:
             DataError: a worker died; the text has the image that it had.
         """
-        with self._naming(()):
-            reading: Any = iter(loader)
-        if loader.num_workers > 0:
-            _open.add(reading)
-            if reading._worker_pids_set:
-                signal_handling._remove_worker_pids(id(reading))  # type: ignore[attr-defined]  # torch has no setting
-                reading._worker_pids_set = False
-        while True:
-            with self._naming(processes_of(reading)):
-                batch = next(reading, None)
-            if batch is None:
-                return
-            yield batch
-
-    @contextlib.contextmanager
-    def _naming(self, workers: Sequence[int]) -> Iterator[None]:
+        reading: Any = None
         try:
-            yield
-        except RuntimeError as error:
-            match = _DEAD.search(str(error))
-            if match is None:
+            reading = iter(loader)
+            if loader.num_workers > 0:
+                _open.add(reading)
+                if reading._worker_pids_set:
+                    signal_handling._remove_worker_pids(id(reading))  # type: ignore[attr-defined]  # torch has no setting
+                    reading._worker_pids_set = False
+            yield from reading
+        except (RuntimeError, EOFError, OSError) as error:
+            # torch's own, or what is seen of a process that ended while it passed a batch on
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
                 raise
-            dead = [int(number) for number in match[1].split(",") if number.strip()]
-            numbers = [int(self._reading[slot, 1]) for slot, process in enumerate(workers) if process in dead]
-            names = ", ".join(self._name(number) for number in numbers if number >= 0) or "no image yet"
-            how = shortened(match[2], 100).rstrip(".") or "ended"
-            raise DataError(
-                f"a data-loader worker (process {', '.join(map(str, dead))}) died: {how}; it read {names}. If memory "
-                "ran out, lower data.workers; else mend or remove the file"
-            ) from error
+            dead = self._dead(reading)
+            if not dead and not isinstance(error, RuntimeError):
+                raise
+            how = "; ".join(dead) or shortened(error, 200)
+            raise DataError(f"a data-loader worker died: {how}. If memory ran out, lower data.workers; else mend or "
+                            "remove the file") from error  # fmt: skip
+
+    def _dead(self, reading: Any) -> list[str]:
+        """What is known of each worker that has ended: its number, how, and the image that it had."""
+        told = []
+        for slot, process in enumerate(getattr(reading, "_workers", [])):
+            process.join(timeout=0.1)
+            if code := process.exitcode:
+                how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                number = int(self._reading[slot, 1])
+                image = self._name(number) if number >= 0 else "no image yet"
+                told.append(f"process {process.pid}, {how}, while it read {image}")
+        return told
 
     def _name(self, number: int) -> str:
         paths = getattr(self._images, "paths", None)

@@ -103,7 +103,7 @@ def test_lists_that_do_not_fit(tmp_path):
         sop.read(place, 64, COUNTS)
     jpeg(place / "bicycle_final" / "1000_9.JPG")
     test.write_text(whole + "7 1 1 bicycle_final/1000_9.JPG\n")
-    with pytest.raises(DataError, match="1 classes are in train and in test, bicycle_final/1000 first"):
+    with pytest.raises(DataError, match="1 of the classes of train are in test too, bicycle_final/1000 first"):
         sop.read(place, 64, COUNTS)
     test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
     jpeg(place / "mug_final" / "1003_9.JPG")
@@ -184,7 +184,7 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
     ("row", "message"),
     [("7,photos/3.jpg,test,,,,,,", "line 5: found split 'test', wanted train or validation"),
      ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
-     ("10,photos/3.jpg,validation,True,True,,,,", "1 classes are in train and in validation, 10 first"),
+     ("10,photos/3.jpg,validation,True,True,,,,", "1 of the classes of train are in validation too, 10 first"),
      ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
      ("7,photos/3.jpg,validation,yes,True,,,,", "line 5: found is_query 'yes', wanted True or False"),
      ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),

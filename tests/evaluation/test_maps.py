@@ -33,6 +33,8 @@ def test_four_classes_by_their_principal_components():
     assert few.texts[0].get_text() == "all images lie on one point"
     with pytest.raises(ValueError, match="draws from 1 to 8 classes, not 9"):
         figures.chosen_classes(embeddings, labels, classes=9)
+    with pytest.raises(ValueError, match=r"shape \[3\], wanted \[N, D\]"):
+        figures.chosen_classes(torch.ones(3), torch.tensor([5, 5, 5]))
 
 
 def test_images_stand_at_their_places():

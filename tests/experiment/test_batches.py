@@ -207,7 +207,7 @@ class Deadly(torch.utils.data.Dataset):
 
 
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
-    wanted = r"worker \(process \d+\) died: exited unexpectedly; it read photographs/13.jpg"
+    wanted = r"worker died: process \d+, ended by SIGKILL, while it read photographs/13.jpg\. If memory"
     reader = BatchReader(SeededImages(Deadly()), 2, CPU)
     with pytest.raises(DataError, match=wanted):
         list(reader.read(EpochBatches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))

@@ -241,7 +241,7 @@ def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path):
     assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
     told = CliRunner().invoke(app, ["list", "tables", "--json", "--runs", str(tmp_path / "runs")])
     assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2") == table
-    told = CliRunner().invoke(app, ["list", "tables", "--runs", str(tmp_path / "none")], env={"COLUMNS": "250"})
+    told = CliRunner().invoke(app, ["list", "tables", "--runs", str(tmp_path / "runs")], env={"COLUMNS": "250"})
     (line,) = (line for line in told.stdout.splitlines() if line.startswith("mine/fig-1"))
     assert "nothing is trained" in line
 

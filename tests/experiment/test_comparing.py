@@ -1,0 +1,92 @@
+"""Finished runs side by side, against scipy on the numbers themselves."""
+
+import json
+import math
+
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from pml_ext.cli.app import app
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.experiment.comparing import difference, groups_below
+from pml_ext.files import write_json, write_toml
+
+ONE = [0.70, 0.72, 0.71, 0.75, 0.69]
+OTHER = [0.73, 0.74, 0.72, 0.75, 0.74]
+
+
+def finished(folder, recipe, seed, recall, **settings):
+    folder.mkdir(parents=True)
+    tables = {"description": "a test", "loss": {"name": "cbml", **settings}, "data": {"name": "digits"}}
+    write_toml(folder / "recipe.toml", tables | {"run": {"recipe": recipe, "seed": seed}}, "run")
+    after = {"recall_at_1": recall, "map_at_r": recall / 2, "nmi": 0.5, "k": "word"}
+    write_json(folder / "metrics.json", {"recipe": recipe, "seed": seed, "after": after, "seconds": {"total": 1.0}})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed, (one, other) in enumerate(zip(ONE, OTHER, strict=True)):
+        finished(tmp_path / f"runs/{seed}", "cbml/a", seed, one, mvc_weight=1.0)
+        finished(tmp_path / f"runs/without/{seed}", "cbml/a", seed, other, mvc_weight=0.0)
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["compare", *map(str, words)])
+
+
+def test_differences_are_of_the_same_seeds_and_tested_in_pairs(folder):
+    (folder / "runs/0/metrics.json").unlink()  # a seed that only the other has: pairs are by seed, not by place
+    one, other = groups_below([folder / "runs"])
+    assert (one.name, other.name) == ("cbml/a", "cbml/a loss.mvc_weight=0.0")
+    mine = difference(one.values("after", "recall_at_1"), other.values("after", "recall_at_1"))
+    gains = [b - a for a, b in zip(ONE[1:], OTHER[1:], strict=True)]
+    assert mine.pairs == 4
+    assert mine.mean == pytest.approx(sum(gains) / 4)
+    assert mine.p == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+
+
+def test_what_no_test_can_weigh():
+    same = difference({0: 0.5, 1: 0.6}, {0: 0.5, 1: 0.6})
+    assert (same.mean, same.std, same.pairs) == (0, 0, 2)
+    assert math.isnan(same.p)
+    assert math.isnan(difference({0: 0.5}, {0: 0.6}).p)
+    assert difference({0: 0.5}, {1: 0.6}).pairs == 0
+
+
+def test_the_command_prints_rows_and_differences(folder):
+    result = run(folder / "runs")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert any(
+        line.split() == ["cbml/a", "5", "71.4", "±", "2.3", "35.7", "±", "1.2", "50.0", "±", "0.0"] for line in lines
+    )
+    p = stats.ttest_rel(OTHER, ONE).pvalue
+    assert any("loss.mvc_weight=0.0" in line and "+2.2 ± 1.9" in line and f"{p:.3f}" in line for line in lines)
+    value = json.loads(run(folder / "runs", "--json", "--metric", "nmi").stdout)
+    assert value["recipes"][0]["nmi"]["values"] == [0.5] * 5
+    assert value["differences"][0]["nmi"] == {"mean": 0.0, "std": 0.0, "p": None, "pairs": 5}
+
+
+def test_what_cannot_be_compared_is_refused(folder):
+    with pytest.raises(ConfigError, match="no such folder"):
+        groups_below([folder / "nowhere"])
+    (folder / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"no finished run in it .* type: pml-ext train"):
+        groups_below([folder / "empty"])
+    for words, text in ((["--metric", "k"], "--metric k: cbml/a has recall_at_1"), (["--phase", "x"], "has after")):
+        result = run(folder / "runs", *words)
+        assert text in str(result.exception)
+    finished(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
+    with pytest.raises(ConfigError, match="the same recipe, settings and seed, but other results"):
+        groups_below([folder / "runs", folder / "again"])
+    (folder / "again/0/recipe.toml").write_text("[run")
+    with pytest.raises(DataError, match="not the recipe of a run"):
+        groups_below([folder / "again"])
+
+
+def test_a_run_named_twice_counts_once(folder):
+    one, other = groups_below([folder / "runs/without", folder / "runs"])
+    assert [len(one.runs), len(other.runs)] == [5, 5]
+    assert other.name == "cbml/a loss.mvc_weight=1.0"
