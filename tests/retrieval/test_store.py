@@ -353,7 +353,7 @@ def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
         return torch.zeros(1, 8, 8, dtype=torch.uint8)
 
     monkeypatch.setattr("pml_ext.retrieval.reading.read_image", deadly)
-    with pytest.raises(DataError, match=r"a data-loader worker died.*0003.png"):
+    with pytest.raises(DataError, match=r"a data-loader worker.* died.*0003.png"):
         make(workers=1).embed_folder(images, batch_size=2)
     assert not shards(images)
 
