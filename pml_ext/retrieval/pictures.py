@@ -32,7 +32,7 @@ Source = tuple[str, Sequence[Answer], Path]
 def thumbnail(path: Path, channels: int = 3, longest: int = _SHOWN) -> Image.Image:
     """A small picture of an image file, upright; a JPEG is decoded at an eighth of its size where that is enough.
 
-    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all of its pixels (``tests/retrieval/sheets.py``).
+    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``tests/retrieval/sheets.py``).
 
     Args:
         path: the file.
