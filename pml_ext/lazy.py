@@ -11,6 +11,23 @@ from typing import Any
 from .errors import needs_extra
 
 
+def check_there(packages: Iterable[str], extra: str, what: str) -> None:
+    """Refuses to go on without the packages of an extra, and imports none of them.
+
+    Args:
+        packages: which.
+        extra: of ``pml-ext``, which brings them.
+        what: needs them, as the start of a sentence.
+
+    Raises:
+        MissingExtraError: one of them is not installed.
+    """
+    with needs_extra(extra, what):
+        for name in packages:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 def lazily(package: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package that imports a module when one of its names is asked for.
 
@@ -26,10 +43,7 @@ def lazily(package: str, extra: str = "", what: str = "", needs: Iterable[str] =
     Raises:
         MissingExtraError: one of these is not installed.
     """
-    with needs_extra(extra, what):
-        for name in needs:
-            if importlib.util.find_spec(name) is None:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    check_there(needs, extra, what)
     places: dict[str, str] = {}
 
     def get(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +30,10 @@ def browse(
     """
     from ..browse import open_collections
     from ..browse.server import listening, serve
-    from ..errors import needs_extra
+    from ..lazy import check_there
     from .output import stderr, stdout
 
-    with needs_extra("browse", "pml-ext browse"):
-        if find_spec("gradio") is None:  # said before a folder is indexed
-            raise ModuleNotFoundError(name="gradio")
+    check_there(("gradio",), "browse", "pml-ext browse")  # said before a folder is indexed
     there = listening(port)
     with there:
         with skipped():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import needs_extra
+from ..lazy import check_there
 
+check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
     from .cache import Prepared, prepare

@@ -240,7 +240,7 @@ def test_a_taken_port_is_said_in_a_line(served, command):
 
 
 def test_without_gradio_the_extra_is_named(served, command, monkeypatch):
-    monkeypatch.setattr("pml_ext.cli.browse.find_spec", lambda name: None)
+    monkeypatch.setattr("pml_ext.lazy.importlib.util.find_spec", lambda name: None)
     done = command("browse", served.place / "run0", "--no-open")
     assert done.returncode == 2
     assert done.stderr == (
