@@ -285,6 +285,16 @@ def write_sealed(path: Path, write: Callable[[Path], Any]) -> None:
     write_atomically(path, write_and_seal)
 
 
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits.
+
+    Args:
+        path: of the file.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check_seal(file: IO[bytes]) -> None:
     """Checks that an open file is what :func:`write_sealed` wrote; afterwards it stands at its beginning.
 

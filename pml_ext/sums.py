@@ -6,13 +6,12 @@ the file itself has no room for a checksum.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import DataError
-from .files import is_left_over, write_text
+from .files import is_left_over, sha256_of, write_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
@@ -28,7 +27,8 @@ def write_sums(folder: Path, leave_out: Callable[[str], bool], anew: Callable[[s
     """
     old = _read(folder) or {}
     sums = {
-        name: _sum(folder / name) if anew(name) or name not in old else old[name] for name in _names(folder, leave_out)
+        name: sha256_of(folder / name) if anew(name) or name not in old else old[name]
+        for name in _names(folder, leave_out)
     }
     write_text(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
@@ -54,7 +54,7 @@ def changed_files(folder: Path) -> list[str]:
     sums = _read(folder)
     if sums is None:
         return [SUMS] if (folder / SUMS).exists() else []
-    return [name for name in sums if (folder / name).is_file() and _sum(folder / name) != sums[name]]
+    return [name for name in sums if (folder / name).is_file() and sha256_of(folder / name) != sums[name]]
 
 
 def gone_files(folder: Path) -> list[str]:
@@ -74,7 +74,7 @@ def is_summed(folder: Path, name: str) -> bool:
         name: its path in the folder.
     """
     wanted = (_read(folder) or {}).get(name)
-    return wanted is not None and (folder / name).is_file() and _sum(folder / name) == wanted
+    return wanted is not None and (folder / name).is_file() and sha256_of(folder / name) == wanted
 
 
 def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
@@ -89,7 +89,7 @@ def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
         DataError: the text says how it is written again.
     """
     wanted = (_read(folder) or {}).get(name)
-    if wanted is not None and (digest or _sum(folder / name)) != wanted:
+    if wanted is not None and (digest or sha256_of(folder / name)) != wanted:
         raise DataError(f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
                         f"{folder / 'metrics.json'} and train with --resume: it is written again")  # fmt: skip
 
@@ -112,8 +112,3 @@ def _names(folder: Path, leave_out: Callable[[str], bool]) -> Iterator[str]:
         own = name != SUMS and not leave_out(name) and not is_left_over(path)
         if own and path.is_file() and _LINE.fullmatch(f"{'0' * 64}  {name}"):
             yield name
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

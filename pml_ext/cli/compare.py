@@ -78,16 +78,12 @@ def _check(groups: list[Group], phase: str, metrics: list[str]) -> None:
 
 
 def _spread(group: Group, phase: str, metric: str) -> str:
-    mean, std = _mean_and_std(list(group.values(phase, metric).values()))
-    return f"{100 * mean:.1f} ± {100 * std:.1f}" if math.isfinite(mean) else ""
+    from ..experiment.runs import spread
 
-
-def _mean_and_std(values: list[float]) -> tuple[float, float]:
-    import statistics
-
-    if not values:
-        return math.nan, math.nan
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    if not (values := group.values(phase, metric)):
+        return ""
+    about = spread([*values.values()])
+    return f"{100 * about['mean']:.1f} ± {100 * about['std']:.1f}"
 
 
 def _cells(mine: Difference) -> tuple[str, str]:
@@ -98,16 +94,12 @@ def _cells(mine: Difference) -> tuple[str, str]:
 
 
 def _as_dict(group: Group, phase: str, metrics: list[str]) -> dict[str, Any]:
-    values = {name: group.values(phase, name) for name in metrics}
-    return {
-        "recipe": group.name,
-        "seeds": sorted(group.runs),
-        **{
-            name: dict(zip(("mean", "std"), map(_finite, _mean_and_std(list(mine.values()))), strict=True))
-            | {"values": [*mine.values()]}
-            for name, mine in values.items()
-        },
-    }
+    from ..experiment.runs import spread
+
+    values = {name: [*group.values(phase, name).values()] for name in metrics}
+    about = {name: {**(spread(mine) if mine else {"mean": None, "std": None}), "values": mine}
+             for name, mine in values.items()}  # fmt: skip
+    return {"recipe": group.name, "seeds": sorted(group.runs), **about}
 
 
 def _plain(mine: Difference) -> dict[str, float | int | None]:

@@ -14,7 +14,7 @@ with needs_extra("train", "a data set"):
     from .digits import digits, digits_unseen
     from .download import check_archives
     from .download import get as get_archives
-    from .folder import folder, image_files, visible_files
+    from .folder import folder
     from .omniglot import omniglot_small
     from .published import About
     from .reading import Box, image_tensor, read_image
@@ -68,7 +68,6 @@ __all__ = [
     "folder",
     "get_archives",
     "hold_out_classes",
-    "image_files",
     "image_tensor",
     "omniglot_small",
     "prepare",
@@ -76,5 +75,4 @@ __all__ = [
     "raw_pixels",
     "read_image",
     "table",
-    "visible_files",
 ]

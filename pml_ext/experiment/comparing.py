@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from ..errors import ConfigError, DataError, shortened
+from ..errors import ConfigError, DataError, one_line, shortened
 from ..files import DamagedError, read_toml
 from .runs import read_metrics
 
@@ -23,7 +23,7 @@ class Group:
     """Finished runs of one recipe with the same settings.
 
     Args:
-        name: the recipe's, and the settings in which it differs from the group before of that name.
+        name: the recipe's, and the settings in which groups of that name differ.
         tables: the recipe.
         runs: what stands in ``metrics.json``, by seed.
     """
@@ -102,36 +102,40 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
             metrics = read_metrics(place / "metrics.json")
             number = next((i for i, group in enumerate(groups) if group.tables == tables), len(groups))
             if number == len(groups):
-                groups.append(Group(_named(name, tables, groups), tables))
+                groups.append(Group(name, tables))
             before = places.setdefault((number, seed), place)
             if before != place and groups[number].runs[seed]["after"] != metrics["after"]:
                 raise ConfigError(
                     f"{before} and {place}: the same recipe, settings and seed, but other results; name one of the two"
                 )
             groups[number].runs[seed] = metrics
+    _name_apart(groups)
     return groups
 
 
 def _read(place: Path) -> tuple[str, int, Tables]:
     try:
         tables = read_toml(place / "recipe.toml", "run")
-    except (DamagedError, OSError) as error:
-        raise DataError(f"{place / 'recipe.toml'}: not the recipe of a run ({shortened(error, 200)})") from None
-    about = tables.pop("run")
+        about = tables.pop("run")
+        name, seed = str(about["recipe"]), int(about["seed"])
+    except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{place / 'recipe.toml'}: not the recipe of a run ({shortened(one_line(error), 200)})"
+        ) from None
     for words in ("paper", "description"):
         tables.pop(words, None)
-    return about["recipe"], about["seed"], tables
+    return name, seed, tables
 
 
-def _named(name: str, tables: Tables, groups: Sequence[Group]) -> str:
-    """A recipe's name; where a group has it already, with the settings that differ from that."""
-    same = next((group for group in groups if group.name == name), None)
-    if same is None:
-        return name
-    mine, others = _flat(tables), _flat(same.tables)
-    changed = [f"{key}={mine[key]}" for key in mine if mine[key] != others.get(key)]
-    changed += [f"{key} left out" for key in others if key not in mine]
-    return f"{name} {' '.join(changed)}"
+def _name_apart(groups: Sequence[Group]) -> None:
+    """Gives groups of one recipe the settings in which they differ."""
+    for name in {group.name for group in groups}:
+        same = [group for group in groups if group.name == name]
+        settings = [_flat(group.tables) for group in same]
+        keys = [key for key in dict.fromkeys(key for each in settings for key in each)
+                if any(each.get(key) != settings[0].get(key) for each in settings)]  # fmt: skip
+        for group, mine in zip(same, settings, strict=True):
+            group.name = " ".join([name, *(f"{key}={mine[key]}" if key in mine else f"{key} left out" for key in keys)])
 
 
 def _flat(tables: Tables, prefix: str = "") -> dict[str, Any]:

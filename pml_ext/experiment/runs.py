@@ -175,13 +175,18 @@ def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[
         mine = [result for result in results if result["recipe"] == name]
         phases = [phase for phase, value in mine[0].items() if isinstance(value, dict) and "recall_at_1" in value]
         summary[name] = {
-            phase: {metric: _spread([result[phase][metric] for result in mine]) for metric in mine[0][phase]}
+            phase: {metric: spread([result[phase][metric] for result in mine]) for metric in mine[0][phase]}
             for phase in phases
         }
     return summary
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean and sample standard deviation, 0 for one value.
+
+    Args:
+        values: one or more.
+    """
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 

@@ -11,8 +11,6 @@ from ..evaluation import default_neighbours, has_faiss
 
 _ROWS = 1 << 16  # of some images, copied at a time
 
-__all__ = ["has_faiss", "nearest_among", "nearest_of"]
-
 
 def nearest_of(points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest of all references.

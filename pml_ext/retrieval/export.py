@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import needs_extra
-from ..files import write_atomically, write_json, write_text
+from ..files import sha256_of, write_atomically, write_json, write_text
 from ..network import Network
 from ..sums import is_summed, write_sums
 from .card import CARD
@@ -60,10 +59,10 @@ def write_export(
         whole = copy.deepcopy(Normalized(network.trunk, network.embedder)).cpu().eval()
         differences = {name: _GRAPHS[name](folder / name, whole, images) for name, images in graphs.items()}
     write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
-    described: dict[str, Any] = {"weights": {"file": WEIGHTS, "sha256": _sum(folder / WEIGHTS)}}
+    described: dict[str, Any] = {"weights": {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}}
     for name, difference in differences.items():
         key = "onnx" if name == ONNX else "torch_export"
-        described[key] = {"file": name, "sha256": _sum(folder / name), "largest_difference": difference}
+        described[key] = {"file": name, "sha256": sha256_of(folder / name), "largest_difference": difference}
     write_json(folder / ABOUT, {**about, **described})
     return differences
 
@@ -84,8 +83,3 @@ def write_card(folder: Path, text: str, files: Mapping[str, float]) -> None:
     else:
         write_text(folder / CARD, text)
     write_sums(folder, leave_out=lambda name: name not in own)
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError, needs_extra
-from .exact import has_faiss, nearest_of
+from ..evaluation import has_faiss
+from .exact import nearest_of
 
 TARGET = 0.95  # recall@10 that the effort is chosen for
 SAMPLE, NEIGHBOURS = 200, 10  # images that ask, and the exact answers of each, for measured recall

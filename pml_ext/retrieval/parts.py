@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import UnwritableError
-from ..files import writing
+from ..files import sha256_of, writing
 
 WHOLE = 32_000_000  # bytes up to which a file is read whole when an index is opened
 _PIECES, _PIECE = 64, 4096
@@ -61,8 +61,7 @@ def write_part(path: Path, write: Callable[[Path], None]) -> dict[str, str | int
             raise UnwritableError(f"{path}: cannot be written ({reason}); what was written before stays") from error
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"file": path.name, "bytes": path.stat().st_size, "sha256": digest, "pieces": _pieces(path)}
+        return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path), "pieces": _pieces(path)}
 
 
 def check_part(place: Path, part: Part, about: str, thorough: bool = False) -> Path:
@@ -85,11 +84,7 @@ def check_part(place: Path, part: Part, about: str, thorough: bool = False) -> P
         size = path.stat().st_size
         if size != part.bytes:
             raise UnfitError(f"{path}: {size:,} bytes, not the {part.bytes:,} that {about} was written for")
-        if thorough or size <= WHOLE:
-            with path.open("rb") as file:
-                same = hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
-        else:
-            same = _pieces(path) == part.pieces
+        same = sha256_of(path) == part.sha256 if thorough or size <= WHOLE else _pieces(path) == part.pieces
     except FileNotFoundError:
         raise UnfitError(f"{path}: missing") from None
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,3 @@ def _rows(
                 for path, distance, name in nearest
             ],
         )
-
-
-def as_png(figure: Figure) -> Callable[[Path], None]:
-    """What writes a figure to a path, whatever the path ends in."""
-    return lambda path: figure.savefig(path, format="png")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from ..errors import ConfigError, DataError, shortened
 from ..experiment import checkpoint
 from ..experiment.recipe import Recipe, build_network, load_recipes
-from ..files import DamagedError, read_json, read_toml
+from ..files import DamagedError, read_json, read_toml, sha256_of
 from ..models import builtin_trunk
 from ..network import Network, Preprocessing
 from ..sums import check_unchanged
@@ -91,9 +90,7 @@ class RunFiles:
 
     def _read_weights(self, device: torch.device) -> tuple[str, dict[str, Any]]:
         """The SHA-256 of ``model.pt``, and what is in it."""
-        with (self.folder / _WEIGHTS).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return digest, checkpoint.load(self.folder / _WEIGHTS, device)
+        return sha256_of(self.folder / _WEIGHTS), checkpoint.load(self.folder / _WEIGHTS, device)
 
     def network(self) -> Network:
         """The trained network; can be had once.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..data import image_files
 from ..devices import choose_device
 from ..errors import ConfigError
 from ..experiment.recipe import build_loss, loss_context
@@ -18,6 +17,7 @@ from .checks import check_folder, check_images_folder
 from .embedding import Embedded, HowToRead, ImageEmbedder, Images, Listener
 from .index import Gallery
 from .indexed import IndexedRun
+from .listing import list_folder
 from .reading import check_workers
 from .run_files import RunFiles
 from .search import Answer
@@ -229,7 +229,7 @@ class TrainedRun(IndexedRun):
         if sheets < 0:
             raise ConfigError(f"--sheets {sheets}: wanted 0 or more")
         check_clusters(clusters, smallest, 0, str(source))
-        check_clusters(clusters, smallest, len(image_files(source)), str(source))
+        check_clusters(clusters, smallest, len(list_folder(source).names), str(source))
         grouping = group(self.embed_folder(source), clusters, smallest)
         return write_clusters(place, grouping, self.network.preprocessing.channels, sheets, progress)
 

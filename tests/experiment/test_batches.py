@@ -1,6 +1,7 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, 
 from pml_ext.experiment.embedding import embed_batches
 from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
 from pml_ext.experiment.stages import build_stages
-from pml_ext.experiment.workers import begin, processes_of
+from pml_ext.experiment.workers import Watched, begin, processes_of
 
 CPU = torch.device("cpu")
 
@@ -214,6 +215,38 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+
+
+class Cut:
+    """A loader whose worker, ended, has left a batch that cannot be had."""
+
+    num_workers = 0
+
+    def __init__(self, error):
+        self.error, process = error, multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
+        process.start()
+        self._workers = [process]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._workers[0].join()
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError(), ConnectionResetError("reset"), RuntimeError("DataLoader worker (pid 1)")]
+)
+def test_a_worker_that_ends_while_it_passes_a_batch_on_is_named(error):
+    with pytest.raises(DataError, match=r"worker died: process \d+, exit code 3, while it read no image yet\."):
+        list(Watched(Deadly(), 1).batches(Cut(error)))
+
+
+def test_what_is_no_death_of_a_worker_is_raised_as_it_is():
+    cut = Cut(RuntimeError("of the network"))
+    with pytest.raises(RuntimeError, match="of the network"):
+        list(Watched(Deadly(), 1).batches(cut))
 
 
 def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():

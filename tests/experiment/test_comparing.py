@@ -39,7 +39,7 @@ def run(*words):
 def test_differences_are_of_the_same_seeds_and_tested_in_pairs(folder):
     (folder / "runs/0/metrics.json").unlink()  # a seed that only the other has: pairs are by seed, not by place
     one, other = groups_below([folder / "runs"])
-    assert (one.name, other.name) == ("cbml/a", "cbml/a loss.mvc_weight=0.0")
+    assert (one.name, other.name) == ("cbml/a loss.mvc_weight=1.0", "cbml/a loss.mvc_weight=0.0")
     mine = difference(one.values("after", "recall_at_1"), other.values("after", "recall_at_1"))
     gains = [b - a for a, b in zip(ONE[1:], OTHER[1:], strict=True)]
     assert mine.pairs == 4
@@ -60,7 +60,9 @@ def test_the_command_prints_rows_and_differences(folder):
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert any(
-        line.split() == ["cbml/a", "5", "71.4", "±", "2.3", "35.7", "±", "1.2", "50.0", "±", "0.0"] for line in lines
+        line.split()
+        == ["cbml/a", "loss.mvc_weight=1.0", "5", "71.4", "±", "2.3", "35.7", "±", "1.2", "50.0", "±", "0.0"]
+        for line in lines
     )
     p = stats.ttest_rel(OTHER, ONE).pvalue
     assert any("loss.mvc_weight=0.0" in line and "+2.2 ± 1.9" in line and f"{p:.3f}" in line for line in lines)
@@ -75,15 +77,19 @@ def test_what_cannot_be_compared_is_refused(folder):
     (folder / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"no finished run in it .* type: pml-ext train"):
         groups_below([folder / "empty"])
-    for words, text in ((["--metric", "k"], "--metric k: cbml/a has recall_at_1"), (["--phase", "x"], "has after")):
+    for words, text in (
+        (["--metric", "k"], "--metric k: cbml/a loss.mvc_weight=1.0 has recall_at_1"),
+        (["--phase", "x"], "has after"),
+    ):
         result = run(folder / "runs", *words)
         assert text in str(result.exception)
     finished(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
     with pytest.raises(ConfigError, match="the same recipe, settings and seed, but other results"):
         groups_below([folder / "runs", folder / "again"])
-    (folder / "again/0/recipe.toml").write_text("[run")
-    with pytest.raises(DataError, match="not the recipe of a run"):
-        groups_below([folder / "again"])
+    for text in ("[run", "[run]\nrecipe = 'cbml/a'\n"):
+        (folder / "again/0/recipe.toml").write_text(text)
+        with pytest.raises(DataError, match="not the recipe of a run"):
+            groups_below([folder / "again"])
 
 
 def test_a_run_named_twice_counts_once(folder):
