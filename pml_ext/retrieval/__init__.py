@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from .checks import check_file, check_folder, printable, reason_of
     from .clusters import SHEET, SHEETS, Clusters
     from .duplicates import RADIUS
-    from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard, save_embeddings
+    from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard
     from .faiss_index import FaissIndex
     from .grouping import Cluster, Grouping, group
     from .index import INDEX, Gallery, IndexedImages, indexed_folder
     from .pictures import PICTURED, placeholder, thumbnail
+    from .saving import save_embeddings
     from .search import METRICS, Answer, RetrievalWarning
     from .store import STORE, StoreWarning
     from .table import Changes

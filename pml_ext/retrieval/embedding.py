@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
-from ..errors import ConfigError, DataError, needs_extra
+from ..errors import ConfigError, DataError
 from ..experiment.progress import Pace
-from ..files import write_atomically
 from ..network import Network
+from .kept import KeptFiles
 from .listing import Listing, list_folder
 from .reading import as_tensor, check_workers, default_workers, read_batches, several
 from .store import EmbeddingStore, Numbers, Places, StoreWarning, Waiting, opened_store
@@ -144,22 +144,35 @@ class ImageEmbedder:
             warnings.warn(f"{name} computes in float32: {error}", StoreWarning, stacklevel=4)
         facts = [weights, network.preprocessing.model_dump(), self.precision]
         self.identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        self._files = KeptFiles(EmbeddingStore(how.store, self.identity, network.embedding_size))
 
     @torch.no_grad()
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
         """Embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         _check_batch_size(batch_size)
-        batches = [
-            self._forward(torch.stack(batch).to(self.device), normalize)
-            for batch in _batches(map(self._image, several(images)), batch_size)
-        ]
+        batches = [self._embed_some(batch) for batch in _batches(map(self._input, several(images)), batch_size)]
         if not batches:
             raise DataError("no images to embed; wanted one or more")
         embeddings = torch.cat(batches)
         bad = (~embeddings.isfinite().all(1)).nonzero().flatten().tolist()
         if bad:
             raise self._not_finite(len(bad), len(embeddings), f"number {bad[0]}")
-        return embeddings
+        return nn.functional.normalize(embeddings) if normalize else embeddings
+
+    def _embed_some(self, images: Sequence[Path | Tensor]) -> Tensor:
+        """A batch of files and of transformed images; files by way of the store."""
+        files = {number: image for number, image in enumerate(images) if isinstance(image, Path)}
+        others = {number: image for number, image in enumerate(images) if isinstance(image, Tensor)}
+        parts = []
+        if files:
+            rows = self._files.embeddings([*files.values()], self._embed_files)
+            parts.append(torch.from_numpy(rows).to(self.device))
+        if others:
+            parts.append(self._forward(torch.stack([*others.values()])))
+        return torch.cat(parts)[np.argsort([*files, *others])]
+
+    def _embed_files(self, files: Sequence[Path]) -> NDArray[np.float32]:
+        return self._forward(torch.stack([self._image(path) for path in files])).cpu().numpy()
 
     @torch.no_grad()
     def embed_folder(self, folder: Path, normalize: bool, batch_size: int, workers: int | None = None) -> Embedded:
@@ -253,7 +266,7 @@ class ImageEmbedder:
         return result
 
     def _take(self, images: Tensor, numbers: Numbers, waiting: Waiting, result: _Pass) -> None:
-        embeddings = self._forward(images, normalize=False)
+        embeddings = self._forward(images)
         good = embeddings.isfinite().all(1).cpu().numpy()
         result.not_finite += numbers[~good].tolist()
         waiting.add(numbers[good].tolist(), embeddings.cpu().numpy()[good])
@@ -278,15 +291,21 @@ class ImageEmbedder:
             raise DataError(f"{listing.folder}: no readable image among {files} files{first}")
         return places, skipped
 
+    def _input(self, image: Any) -> Path | Tensor:
+        """A file as its path, since it may be in the store; anything else transformed, since it may be large."""
+        return Path(image) if isinstance(image, (str, os.PathLike)) else self._image(image)
+
     def _image(self, image: Any) -> Tensor:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 
-    def _forward(self, images: Tensor, normalize: bool) -> Tensor:
+    @torch.no_grad()
+    def _forward(self, images: Tensor) -> Tensor:
+        images = images.to(self.device)
         if self._memory_format is None:
             self._memory_format = _memory_format(self.network, images[:1])
         with autocast(self.device, self.precision):
             embeddings: Tensor = self.network(images.to(memory_format=self._memory_format))
-        return nn.functional.normalize(embeddings.float()) if normalize else embeddings.float()
+        return embeddings.float()
 
     def _not_finite(self, bad: int, images: int, first: str) -> DataError:
         return DataError(f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
@@ -325,47 +344,8 @@ def names_of(images: Images) -> list[str]:
     return [str(image) if isinstance(image, (str, Path)) else "" for image in several(images)]
 
 
-def save_embeddings(embedded: Embedded, path: Path) -> None:
-    """Writes embeddings, paths and classes to an ``.npz`` or ``.parquet`` file.
-
-    Args:
-        embedded: the images.
-        path: of the file; the columns of one that ends in ``.parquet`` are ``path``, ``class``, ``size``,
-            ``modified_ns`` and ``embedding``. Paths and classes are text, or bytes if one of them is no UTF-8.
-    """
-    save = save_parquet if path.suffix == ".parquet" else save_npz
-    write_atomically(path, lambda temporary: save(temporary, embedded))
-
-
-def save_parquet(path: Path, embedded: Embedded) -> None:
-    """Writes embeddings, paths and classes to a Parquet file as it comes, without a temporary one."""
-    with needs_extra("train", "a .parquet file"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    points = embedded.embeddings.cpu().numpy()
-
-    def texts(names: Sequence[str]) -> Any:
-        try:
-            return pa.array(names, pa.string())
-        except UnicodeEncodeError:
-            return pa.array([os.fsencode(name) for name in names], pa.binary())
-
-    columns = {"path": texts(embedded.paths), "class": texts(embedded.classes)}
-    if embedded.sizes is not None and embedded.times is not None:
-        columns |= {"size": pa.array(embedded.sizes), "modified_ns": pa.array(embedded.times)}
-    columns["embedding"] = pa.FixedSizeListArray.from_arrays(pa.array(points.reshape(-1)), points.shape[1])
-    pq.write_table(pa.table(columns), path, use_dictionary=["class"])
-
-
-def save_npz(path: Path, embedded: Embedded) -> None:
-    """Writes embeddings, paths and classes to a file as it comes, without a temporary one."""
-    points = embedded.embeddings.cpu().numpy()
-    with path.open("wb") as file:
-        np.savez(file, embeddings=points, paths=np.array(embedded.paths), classes=np.array(embedded.classes))
-
-
-def _batches(images: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
-    batch: list[Tensor] = []
+def _batches(images: Iterable[Path | Tensor], size: int) -> Iterator[list[Path | Tensor]]:
+    batch: list[Path | Tensor] = []
     for image in images:
         batch.append(image)
         if len(batch) == size:

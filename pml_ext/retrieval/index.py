@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
+import os
 import re
 import secrets
 import shlex
@@ -88,6 +90,11 @@ class Gallery:
     faiss: FaissIndex | None = None
     again: str = ""
     changes: Changes | None = None
+
+    @functools.cached_property
+    def folder(self) -> str:
+        """Where the images lie, without links, with a slash at its end."""
+        return os.path.join(os.path.realpath(self.embedded.folder), "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .faiss_index import FaissIndex, check_effort, check_factory, chosen_factory
 from .index import ABOUT, INDEX, Gallery, Owner, alone_with, indexed_folder, read_index, write_index
 from .listing import list_folder
 from .reading import several
-from .search import METRICS, Answer, answers_of, check_search, rows_within, search_of
+from .search import METRICS, Answer, answers_of, check_search, own_numbers, rows_as_indexed, rows_within, search_of
 from .table import UNKNOWN
 
 if TYPE_CHECKING:
@@ -221,7 +221,8 @@ class IndexedRun:
         """The nearest images of an index; fewer than k come with a :class:`RetrievalWarning`.
 
         Args:
-            images: as of :meth:`embed`; an image that lies in the index itself is no answer to itself.
+            images: as of :meth:`embed`; an image that lies in the index itself is no answer to itself, and while its
+                size and time are those that it was indexed with, it is not embedded again.
             k: how many, at least 1.
             gallery: an index, or its folder; by default the run's own, which is held open for the next query.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
@@ -258,10 +259,24 @@ class IndexedRun:
         rows = rows_within(held, within) if within is not None else None
         by = self.metric if learned else None
         search = search_of(held, by, shortlist, effort, rows)
+        names = names_of(images)
+        own = own_numbers(held, names)
+        points = self._points(images, held, rows_as_indexed(held, names, own))
         return answers_of(
-            names_of(images), self.embed(images), k, held, search, None if rows is None else len(rows), radius,
+            names, own, points, k, held, search, None if rows is None else len(rows), radius,
             larger=bool(getattr(by, "is_inverted", False)),
         )  # fmt: skip
+
+    def _points(self, images: Images, held: Gallery, known: dict[int, int]) -> Tensor:
+        """Embeddings of queries: those that the index has, and the others from the network."""
+        if not known:
+            return self.embed(images)
+        points = torch.empty(len(images), self.recipe.model.embedding_size, device=self.device)
+        points[[*known]] = held.embedded.embeddings[[*known.values()]].to(self.device)
+        others = [number for number in range(len(images)) if number not in known]
+        if others:
+            points[others] = self.embed([images[number] for number in others])
+        return points
 
     def duplicates(self, radius: float = RADIUS, gallery: Gallery | str | Path | None = None) -> dict[str, list[str]]:
         """Near-duplicates among the images of an index: for each image the others of its group.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,28 @@ def list_folder(folder: Path) -> Listing:
             others[name] = f"{folder / name}: no image by its name"
     columns = np.array(facts, dtype=np.int64).reshape(-1, 2)
     return Listing(folder, names, columns[:, 0].copy(), columns[:, 1].copy(), others)
+
+
+def list_files(files: Sequence[Path]) -> tuple[Listing, list[int]]:
+    """Files, each once, as what they are in the folder that has them all; and the number of each of them there.
+
+    A file that cannot be looked at is listed with a size and a time that none has, -1.
+
+    Args:
+        files: one or more, on one drive.
+    """
+    places = [os.path.join(os.path.realpath(path.parent), path.name) for path in files]
+    folder = os.path.commonpath([os.path.dirname(place) for place in places])
+    names = [place[len(folder) :].lstrip(os.sep).replace(os.sep, "/") for place in places]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    facts = np.full((len(numbers), 2), -1, dtype=np.int64)
+    for name, path in zip(names, files, strict=True):
+        with contextlib.suppress(OSError):
+            about = path.stat()
+            facts[numbers[name]] = about.st_size, about.st_mtime_ns
+    return Listing(Path(folder), [*numbers], facts[:, 0].copy(), facts[:, 1].copy(), {}), [
+        numbers[name] for name in names
+    ]
 
 
 def _files(folder: Path, inside: str, others: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:

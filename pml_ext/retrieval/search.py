@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,13 +143,14 @@ def _among(search: Search, rows: Numbers, points: Tensor, k: int, reference: Ten
 
 
 def answers_of(
-    names: Sequence[str], points: Tensor, k: int, held: Gallery, search: Search,
+    names: Sequence[str], own: Sequence[int | None], points: Tensor, k: int, held: Gallery, search: Search,
     count: int | None = None, radius: float | None = None, larger: bool = False,
 ) -> list[Answer]:  # fmt: skip
     """The answers to queries; an image of the index is no answer to itself.
 
     Args:
-        names: the path of every query, "" for one that is a tensor.
+        names: the path of every query, "" for one that is no file.
+        own: the numbers of :func:`own_numbers`.
         points: their embeddings, ``[Q, D]``.
         k: how many.
         held: the index.
@@ -159,7 +161,6 @@ def answers_of(
     """
     embedded = held.embedded
     images = len(embedded.paths) if count is None else count
-    own = own_numbers(held, names)
     distances, numbers = search(points, min(k + 1, images), embedded.embeddings)
     answers = []
     for row, (near, values) in enumerate(zip(numbers.tolist(), distances.tolist(), strict=True)):
@@ -186,21 +187,53 @@ def own_numbers(held: Gallery, names: Sequence[str]) -> list[int | None]:
 
     Args:
         held: the index.
-        names: the path of every query, "" for one that is a tensor.
+        names: the path of every query, "" for one that is no file.
     """
-    paths = held.embedded.paths
-    folder = os.path.join(os.path.realpath(held.embedded.folder), "") if any(names) else ""
-    return [
-        next((paths.index(path) for path in _within(folder, name) if path in paths), None) if name else None
-        for name in names
-    ]
+    return [_own_number(held, name) if name else None for name in names]
 
 
-def _within(folder: str, name: str) -> list[str]:
+def _own_number(held: Gallery, name: str) -> int | None:
+    for path in _within(held.folder, name):
+        with contextlib.suppress(ValueError):  # it is not there
+            return held.embedded.paths.index(path)
+    return None
+
+
+def _within(folder: str, name: str) -> Iterator[str]:
     """What a file is called relative to a folder: by its own name, and by that of what it links to."""
     parent, last = os.path.split(name)
-    places = (os.path.join(os.path.realpath(parent), last), os.path.realpath(name))
-    return [place.removeprefix(folder).replace(os.sep, "/") for place in places if place.startswith(folder)]
+    place = os.path.join(os.path.realpath(parent), last)
+    yield from _inside(folder, place)
+    if os.path.islink(place) or last in ("", ".", ".."):
+        yield from _inside(folder, os.path.realpath(place))
+
+
+def _inside(folder: str, place: str) -> Iterator[str]:
+    if place.startswith(folder):
+        yield place.removeprefix(folder).replace(os.sep, "/")
+
+
+def rows_as_indexed(held: Gallery, names: Sequence[str], own: Sequence[int | None]) -> dict[int, int]:
+    """Queries whose embedding the index has: files of it that have the size and the time that they had then.
+
+    Args:
+        held: the index.
+        names: as of :func:`own_numbers`.
+        own: what that returned.
+
+    Returns:
+        ``{number of the query: number of its image}``.
+    """
+    sizes, times = held.embedded.sizes, held.embedded.times
+    rows: dict[int, int] = {}
+    for query, (name, number) in enumerate(zip(names, own, strict=True)):
+        if number is None or sizes is None or times is None:
+            continue
+        with contextlib.suppress(OSError):  # whoever reads it says why it cannot be read
+            about = os.stat(name)
+            if (sizes[number], times[number]) == (about.st_size, about.st_mtime_ns):
+                rows[query] = number
+    return rows
 
 
 def _warn_of_fewer(answers: Sequence[Answer], k: int, held: Gallery, images: int) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UnwritableError, needs_extra, one_line, shortened
-from ..files import alone_in, remove_left_overs, write_atomically
+from ..files import alone_in, remove_left_overs, write_atomically, writing
 from .listing import Listing
 
 STORE = "embeddings"  # the folder in a run's folder
@@ -76,9 +76,26 @@ class EmbeddingStore:
     """
 
     def __init__(self, place: Path | None, identity: str, size: int) -> None:
-        self.place, self._identity, self._size = place, identity, size
+        self.place, self._identity, self.size = place, identity, size
         self._held: dict[str, bytes] = {}
         self._rows: dict[str, Numbers] = {}  # by shard, the image of each row: a number, -1 gone, -2 of another folder
+
+    def bytes(self) -> int:
+        """The size of all shards; 0 of a store that is not there."""
+        try:
+            return sum(self._path(name).stat().st_size for name in self._names())
+        except OSError:
+            return 0
+
+    def create(self) -> None:
+        """Creates the folder.
+
+        Raises:
+            UnwritableError: the system refuses.
+        """
+        if self.place is not None:
+            with writing(self.place):
+                self.place.mkdir(parents=True, exist_ok=True)
 
     def find(self, listing: Listing) -> Places:
         """Where the images of a folder are, by path, size and time, whichever folder they were embedded with.
@@ -133,7 +150,7 @@ class EmbeddingStore:
             "class": pa.array([os.fsencode(name.partition("/")[0]) if "/" in name else b"" for name in chosen],
                               pa.binary()),
             "embedding": pa.FixedSizeListArray.from_arrays(
-                pa.array(np.ascontiguousarray(embeddings, dtype=np.float32).reshape(-1)), self._size
+                pa.array(np.ascontiguousarray(embeddings, dtype=np.float32).reshape(-1)), self.size
             ),
         }  # fmt: skip
         name = self._write(pa.table(columns))
@@ -149,7 +166,7 @@ class EmbeddingStore:
             DataError: a shard is gone or damaged since :meth:`find`.
         """
         kept = np.flatnonzero(places.shard >= 0)
-        embeddings = np.empty((len(kept), self._size), dtype=np.float32)
+        embeddings = np.empty((len(kept), self.size), dtype=np.float32)
         for number, name in enumerate(places.shards):
             wanted = np.flatnonzero(places.shard[kept] == number)
             if not len(wanted):
@@ -255,7 +272,7 @@ class EmbeddingStore:
 
     def _embeddings_of(self, table: Any) -> NDArray[np.float32]:
         column = table["embedding"].combine_chunks()
-        values: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(table), self._size)
+        values: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(table), self.size)
         if not np.isfinite(values).all():
             raise ValueError("NaN or infinity in it")
         return values

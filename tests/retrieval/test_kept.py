@@ -1,0 +1,164 @@
+"""Single files: what the store or the index has is not embedded again, and several new ones are written."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import DataError
+from pml_ext.retrieval import StoreWarning, kept
+
+from .conftest import write_digits
+
+
+class Watched:
+    """A run with a store of its own, which counts the images that its network embeds."""
+
+    def __init__(self, folder, store):
+        self.run, self.embedded = load_run(folder, "cpu", workers=0, store=store), 0
+        self.run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))  # the first image is embedded twice
+        self.run.embedder.register_forward_hook(self._count)
+
+    def _count(self, _, inputs, __):
+        self.embedded += len(inputs[0])
+
+    def since(self):
+        """How many since this was asked before."""
+        count, self.embedded = self.embedded, 0
+        return count
+
+
+@pytest.fixture
+def images(tmp_path):
+    write_digits(tmp_path / "images", range(30))
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def make(runs, tmp_path):
+    return lambda: Watched(runs[0], tmp_path / "store")
+
+
+def files_of(images):
+    return sorted(images.glob("*/*.png"))
+
+
+def test_files_of_an_embedded_folder_are_not_embedded_again(make, images, monkeypatch):
+    watched = make()
+    whole = watched.run.embed_folder(images)
+    assert watched.since() == 30
+    monkeypatch.chdir(images.parent)
+    (images.parent / "linked").symlink_to(images)
+    some = [*reversed(files_of(images))]
+    asked = [some[0], f"images/{whole.paths[3]}", images.parent / "linked" / whole.paths[5], str(some[0])]
+    rows = [whole.paths.index(some[0].relative_to(images).as_posix()), 3, 5]
+    assert torch.equal(watched.run.embed(asked), whole.embeddings[[*rows, rows[0]]])
+    assert torch.equal(watched.run.embed(iter(some), batch_size=7), whole.embeddings.flip(0))
+    raw = watched.run.embed_folder(images, normalize=False).embeddings
+    assert torch.equal(watched.run.embed(some, normalize=False), raw.flip(0))
+    assert watched.since() == 0
+
+
+def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_path):
+    watched = make()
+    files = files_of(images)
+    first = watched.run.embed([*files[:20], files[0]])
+    assert watched.since() == 20
+    assert torch.equal(make().run.embed(files[:20]), first[:20])
+    gallery = watched.run.index(images, tmp_path / "index")
+    assert (watched.since(), gallery.embedded.paths) == (10, [path.relative_to(images).as_posix() for path in files])
+    assert torch.equal(gallery.embedded.embeddings[:20], first[:20])
+    scratch = Watched(watched.run.folder, tmp_path / "other").run.embed_folder(images)
+    torch.testing.assert_close(gallery.embedded.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
+
+
+def test_files_beside_arrays_keep_their_order(make, images):
+    watched = make()
+    files = files_of(images)[:6]
+    arrays = [np.asarray(Image.open(path)) for path in files]
+    watched.run.embed_folder(images)
+    watched.since()
+    mixed = watched.run.embed([files[0], arrays[1], files[2], torch.from_numpy(arrays[3].copy())[None], files[4], arrays[5]])
+    assert watched.since() == 3
+    torch.testing.assert_close(mixed, watched.run.embed(files), rtol=0, atol=1e-5)
+
+
+def test_a_file_that_changed_is_embedded_again(make, images):
+    watched = make()
+    whole = watched.run.embed_folder(images)
+    path = images / whole.paths[0]
+    shutil.copyfile(images / whole.paths[12], path)
+    os.utime(path, ns=(1, 1))
+    watched.since()
+    torch.testing.assert_close(watched.run.embed(path), whole.embeddings[12:13], rtol=0, atol=1e-5)
+    path.unlink()
+    with pytest.raises(DataError, match="no such file"):
+        watched.run.embed([path, images / whole.paths[1]])
+    assert watched.since() == 1
+
+
+def test_few_files_and_other_states_of_the_run_write_nothing(make, images, runs, tmp_path):
+    watched = make()
+    watched.run.embed(files_of(images)[: kept.SEVERAL - 1])
+    assert not (tmp_path / "store").exists()
+    watched.run.embed(files_of(images)[: kept.SEVERAL])
+    assert len(list((tmp_path / "store").iterdir())) == 1
+    other = Watched(runs[1], tmp_path / "store")
+    other.run.embed(files_of(images)[: kept.SEVERAL])
+    assert other.since() == kept.SEVERAL
+
+
+def test_a_store_that_is_large_for_the_files_is_not_looked_through(make, images, monkeypatch):
+    watched = make()
+    watched.run.embed_folder(images)
+    watched.since()
+    monkeypatch.setattr(kept, "LOOKED", 1000)
+    watched.run.embed(files_of(images)[0])
+    assert watched.since() == 1
+    watched.run.embed(files_of(images))
+    assert watched.since() == 0
+
+
+def test_a_store_that_cannot_be_written_is_said_and_a_damaged_one_named(make, images, tmp_path):
+    (tmp_path / "store").write_text("no folder")
+    watched = make()
+    with pytest.warns(StoreWarning, match="are not kept: .*store: cannot be written"):
+        watched.run.embed(files_of(images))
+    (tmp_path / "store").unlink()
+    whole = watched.run.embed_folder(images)
+    (shard,) = (tmp_path / "store").iterdir()
+    shard.write_bytes(shard.read_bytes()[:-9])
+    watched.since()
+    with pytest.warns(StoreWarning, match="damaged .*embedded again"):
+        again = watched.run.embed(files_of(images))
+    assert watched.since() == 30
+    torch.testing.assert_close(again, whole.embeddings, rtol=0, atol=1e-5)
+
+
+def test_a_query_takes_what_the_index_has(make, images, tmp_path, monkeypatch):
+    watched = make()
+    place, files = tmp_path / "index", files_of(images)
+    watched.run.index(images, place)
+    monkeypatch.setattr(kept, "LOOKED", 0)  # the index alone
+    watched.since()
+    (tmp_path / "a link.png").symlink_to(files[4])
+    known = watched.run.query([files[3], tmp_path / "a link.png"], 3, place)
+    assert watched.since() == 0
+    arrays = [np.asarray(Image.open(path)) for path in files[3:5]]
+    fresh = watched.run.query(arrays, 4, place)
+    assert watched.since() == 2
+    for mine, theirs, path in zip(known, fresh, files[3:5], strict=True):
+        name = path.relative_to(images).as_posix()
+        assert mine.paths == [other for other in theirs.paths if other != name][:3]
+    outside = tmp_path / "outside.png"
+    shutil.copyfile(files[7], outside)
+    os.utime(files[5], ns=(1, 1))
+    mixed = watched.run.query([files[5], outside, files[3]], 3, place)
+    assert watched.since() == 2
+    assert mixed[2] == known[0]
+    assert mixed[1].paths[0] == files[7].relative_to(images).as_posix()
+    assert [answer.query_class for answer in mixed] == [files[5].parent.name, None, files[3].parent.name]
