@@ -141,7 +141,7 @@ def cluster(
     as_json: AsJson = False,
 ) -> None:
     """Sort the images of a folder into clusters: a CSV, and contact sheets of the largest."""
-    from ..retrieval import printable
+    from ..errors import printable
     from .output import print_json, print_table, stdout
 
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters

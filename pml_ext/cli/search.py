@@ -104,7 +104,7 @@ def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
 
 
 def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
-    from ..retrieval import printable
+    from ..errors import printable
     from .output import print_json, stdout
 
     held, gone, changed = trained.check_index(out)
@@ -195,6 +195,7 @@ def query(
     runs = [str(each.folder) for each, _ in asked]
     if not as_json:
         _show(runs, answers, metric)
+        _tell_of_none(runs, answers, radius)
     pictures = _draw(place, asked, answers, picture is None, as_json) if place is not None else []
     if as_json:
         _write_json(runs, answers, metric, pictures)
@@ -202,7 +203,7 @@ def query(
 
 def _show(runs: list[str], answers: list[list[Answer]], metric: Metric) -> None:
     """A table; of several runs, each query's answers of one run after another's."""
-    from ..retrieval import printable
+    from ..errors import printable
     from .output import print_table
 
     word = "distance" if metric is Metric.euclidean else "score"
@@ -217,6 +218,17 @@ def _show(runs: list[str], answers: list[list[Answer]], metric: Metric) -> None:
     print_table(columns, rows, right=[1 + several, 3 + several])
 
 
+def _tell_of_none(runs: list[str], answers: list[list[Answer]], radius: float | None) -> None:
+    """Says which queries have no row in the table, since no image is as near as was asked for."""
+    from ..errors import printable
+
+    for run, of_run in zip(runs, answers, strict=True):
+        for answer in of_run:
+            if radius is not None and not answer.paths:
+                where = f" in {run}" if len(runs) > 1 else ""
+                _say(f"{printable(answer.query)}: no image within {radius:g} (--radius){where}")
+
+
 def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, pictures: list[str]) -> None:
     from .output import print_json
 
@@ -229,7 +241,8 @@ def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, pi
 
 
 def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None, as_json: bool) -> None:
-    from ..retrieval import RADIUS, printable
+    from ..errors import printable
+    from ..retrieval import RADIUS
     from .output import print_json, print_table, stdout
 
     radius = RADIUS if radius is None else radius

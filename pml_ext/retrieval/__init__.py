@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .checks import check_file, check_folder, printable, reason_of
+    from .checks import check_file, check_folder, reason_of
     from .clusters import SHEET, SHEETS, Clusters
     from .duplicates import RADIUS
     from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard
@@ -52,7 +52,6 @@ __all__ = [
     "indexed_folder",
     "load_run",
     "placeholder",
-    "printable",
     "reason_of",
     "save_embeddings",
     "thumbnail",

@@ -65,15 +65,6 @@ def _check_writable(wanted: str, path: Path, folder: Path) -> None:
         raise ConfigError(f"{path} cannot be written ({error.strerror}: {folder}); type {wanted}") from None
 
 
-def printable(name: str) -> str:
-    r"""A file's name as text that can be printed and drawn: a byte that is no UTF-8 is shown as ``\udc..``.
-
-    Args:
-        name: as Python reads it from the disk.
-    """
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def reason_of(error: BaseException) -> str:
     """What an error says, as a part of one line.
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, needs_extra
-from .checks import printable
 from .exact import nearest_of
 from .index import Gallery, IndexedImages
 from .table import arrow
@@ -62,8 +61,8 @@ def _batches(embedded: IndexedImages, schema: Any) -> Iterator[Any]:
         points = embedded.embeddings[part].cpu().numpy().reshape(-1)
         columns = [
             pa.array(embedded.ids[part]),
-            pa.array([printable(path) for path in embedded.paths[part]]),
-            pa.array([printable(name) for name in embedded.classes[part]]),
+            pa.array([_text(path) for path in embedded.paths[part]]),
+            pa.array([_text(name) for name in embedded.classes[part]]),
             pa.FixedSizeListArray.from_arrays(pa.array(points), embedded.embeddings.shape[1]),
         ]
         yield pa.record_batch(columns, schema=schema)
@@ -79,3 +78,8 @@ def _agreement(table: Any, embedded: IndexedImages) -> float:
         answers = table.search(point).limit(k).to_arrow()  # of squared distances
         right += int((np.sqrt(answers["_distance"].to_numpy().clip(0)) <= limit + 1e-3).sum())
     return right / (k * len(chosen))
+
+
+def _text(name: str) -> str:
+    r"""A file's name as text: a byte that is no UTF-8 is shown as ``\udc..``."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")

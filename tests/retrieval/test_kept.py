@@ -82,7 +82,9 @@ def test_files_beside_arrays_keep_their_order(make, images):
     arrays = [np.asarray(Image.open(path)) for path in files]
     watched.run.embed_folder(images)
     watched.since()
-    mixed = watched.run.embed([files[0], arrays[1], files[2], torch.from_numpy(arrays[3].copy())[None], files[4], arrays[5]])
+    mixed = watched.run.embed(
+        [files[0], arrays[1], files[2], torch.from_numpy(arrays[3].copy())[None], files[4], arrays[5]]
+    )
     assert watched.since() == 3
     torch.testing.assert_close(mixed, watched.run.embed(files), rtol=0, atol=1e-5)
 

@@ -57,9 +57,22 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
     (told,) = json.loads(done.stdout)
     assert (told["paths"], told["classes"]) == (nearest.paths[:5], [path[0] for path in nearest.paths[:5]])
     assert told["ids"] == [int(gallery.embedded.ids[gallery.embedded.paths.index(path)]) for path in told["paths"]]
+    done = command("query", run.folder, query, "--radius", 1e-6)
+    assert (done.returncode, done.stderr) == (0, f"pml-ext: {query}: no image within 1e-06 (--radius)\n")
     for wrong in (0, -1, float("nan")):
         with pytest.raises(ConfigError, match="wanted a distance above 0"):
             run.query(query, 3, gallery, radius=wrong)
+
+
+def test_a_name_is_one_row_of_the_table_whatever_is_in_it(command, runs_one, few, tmp_path):
+    images = shutil.copytree(few[0], tmp_path / "images")
+    file = sorted(images.glob("*/*.png"))[0]
+    shutil.copy(file, images / "two\nlines\x1b[2J.png")
+    done = command(
+        "query", runs_one.folder, file, "-k", 2, "--gallery", runs_one.index(images, tmp_path / "index").place
+    )
+    row = next(line for line in done.stdout.splitlines() if " 1 " in line)
+    assert "two\\nlines\\x1b[2J.png" in row
 
 
 @pytest.mark.parametrize("factory", ["exact", "IVF4,Flat", "HNSW16"])
