@@ -6,11 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
+    from rich.console import Console
 
 WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
 
@@ -22,11 +21,15 @@ def process_number() -> int:
 
 def stdout() -> Console:
     """A console on stdout, as wide as the terminal, or without a limit where there is none."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, soft_wrap=False)
 
 
 def stderr() -> Console:
     """A console on stderr."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, markup=False)
 
 
@@ -41,6 +44,9 @@ def print_table(
         right: indices of the columns to align right.
         title: a line above it.
     """
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, expand=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in set(right) else "left", overflow="fold")
