@@ -6,9 +6,14 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 
+from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
 from pml_ext.experiment.records import loss_series
@@ -17,13 +22,14 @@ QUICK = ("schedule.epochs=6", "schedule.milestones=[4]", "sampler.iterations=5",
 MEMORY = ("loss.memory.size=200", "loss.memory.start_epoch=2")
 
 
-def command(recipe, out, *overrides, processes=2, launch=()):
+def torchrun(*arguments, processes=2, launch=()):
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *launch]
-    line = [sys.executable, *launcher, "-m", "pml_ext", "train", recipe, "--device", "cpu", "--out", str(out)]
-    for override in overrides:
-        line += ["--set", override]
-    return line
+    return [sys.executable, *launcher, "-m", "pml_ext", *map(str, arguments), "--device", "cpu"]
+
+
+def command(recipe, out, *overrides, **settings):
+    return torchrun("train", recipe, "--out", out, *[f"--set={override}" for override in overrides], **settings)
 
 
 def run(*arguments, extra=(), path="", **settings):
@@ -72,6 +78,24 @@ def test_two_processes_are_one(tmp_path, with_memory, recipe, overrides):
             assert states[0]["loss"][key] == states[1]["loss"][key]
         assert states[0]["loss"]["filled"] == 200
         assert torch.equal(*(state["loss"]["label_memory"] for state in states))
+
+
+def test_an_index_that_two_processes_embedded_is_that_of_one(with_memory, tmp_path):
+    images, trained = tmp_path / "images", with_memory[0]
+    for number, image in enumerate(load_digits().images[:60]):
+        (images / str(number % 7)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 15).astype(np.uint8)).save(images / str(number % 7) / f"{number}.png")
+    store = ("-o", tmp_path / "index", "--store", tmp_path / "store")
+    done = subprocess.run(torchrun("index", trained, images, *store, "--json"), capture_output=True, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=280)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)  # written once
+    assert (told["new"], told["images"]) == (60, 60)
+    assert [pq.read_metadata(path).num_rows for path in (tmp_path / "store").glob("*.parquet")] == [30, 30]
+    alone = load_run(trained, "cpu", store=tmp_path / "other").embed_folder(images)
+    both = load_run(trained, "cpu").gallery(tmp_path / "index").embedded
+    assert both.paths == alone.paths
+    torch.testing.assert_close(both.embeddings, alone.embeddings, rtol=0, atol=1e-5)
 
 
 DIES = """
