@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -22,8 +23,9 @@ from .errors import ConfigError, UnwritableError
 FORMAT = 2  # of all that is written here; the files of format 1 had no checksums
 _SEAL = re.compile(rb"\npml-ext format (\d{1,6}) sha256 ([0-9a-f]{64})\n")
 _SEAL_BYTES = 128  # at most
-_LEFT_OVER = re.compile(r"\.(.+)\.(\d+)\.tmp")
+_LEFT_OVER = re.compile(r"\.(.+)\.(\d+)(?:-\d+)?\.tmp")
 _KEYS = ("format", "sha256")
+_written: set[Path] = set()  # temporary files of this process, by its threads
 
 
 class DamagedError(ValueError):
@@ -44,15 +46,18 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     Raises:
         UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{thread}.tmp")
     with writing(path):
         path.parent.mkdir(exist_ok=True)
+        _written.add(temporary.absolute())
         try:
             write(temporary)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
+            _written.discard(temporary.absolute())
             with contextlib.suppress(OSError):  # the first error says more
                 temporary.unlink(missing_ok=True)
 
@@ -97,7 +102,7 @@ def remove_left_overs(folder: Path, names: Collection[str] | None = None) -> Non
     """
     for path in folder.glob(".*.tmp"):
         match = _LEFT_OVER.fullmatch(path.name)
-        if match is None:
+        if match is None or path.absolute() in _written:
             continue
         process = int(match[2])
         if names is None or match[1] in names or process == os.getpid() or not is_alive(process):

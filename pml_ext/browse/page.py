@@ -32,6 +32,11 @@ THEME = gr.themes.Default(primary_hue="blue", font=_FONTS, font_mono=["monospace
 _PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
 
 
+def _uploaded(payload: Any) -> Any:
+    """The path of what was uploaded: the run opens it, and says why it cannot, where Gradio shows a bare "Error"."""
+    return None if payload is None else payload.path
+
+
 def _grid() -> gr.HTML:
     return gr.HTML(
         [],
@@ -100,6 +105,7 @@ class _Page:
                 asked = gr.State(None)
                 photo = gr.Image(label="A photograph of yours", type="filepath", image_mode=None, height=260,
                                  sources=["upload", "clipboard"], elem_id="photo")  # fmt: skip
+                photo.preprocess = _uploaded  # a class of our own has Gradio write a file beside this one
                 k = gr.Slider(1, 50, value=12, step=1, label="How many nearest")
                 others = gr.Button("Other photographs", elem_id="others")
             with gr.Column(scale=4):

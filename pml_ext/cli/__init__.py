@@ -10,6 +10,7 @@ import sys
 import warnings
 
 from ..errors import (
+    ConfigError,
     MissingExtraError,
     PluginWarning,
     PmlExtError,
@@ -35,6 +36,9 @@ def main() -> None:
     else:
         warnings.showwarning = _show_warning
     try:
+        if "" in arguments:  # which pathlib takes for the folder at hand
+            raise ConfigError(f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set; "
+                              "leave it out, or say what is meant")  # fmt: skip
         app(arguments, prog_name="pml-ext")
     except PmlExtError as error:
         if debug:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -26,7 +27,8 @@ from ..network import Network
 from .kept import KeptFiles
 from .listing import Listing, list_folder
 from .reading import as_tensor, check_workers, default_workers, read_batches, several
-from .store import EmbeddingStore, Numbers, Places, StoreWarning, Waiting, opened_store
+from .store import EmbeddingStore, Numbers, Places, StoreWarning, opened_store
+from .waiting import Waiting
 
 Images = Any  # a path, a PIL image, an array, a tensor, a folder, or several images; `several` checks
 COMPARED = 100  # images by which an exported network is compared
@@ -145,12 +147,20 @@ class ImageEmbedder:
         facts = [weights, network.preprocessing.model_dump(), self.precision]
         self.identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self._files = KeptFiles(EmbeddingStore(how.store, self.identity, network.embedding_size))
+        self._state = _state_of(network)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether weights of the network were changed or replaced since it was read: what is kept is not of it."""
+        return _state_of(self.network) != self._state
 
     @torch.no_grad()
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
         """Embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         _check_batch_size(batch_size)
-        batches = [self._embed_some(batch) for batch in _batches(map(self._input, several(images)), batch_size)]
+        with self._files.asked() as asked:
+            inputs = _batches(map(self._input, several(images)), batch_size)
+            batches = [self._embed_some(batch, asked.embeddings) for batch in inputs]
         if not batches:
             raise DataError("no images to embed; wanted one or more")
         embeddings = torch.cat(batches)
@@ -159,13 +169,14 @@ class ImageEmbedder:
             raise self._not_finite(len(bad), len(embeddings), f"number {bad[0]}")
         return nn.functional.normalize(embeddings) if normalize else embeddings
 
-    def _embed_some(self, images: Sequence[Path | Tensor]) -> Tensor:
-        """A batch of files and of transformed images; files by way of the store."""
+    def _embed_some(self, images: Sequence[Path | Tensor], of_files: Callable[..., NDArray[np.float32]]) -> Tensor:
+        """A batch of files and of transformed images; files by way of the store, while the network is the run's."""
         files = {number: image for number, image in enumerate(images) if isinstance(image, Path)}
         others = {number: image for number, image in enumerate(images) if isinstance(image, Tensor)}
         parts = []
         if files:
-            rows = self._files.embeddings([*files.values()], self._embed_files)
+            paths = [*files.values()]
+            rows = self._embed_files(paths) if self.is_changed else of_files(paths, self._embed_files)
             parts.append(torch.from_numpy(rows).to(self.device))
         if others:
             parts.append(self._forward(torch.stack([*others.values()])))
@@ -224,6 +235,12 @@ class ImageEmbedder:
     def _store(self) -> Iterator[EmbeddingStore]:
         """The store: rank 0 has it for itself and for the others."""
         place, size = self.how.store, self.network.embedding_size
+        if self.is_changed:
+            if num_processes() > 1:
+                raise ConfigError(f"{self.name}: its network was changed since it was read, and several processes "
+                                  "share what they embed by the store, which is of the run; use one")  # fmt: skip
+            yield EmbeddingStore(None, self.identity, size)
+            return
         if rank() > 0:
             from_rank_0(None)  # which raises the same where it cannot be had
             yield EmbeddingStore(place, self.identity, size)
@@ -302,7 +319,9 @@ class ImageEmbedder:
     def _forward(self, images: Tensor) -> Tensor:
         images = images.to(self.device)
         if self._memory_format is None:
+            is_changed = self.is_changed
             self._memory_format = _memory_format(self.network, images[:1])
+            self._state = () if is_changed else _state_of(self.network)
         with autocast(self.device, self.precision):
             embeddings: Tensor = self.network(images.to(memory_format=self._memory_format))
         return embeddings.float()
@@ -310,6 +329,11 @@ class ImageEmbedder:
     def _not_finite(self, bad: int, images: int, first: str) -> DataError:
         return DataError(f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
                          "train it again, with a lower optimizer.lr")  # fmt: skip
+
+
+def _state_of(network: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Which tensors a network has, and how often each was written to."""
+    return tuple((id(each), each._version) for each in itertools.chain(network.parameters(), network.buffers()))
 
 
 def _memory_format(network: Network, image: Tensor) -> torch.memory_format:
@@ -341,7 +365,7 @@ def names_of(images: Images) -> list[str]:
     """
     if isinstance(images, Tensor):
         return [""] * (1 if images.ndim == 3 else len(images))
-    return [str(image) if isinstance(image, (str, Path)) else "" for image in several(images)]
+    return [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in several(images)]
 
 
 def _batches(images: Iterable[Path | Tensor], size: int) -> Iterator[list[Path | Tensor]]:

@@ -42,6 +42,11 @@ class IndexedRun:
         raise NotImplementedError
 
     @property
+    def is_changed(self) -> bool:
+        """Whether the network was changed in Python since it was read."""
+        raise NotImplementedError
+
+    @property
     def metric(self) -> BaseDistance | None:
         """The learned metric of the run's loss, if it has one."""
         raise NotImplementedError
@@ -261,7 +266,8 @@ class IndexedRun:
         search = search_of(held, by, shortlist, effort, rows)
         names = names_of(images)
         own = own_numbers(held, names)
-        points = self._points(images, held, rows_as_indexed(held, names, own))
+        known = {} if self.is_changed else rows_as_indexed(held, names, own)
+        points = self._points(images, held, known)
         return answers_of(
             names, own, points, k, held, search, None if rows is None else len(rows), radius,
             larger=bool(getattr(by, "is_inverted", False)),

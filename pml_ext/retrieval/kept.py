@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, UnwritableError
-from .listing import Listing, list_files
-from .store import EmbeddingStore, Numbers, StoreWarning
+from ..errors import UnwritableError
+from .listing import FileFacts, facts_of, listings_of
+from .store import SHARD, EmbeddingStore, StoreWarning
 
 LOOKED = 1_000_000  # bytes of a store that are looked through for a file, which takes about as long as to embed it
 SEVERAL = 8  # new files that are written: a shard for each single one would be as many files
@@ -22,8 +23,8 @@ Rows = NDArray[np.float32]
 class KeptFiles:
     """Embeddings of files, wherever they lie, through a run's store.
 
-    The store is looked through if it has a megabyte for each file at most, and eight new files or more are written to
-    it. Nobody is waited for, and a store that cannot be written is warned of.
+    What is new in the store is looked through, once, if it has a megabyte for each file at most. Nobody is waited for,
+    and a store that cannot be written is warned of.
 
     Args:
         store: of the state of the run.
@@ -31,42 +32,80 @@ class KeptFiles:
 
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
+        self._looked: set[str] = set()  # shards
+        self._found: dict[str, tuple[FileFacts, str, int]] = {}  # by path, with the shard and the row in it
+        self._last: tuple[str, Rows | None] = ("", None)  # a shard that was read, since the next file is often in it
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[_Asked]:
+        """One pass over files; what is new is written when it ends, whichever way, if there are eight files or more."""
+        asked = _Asked(self)
+        try:
+            yield asked
+        finally:
+            if len(asked.new) >= SEVERAL:
+                self.keep(asked.new)
+
+    def known(self, facts: Sequence[FileFacts]) -> dict[int, NDArray[np.float32]]:
+        """The embeddings of the files that the store has, by their numbers."""
+        shards = self._store.names()
+        fresh = [name for name in shards if name not in self._looked]
+        if 0 < self._store.bytes(fresh) <= LOOKED * len(facts):
+            for name in fresh:
+                self._look(name, self._store.files(name))
+        there, rows = {*shards}, {}
+        for number, file in enumerate(facts):
+            known, shard, row = self._found.get(file.place, (None, "", 0))
+            if known == file and shard in there and (points := self._points(shard)) is not None:
+                rows[number] = points[row]
+        return rows
+
+    def keep(self, new: dict[FileFacts, Rows]) -> None:
+        """Writes embeddings of files, a shard for each thousand."""
+        try:
+            self._store.create()
+            for listing, files in listings_of([*new]):
+                for start in range(0, len(files), SHARD):
+                    numbers = np.arange(start, min(start + SHARD, len(files)))
+                    name = self._store.add(listing, numbers, np.stack([new[files[number]] for number in numbers]))
+                    self._look(name, [files[number] for number in numbers])
+        except UnwritableError as error:
+            warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
+
+    def _look(self, shard: str, files: Sequence[FileFacts]) -> None:
+        self._found |= {file.place: (file, shard, row) for row, file in enumerate(files)}
+        self._looked.add(shard)
+
+    def _points(self, shard: str) -> Rows | None:
+        if self._last[0] != shard:
+            self._last = (shard, self._store.embeddings(shard))
+        return self._last[1]
+
+
+class _Asked:
+    """See :meth:`KeptFiles.asked`."""
+
+    def __init__(self, kept: KeptFiles) -> None:
+        self._kept = kept
+        self.new: dict[FileFacts, Rows] = {}
 
     def embeddings(self, files: Sequence[Path], compute: Callable[[Sequence[Path]], Rows]) -> Rows:
         """The embeddings of files, as the network gives them, ``[N, D]``.
 
         Args:
-            files: of which there is one or more; one that is there twice is embedded once.
-            compute: embeds those that the store does not have, in its order.
+            files: one or more; one that is there twice is embedded once.
+            compute: embeds those that the store does not have.
 
         Raises:
             DataError: of ``compute``.
         """
-        listing, numbers = list_files(files)
-        kept, known = self._known(listing)
-        rows = np.empty((len(listing.names), self._store.size), dtype=np.float32)
-        rows[kept] = known
-        new = np.setdiff1d(np.arange(len(listing.names)), kept)
-        if len(new):
-            rows[new] = compute([listing.folder / listing.names[number] for number in new])
-            self._keep(listing, new, rows[new])
-        return rows[numbers]
-
-    def _known(self, listing: Listing) -> tuple[Numbers, Rows]:
-        """The files that the store has, by number, and their embeddings."""
-        nothing = np.empty(0, dtype=np.int64), np.empty((0, self._store.size), dtype=np.float32)
-        if not 0 < self._store.bytes() <= LOOKED * len(listing.names):
-            return nothing
-        try:
-            return self._store.read(self._store.find(listing))
-        except DataError:  # another process has joined shards meanwhile
-            return nothing
-
-    def _keep(self, listing: Listing, numbers: Numbers, rows: Rows) -> None:
-        if len(numbers) < SEVERAL or not np.isfinite(rows).all():
-            return
-        try:
-            self._store.create()
-            self._store.add(listing, numbers, rows)
-        except UnwritableError as error:
-            warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
+        facts = facts_of(files)
+        known = self._kept.known(facts)
+        missing = {facts[number]: number for number in reversed(range(len(files))) if number not in known}
+        numbers = sorted(missing.values())
+        if numbers:
+            rows = compute([files[number] for number in numbers])
+            fresh = {facts[number]: row for number, row in zip(numbers, rows, strict=True)}
+            self.new |= {file: row for file, row in fresh.items() if file.is_known and np.isfinite(row).all()}
+            known |= {number: fresh[file] for number, file in enumerate(facts) if number not in known}
+        return np.stack([known[number] for number in range(len(files))])

@@ -58,26 +58,60 @@ def list_folder(folder: Path) -> Listing:
     return Listing(folder, names, columns[:, 0].copy(), columns[:, 1].copy(), others)
 
 
-def list_files(files: Sequence[Path]) -> tuple[Listing, list[int]]:
-    """Files, each once, as what they are in the folder that has them all; and the number of each of them there.
-
-    A file that cannot be looked at is listed with a size and a time that none has, -1.
+@dataclasses.dataclass(frozen=True)
+class FileFacts:
+    """A single file, by which it is known.
 
     Args:
-        files: one or more, on one drive.
+        place: its path, without links but for its own name.
+        size: in bytes; -1 of a file that cannot be looked at.
+        time: of its last modification, in nanoseconds since 1970.
     """
-    places = [os.path.join(os.path.realpath(path.parent), path.name) for path in files]
-    folder = os.path.commonpath([os.path.dirname(place) for place in places])
-    names = [place[len(folder) :].lstrip(os.sep).replace(os.sep, "/") for place in places]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    facts = np.full((len(numbers), 2), -1, dtype=np.int64)
-    for name, path in zip(names, files, strict=True):
-        with contextlib.suppress(OSError):
+
+    place: str
+    size: int
+    time: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it could be looked at."""
+        return self.size >= 0
+
+
+def facts_of(files: Sequence[Path]) -> list[FileFacts]:
+    """What is known of single files.
+
+    Args:
+        files: which need not exist.
+    """
+    folders: dict[Path, str] = {}
+    facts = []
+    for path in files:
+        place, known = str(path), (-1, -1)
+        with contextlib.suppress(OSError, ValueError):  # a path with a zero byte is a ValueError
+            if path.parent not in folders:
+                folders[path.parent] = os.path.realpath(path.parent)
+            place = os.path.join(folders[path.parent], path.name)
             about = path.stat()
-            facts[numbers[name]] = about.st_size, about.st_mtime_ns
-    return Listing(Path(folder), [*numbers], facts[:, 0].copy(), facts[:, 1].copy(), {}), [
-        numbers[name] for name in names
-    ]
+            known = (about.st_size, about.st_mtime_ns)
+        facts.append(FileFacts(place, *known))
+    return facts
+
+
+def listings_of(files: Sequence[FileFacts]) -> Iterator[tuple[Listing, list[FileFacts]]]:
+    """Files as what they are in the folder that has them all; on Windows one for each drive.
+
+    Args:
+        files: none twice.
+    """
+    drives: dict[str, list[FileFacts]] = {}
+    for file in files:
+        drives.setdefault(os.path.splitdrive(file.place)[0], []).append(file)
+    for some in drives.values():
+        folder = os.path.commonpath([os.path.dirname(file.place) for file in some])
+        names = [file.place[len(folder) :].lstrip(os.sep).replace(os.sep, "/") for file in some]
+        sizes, times = np.array([(file.size, file.time) for file in some], dtype=np.int64).T
+        yield Listing(Path(folder), names, sizes, times, {}), some
 
 
 def _files(folder: Path, inside: str, others: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
@@ -96,5 +130,8 @@ def _files(folder: Path, inside: str, others: dict[str, str]) -> Iterator[tuple[
         try:
             if entry.is_file():
                 yield name, entry.stat()
+            elif entry.is_symlink():
+                to = "a folder, which is not followed" if entry.is_dir() else "what is not there"
+                others[name] = f"{folder / name}: a link to {to}"
         except OSError:  # gone meanwhile
             continue

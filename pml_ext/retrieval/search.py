@@ -201,6 +201,8 @@ def _own_number(held: Gallery, name: str) -> int | None:
 
 def _within(folder: str, name: str) -> Iterator[str]:
     """What a file is called relative to a folder: by its own name, and by that of what it links to."""
+    if "\0" in name:  # no file; whoever reads it says so
+        return
     parent, last = os.path.split(name)
     place = os.path.join(os.path.realpath(parent), last)
     yield from _inside(folder, place)

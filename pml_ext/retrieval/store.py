@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,10 +25,10 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UnwritableError, needs_extra, one_line, shortened
 from ..files import alone_in, remove_left_overs, write_atomically, writing
-from .listing import Listing
+from .listing import FileFacts, Listing
 
 STORE = "embeddings"  # the folder in a run's folder
-SHARD, SECONDS = 1000, 30.0  # after so much is a shard written: images, seconds
+SHARD = 1000  # images of a shard, to a batch
 _SMALL, _MANY = 8_000_000, 16  # as many shards of less than as many bytes are joined
 _LARGE = 64_000_000  # bytes of a joined shard, about
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})\.parquet")
@@ -80,22 +79,39 @@ class EmbeddingStore:
         self._held: dict[str, bytes] = {}
         self._rows: dict[str, Numbers] = {}  # by shard, the image of each row: a number, -1 gone, -2 of another folder
 
-    def bytes(self) -> int:
-        """The size of all shards; 0 of a store that is not there."""
-        try:
-            return sum(self._path(name).stat().st_size for name in self._names())
-        except OSError:
-            return 0
-
     def create(self) -> None:
-        """Creates the folder.
+        """Creates the folder, in one that is there.
 
         Raises:
             UnwritableError: the system refuses.
         """
         if self.place is not None:
             with writing(self.place):
-                self.place.mkdir(parents=True, exist_ok=True)
+                self.place.mkdir(exist_ok=True)
+
+    def bytes(self, names: Sequence[str]) -> int:
+        """The size of shards; those that are gone have none."""
+        size = 0
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += self._path(name).stat().st_size
+        return size
+
+    def files(self, name: str) -> list[FileFacts]:
+        """The files of a shard, by row; none of one that is gone or damaged."""
+        table = self._read(name, _KEYS)
+        if table is None:
+            return []
+        columns = [table[key].to_pylist() for key in _KEYS]
+        return [
+            FileFacts(os.path.join(os.fsdecode(folder), *os.fsdecode(path).split("/")), size, time)
+            for folder, path, size, time in zip(*columns, strict=True)
+        ]
+
+    def embeddings(self, name: str) -> NDArray[np.float32] | None:
+        """The embeddings of a shard, ``[rows, D]``; None of one that is gone or damaged."""
+        table = self._read(name, ["embedding"])
+        return None if table is None else self._embeddings_of(table)
 
     def find(self, listing: Listing) -> Places:
         """Where the images of a folder are, by path, size and time, whichever folder they were embedded with.
@@ -108,7 +124,7 @@ class EmbeddingStore:
         numbers = {name: number for number, name in enumerate(listing.names)}
         unknown = np.full(len(numbers), -1, dtype=np.int64)
         places = Places([], unknown, unknown.copy())
-        for name in self._names():
+        for name in self.names():
             table = self._read(name, _KEYS)
             if table is None:
                 continue
@@ -171,10 +187,10 @@ class EmbeddingStore:
             wanted = np.flatnonzero(places.shard[kept] == number)
             if not len(wanted):
                 continue
-            table = self._read(name, ["embedding"])
-            if table is None:
+            rows = self.embeddings(name)
+            if rows is None:
                 raise DataError(f"{self._path(name)}: gone or damaged while it was read; type the same command again")
-            embeddings[wanted] = self._embeddings_of(table)[places.row[kept[wanted]]]
+            embeddings[wanted] = rows[places.row[kept[wanted]]]
         return kept, embeddings
 
     def compact(self, places: Places) -> None:
@@ -225,11 +241,15 @@ class EmbeddingStore:
         used[ours] = (places.shard[rows[ours]] == number) & (places.row[rows[ours]] == ours)
         return used
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Of all shards; none of a store that is not there."""
         if self.place is None:
             return []
-        matches = [_NAME.fullmatch(name) for name in sorted(os.listdir(self.place))]
-        return [match[0] for match in matches if match is not None and match[1] == self._identity]
+        try:
+            there = sorted(os.listdir(self.place))
+        except OSError:
+            return []
+        return [name for name in there if (match := _NAME.fullmatch(name)) is not None and match[1] == self._identity]
 
     def _path(self, name: str) -> Path:
         assert self.place is not None
@@ -250,18 +270,30 @@ class EmbeddingStore:
         return name
 
     def _read(self, name: str, columns: list[str] | None = None) -> Any:
-        """A shard's table; None, and a warning, for one that is damaged, which is removed."""
+        """A shard's table; None for one that is gone, and with a warning for one that cannot be read or is damaged.
+
+        A damaged one is removed.
+        """
         with needs_extra("train", "a store of embeddings"):
             import pyarrow as pa
             import pyarrow.parquet as pq
         try:
             content = self._held[name] if self.place is None else self._path(name).read_bytes()
+        except FileNotFoundError:  # another process has joined it with others
+            return None
+        except OSError as error:
+            warnings.warn(f"{self._path(name)}: cannot be read ({error.strerror or error}); its images are embedded "
+                          "again", StoreWarning, stacklevel=4)  # fmt: skip
+            return None
+        try:
             if hashlib.sha256(content).hexdigest()[:32] != name[17:49]:
                 raise ValueError("its checksum does not fit")
             table = pq.read_table(pa.BufferReader(content), columns=columns)
             if "embedding" in table.column_names:
                 self._embeddings_of(table)
             return table
+        except MemoryError:  # which pyarrow has as one of its own
+            raise
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             why = shortened(error if str(error) else one_line(error), 100)
             warnings.warn(f"{self._path(name)}: damaged ({why}); removed, its images are embedded again", StoreWarning,
@@ -338,33 +370,3 @@ def _why_not(place: Path) -> str | None:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
             return error.strerror
         raise
-
-
-class Waiting:
-    """Embeddings that are not written yet; a shard is due after 1,000 images or 30 seconds.
-
-    Args:
-        store: where they go.
-        listing: of the folder.
-    """
-
-    def __init__(self, store: EmbeddingStore, listing: Listing) -> None:
-        self._store, self._listing, self._since = store, listing, time.monotonic()
-        self._numbers: list[int] = []
-        self._parts: list[NDArray[np.float32]] = []
-        self.written: list[tuple[str, Numbers]] = []  # shards, and the images in each
-
-    def add(self, numbers: Sequence[int], embeddings: NDArray[np.float32]) -> None:
-        """Takes up a batch, and writes a shard if one is due."""
-        self._numbers += numbers
-        self._parts.append(embeddings)
-        if len(self._numbers) >= SHARD or time.monotonic() - self._since >= SECONDS:
-            self.write()
-
-    def write(self) -> None:
-        """Writes what there is."""
-        if self._numbers:
-            numbers, embeddings = np.array(self._numbers, dtype=np.int64), np.concatenate(self._parts)
-            self._numbers, self._parts = [], []
-            self.written.append((self._store.add(self._listing, numbers, embeddings), numbers))
-        self._since = time.monotonic()

@@ -87,7 +87,7 @@ class TrainedRun(IndexedRun):
         self.recipe = self._files.recipe
         self.network = self._files.network().to(self.device).eval()
         self.trunk, self.embedder = self.network.trunk, self.network.embedder
-        place = folder / STORE if store is None else Path(store)
+        place = (folder / STORE if store is None else Path(store)).absolute()
         self._images = ImageEmbedder(
             str(folder), self.network, self.device, self.identity, self.recipe.engine.precision,
             HowToRead(place, store is None, workers, listener),
@@ -98,6 +98,11 @@ class TrainedRun(IndexedRun):
     def identity(self) -> str:
         """A number of the trained weights: the start of the SHA-256 of ``model.pt``."""
         return self._files.identity
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether weights were changed or replaced in Python since the run was read: what is kept is not of them."""
+        return self._images.is_changed
 
     @functools.cached_property
     def metric(self) -> BaseDistance | None:
@@ -131,6 +136,8 @@ class TrainedRun(IndexedRun):
             TypeError: something that is no image.
             ConfigError: ``batch_size`` below 1.
         """
+        if isinstance(images, str) and not images:  # which pathlib takes for this folder
+            raise ConfigError("the path '' is empty; wanted an image or a folder")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             return self.embed_folder(images, normalize, batch_size).embeddings
         return self._images.embed(images, normalize, batch_size)

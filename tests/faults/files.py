@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
 import kills
@@ -193,8 +194,13 @@ def _finished(folder: Path, whole: Path, name: str) -> str:
     left = changed_files(folder)
     if left not in ([], [name]):
         return f"{left} are not what their checksums say"
-    points = [load_run(each, "cpu").embed(sorted((folder.parent / "images").iterdir())) for each in (whole, folder)]
+    points = [load_run(each, "cpu").embed(opened(folder.parent / "images")) for each in (whole, folder)]
     return "" if torch.equal(*points) else "other embeddings"
+
+
+def opened(folder: Path) -> list[Image.Image]:
+    """The images of a folder, which the network embeds: no store knows them."""
+    return [Image.open(path) for path in sorted(folder.iterdir())]
 
 
 def _store(folder: Path, run: Path, name: str) -> str:
@@ -207,7 +213,7 @@ def _store(folder: Path, run: Path, name: str) -> str:
         embedded = trained.embed_folder(folder.parent / "images")
     if not any(name in str(warning.message) for warning in told):
         return "nothing was told"
-    points = trained.embed(sorted((folder.parent / "images").iterdir()))
+    points = trained.embed(opened(folder.parent / "images"))
     return "" if torch.allclose(points, embedded.embeddings, atol=1e-5) else "other embeddings"
 
 

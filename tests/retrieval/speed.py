@@ -23,7 +23,8 @@ from pml_ext.data import read_image
 from pml_ext.experiment import train
 from pml_ext.retrieval import TrainedRun
 from pml_ext.retrieval.listing import list_folder
-from pml_ext.retrieval.store import Waiting, opened_store
+from pml_ext.retrieval.store import opened_store
+from pml_ext.retrieval.waiting import Waiting
 
 WIDTH, HEIGHT, SIDE = 500, 375, 64
 

@@ -194,7 +194,13 @@ def test_a_browser(served, sink, tmp_path):
         page.locator("#photo input[type=file]").set_input_files(served.photos / "0" / "0010.png")
         page.locator("figure.query", has_text="0010.png").wait_for()
         assert page.locator("section", has_text="Nearest by run1").locator("figure").count() == 12
-        (tmp_path / "broken.png").write_bytes(b"no image")
+        for content in (b"no image", b""):
+            page.get_by_label("Remove Image").click()
+            (tmp_path / "broken.png").write_bytes(content)
+            page.locator("#photo input[type=file]").set_input_files(tmp_path / "broken.png")
+            page.get_by_text("broken.png: not a readable image").wait_for()
+            page.get_by_text("broken.png: not a readable image").click()
+            page.get_by_label("Close").click()
 
         page.get_by_role("tab", name="Clusters").click()
         page.get_by_label("How many clusters (or auto)").first.fill("3")

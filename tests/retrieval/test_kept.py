@@ -1,7 +1,12 @@
 """Single files: what the store or the index has is not embedded again, and several new ones are written."""
 
+import ntpath
 import os
+import re
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +14,8 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.errors import DataError
-from pml_ext.retrieval import StoreWarning, kept
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.retrieval import StoreWarning, kept, listing
 
 from .conftest import write_digits
 
@@ -164,3 +169,130 @@ def test_a_query_takes_what_the_index_has(make, images, tmp_path, monkeypatch):
     assert mixed[2] == known[0]
     assert mixed[1].paths[0] == files[7].relative_to(images).as_posix()
     assert [answer.query_class for answer in mixed] == [files[5].parent.name, None, files[3].parent.name]
+
+
+def test_a_network_that_was_changed_is_not_what_is_kept(make, images, tmp_path):
+    watched = make()
+    run, files = watched.run, files_of(images)
+    run.index(images, tmp_path / "index")
+    kept_before = run.embed(files)
+    watched.since()
+    with torch.no_grad():
+        for parameter in run.embedder.parameters():
+            parameter.mul_(-1).add_(0.3)
+    assert run.is_changed
+    changed = run.embed(files)
+    assert (changed - kept_before).abs().max() > 0.1
+    assert torch.equal(run.embed_folder(images).embeddings, changed)
+    run.query(files[3], 3, tmp_path / "index")
+    assert watched.since() == 61
+    other = make()
+    assert torch.equal(other.run.embed(files), kept_before)
+    assert other.since() == 0
+    with torch.no_grad():
+        other.run.embedder.head = torch.nn.Linear(1, 1)
+    assert other.run.is_changed
+
+
+def test_the_first_image_does_not_pass_for_a_change_nor_hide_one(runs):
+    run = load_run(runs[0], "cpu")
+    run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
+    assert not run.is_changed
+    run = load_run(runs[0], "cpu")
+    with torch.no_grad():
+        next(run.network.parameters()).add_(1)
+    run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
+    assert run.is_changed
+
+
+def test_batches_make_one_shard_and_shards_are_read_once(make, images, tmp_path, monkeypatch):
+    watched = make()
+    files = files_of(images)
+    first = watched.run.embed(files, batch_size=4)
+    assert len(list((tmp_path / "store").glob("*.parquet"))) == 1
+    other, read = make(), []
+    real = kept.EmbeddingStore._read
+    monkeypatch.setattr(
+        kept.EmbeddingStore, "_read", lambda self, name, *rest: read.append(name) or real(self, name, *rest)
+    )
+    assert torch.equal(other.run.embed(files, batch_size=4), first)
+    assert torch.equal(other.run.embed(files[::-1], batch_size=4), first.flip(0))
+    assert (other.since(), len(read)) == (0, 2)  # its paths, and its embeddings
+
+
+def test_what_was_embedded_before_an_unreadable_file_is_kept_and_the_file_named_as_it_was_given(
+    make, images, tmp_path, monkeypatch
+):
+    watched = make()
+    files = files_of(images)
+    (tmp_path / "linked").symlink_to(images)
+    monkeypatch.chdir(tmp_path)
+    for name in ("linked/nope.png", "nope.png", "a\0b.png", "x\0/b.png"):
+        with pytest.raises(DataError, match=re.escape(f"{name}: no such file")):
+            watched.run.embed([*files[:10], name], batch_size=10)
+    assert watched.since() == 10
+    watched.run.index(images, tmp_path / "index")
+    for name in ("linked/nope.png", "x\0/b.png"):
+        with pytest.raises(DataError, match=re.escape(f"{name}: no such file")):
+            watched.run.query(name, 3, tmp_path / "index")
+    with pytest.raises(ConfigError, match="is empty"):
+        watched.run.embed("")
+
+
+def test_a_run_that_was_moved_makes_no_folder_where_it_was(runs, images, tmp_path, monkeypatch):
+    shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings", "index"))
+    monkeypatch.chdir(tmp_path)
+    run = load_run("run", "cpu", workers=0)
+    monkeypatch.chdir(images)
+    run.embed(files_of(images))
+    assert (tmp_path / "run" / "embeddings").is_dir()
+    assert not (images / "run").exists()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (images / "0").mkdir(exist_ok=True)
+    write_digits(images, range(30, 50))
+    with pytest.warns(StoreWarning, match="are not kept"):
+        run.embed(files_of(images))
+    assert not (tmp_path / "run").exists()
+
+
+def test_threads_embed_the_same_files_without_a_word(runs, images, tmp_path, recwarn):
+    run = load_run(runs[0], "cpu", workers=0, store=tmp_path / "store")
+    files = files_of(images)
+    barrier = threading.Barrier(6)
+
+    def work(number):
+        barrier.wait(60)
+        return run.embed_folder(images).embeddings if number == 0 else run.embed(files)
+
+    with ThreadPoolExecutor(6) as pool:
+        results = [*pool.map(work, range(6))]
+    for result in results:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-5)
+    assert [str(one.message) for one in recwarn if issubclass(one.category, StoreWarning)] == []
+    assert not list((tmp_path / "store").glob(".*"))
+
+
+def test_a_path_object_of_any_kind_is_a_file(make, images, tmp_path):
+    class Named:
+        def __init__(self, path):
+            self.path = path
+
+        def __fspath__(self):
+            return str(self.path)
+
+    watched = make()
+    watched.run.index(images, tmp_path / "index")
+    file = files_of(images)[2]
+    (answer,) = watched.run.query([Named(file)], 3, tmp_path / "index")
+    assert answer == watched.run.query(file, 3, tmp_path / "index")[0]
+    assert answer.query == str(file)
+
+
+def test_drives_have_listings_of_their_own(monkeypatch):
+    files = [listing.FileFacts(place, 1, 2) for place in (r"C:\a\b\1.png", r"D:\c\2.png", r"C:\a\3.png")]
+    monkeypatch.setattr(listing, "os", SimpleNamespace(path=ntpath, sep="\\"))
+    both = list(listing.listings_of(files))
+    assert [(str(each.folder), each.names) for each, _ in both] == [
+        (r"C:\a", ["b/1.png", "3.png"]), (r"D:\c", ["2.png"]),
+    ]  # fmt: skip
+    assert [some for _, some in both] == [[files[0], files[2]], [files[1]]]

@@ -145,3 +145,11 @@ def test_a_query_imports_what_it_uses_alone(indexed, folder):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
     assert len(json.loads(done.stdout)[0]["paths"]) == 8
+
+
+def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeypatch):
+    monkeypatch.chdir(few[0])
+    for arguments in (["index", runs[0], ""], ["embed", runs[0], "", "-o", "points.npz"], ["query", "", "a.png"]):
+        done = command(*arguments)
+        text = f"pml-ext: argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
+        assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or say what is meant\n")

@@ -1,5 +1,6 @@
 """The store of embeddings: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
 
+import errno
 import fcntl
 import os
 import pickle
@@ -22,7 +23,8 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext.retrieval import SkippedImage, StoreWarning, embedding, store
+from pml_ext.retrieval import SkippedImage, StoreWarning, embedding, waiting
+from pml_ext.retrieval.store import EmbeddingStore
 
 from .conftest import write_digits
 
@@ -127,7 +129,7 @@ def test_index_and_cluster_share_what_is_embedded(here, tmp_path, monkeypatch):
     lambda path: path.write_bytes(path.read_bytes()[:3000] + b"\0\1\2\3" + path.read_bytes()[3004:]),
 ])  # fmt: skip
 def test_a_damaged_shard_is_named_and_its_images_embedded_again(here, monkeypatch, damage):
-    monkeypatch.setattr(store, "SHARD", 64)
+    monkeypatch.setattr(waiting, "SHARD", 64)
     make, images = here
     write_some(images, range(150))
     before = make().embed_folder(images)
@@ -190,7 +192,7 @@ def test_the_precision_of_the_run_is_embedded_in(here):
 
 
 def test_a_full_disk_is_one_line_and_what_was_written_stays(here, command, runs, monkeypatch):
-    monkeypatch.setattr(store, "SHARD", 64)
+    monkeypatch.setattr(waiting, "SHARD", 64)
     make, images = here
     write_some(images, range(300))
     real, written = Path.write_bytes, []
@@ -213,7 +215,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(here, command, runs,
 
 
 def test_small_shards_are_joined_and_left_overs_removed(here, monkeypatch):
-    monkeypatch.setattr(store, "SHARD", 8)
+    monkeypatch.setattr(waiting, "SHARD", 8)
     make, images = here
     write_some(images, range(200))
     (images.parent / "store").mkdir()
@@ -226,19 +228,19 @@ def test_small_shards_are_joined_and_left_overs_removed(here, monkeypatch):
     again = make().embed_folder(images)
     assert (again.new, again.paths) == (0, before.paths)
     assert torch.equal(again.embeddings, before.embeddings)
-    monkeypatch.setattr(store.EmbeddingStore, "_write", lambda *_: pytest.fail("joined what is joined"))
+    monkeypatch.setattr(EmbeddingStore, "_write", lambda *_: pytest.fail("joined what is joined"))
     make().embed_folder(images)
 
 
 def test_a_disk_that_is_full_while_shards_are_joined_costs_nothing(here, monkeypatch):
-    monkeypatch.setattr(store, "SHARD", 8)
+    monkeypatch.setattr(waiting, "SHARD", 8)
     make, images = here
     write_some(images, range(200))
 
     def full(*_):
         raise UnwritableError("No space left")
 
-    monkeypatch.setattr(store.EmbeddingStore, "_join", full)
+    monkeypatch.setattr(EmbeddingStore, "_join", full)
     with pytest.warns(StoreWarning, match="shards could not be joined: No space left"):
         assert make().embed_folder(images, batch_size=8).new == 200
     assert len(shards(images)) == 25
@@ -306,8 +308,8 @@ def test_a_store_that_cannot_be_written_is_done_without(here, monkeypatch):
 
 SCRIPT = """
 import sys, time
-from pml_ext.retrieval import embedding, store
-store.SHARD = 20
+from pml_ext.retrieval import embedding, waiting
+waiting.SHARD = 20
 real = embedding.ImageEmbedder._forward
 def slow(self, images):
     time.sleep(0.02)
@@ -424,3 +426,40 @@ def test_wrong_settings(here, runs):
     with pytest.raises(ConfigError, match="batch_size 0: wanted 1 or more"):
         make().embed_folder(images, batch_size=0)
     assert not shards(images)
+
+
+def test_a_shard_that_cannot_be_read_now_stays(here, monkeypatch):
+    make, images = here
+    write_some(images, range(20))
+    whole = make().embed_folder(images)
+    (shard,) = shards(images)
+    read, refused = Path.read_bytes, []
+
+    def busy(path):
+        if path == shard and not refused:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", busy)
+    with pytest.warns(StoreWarning, match="cannot be read .Too many open files.; its images are embedded again"):
+        again = make().embed_folder(images)
+    assert again.new == 20
+    monkeypatch.undo()
+    assert shard.exists()
+    assert make().embed_folder(images).new == 0
+    torch.testing.assert_close(again.embeddings, whole.embeddings, rtol=0, atol=1e-5)
+
+
+def test_links_that_are_not_followed_are_told(here):
+    make, images = here
+    write_some(images / "here", range(4))
+    (images / "gone.png").symlink_to(images / "nowhere.png")
+    (images / "elsewhere").symlink_to(images / "here")
+    with pytest.warns(SkippedImage) as heard:
+        embedded = make().embed_folder(images)
+    assert len(embedded.paths) == 4
+    assert [*embedded.skipped] == ["elsewhere", "gone.png"]
+    assert sorted(str(one.message).partition(": ")[2] for one in heard) == [
+        "a link to a folder, which is not followed", "a link to what is not there",
+    ]  # fmt: skip
