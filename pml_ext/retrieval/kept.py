@@ -15,6 +15,7 @@ from .listing import FileFacts, facts_of, listings_of
 from .store import SHARD, EmbeddingStore, StoreWarning
 
 LOOKED = 1_000_000  # bytes of a store that are looked through for a file, which takes about as long as to embed it
+HELD = 64_000_000  # bytes of embeddings that are held, and a shard more
 SEVERAL = 8  # new files that are written: a shard for each single one would be as many files
 
 Rows = NDArray[np.float32]
@@ -34,17 +35,16 @@ class KeptFiles:
         self._store = store
         self._looked: set[str] = set()  # shards
         self._found: dict[str, tuple[FileFacts, str, int]] = {}  # by path, with the shard and the row in it
-        self._last: tuple[str, Rows | None] = ("", None)  # a shard that was read, since the next file is often in it
+        self._held: dict[str, Rows] = {}  # shards that were read, for the next files
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[_Asked]:
-        """One pass over files; what is new is written when it ends, whichever way, if there are eight files or more."""
+        """One pass over files; what is new is written after each thousand, and when the pass ends, whichever way."""
         asked = _Asked(self)
         try:
             yield asked
         finally:
-            if len(asked.new) >= SEVERAL:
-                self.keep(asked.new)
+            asked.keep(SEVERAL)
 
     def known(self, facts: Sequence[FileFacts]) -> dict[int, NDArray[np.float32]]:
         """The embeddings of the files that the store has, by their numbers."""
@@ -53,11 +53,15 @@ class KeptFiles:
         if 0 < self._store.bytes(fresh) <= LOOKED * len(facts):
             for name in fresh:
                 self._look(name, self._store.files(name))
-        there, rows = {*shards}, {}
+        places: dict[str, list[tuple[int, int]]] = {name: [] for name in shards}
         for number, file in enumerate(facts):
             known, shard, row = self._found.get(file.place, (None, "", 0))
-            if known == file and shard in there and (points := self._points(shard)) is not None:
-                rows[number] = points[row]
+            if known == file and shard in places:
+                places[shard].append((number, row))
+        rows = {}
+        for shard, pairs in places.items():
+            if pairs and (points := self._points(shard)) is not None:
+                rows |= {number: points[row] for number, row in pairs}
         return rows
 
     def keep(self, new: dict[FileFacts, Rows]) -> None:
@@ -77,9 +81,12 @@ class KeptFiles:
         self._looked.add(shard)
 
     def _points(self, shard: str) -> Rows | None:
-        if self._last[0] != shard:
-            self._last = (shard, self._store.embeddings(shard))
-        return self._last[1]
+        points = self._held.get(shard)
+        if points is None and (points := self._store.embeddings(shard)) is not None:
+            if sum(each.nbytes for each in [*self._held.values(), points]) > HELD:
+                self._held = {}
+            self._held[shard] = points
+        return points
 
 
 class _Asked:
@@ -108,4 +115,11 @@ class _Asked:
             fresh = {facts[number]: row for number, row in zip(numbers, rows, strict=True)}
             self.new |= {file: row for file, row in fresh.items() if file.is_known and np.isfinite(row).all()}
             known |= {number: fresh[file] for number, file in enumerate(facts) if number not in known}
+            self.keep(SHARD)
         return np.stack([known[number] for number in range(len(files))])
+
+    def keep(self, least: int) -> None:
+        """Writes what is new, if that is as many files."""
+        if len(self.new) >= least:
+            self._kept.keep(self.new)
+            self.new = {}
