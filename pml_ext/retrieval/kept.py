@@ -58,21 +58,19 @@ class KeptFiles:
             known, shard, row = self._found.get(file.place, (None, "", 0))
             if known == file and shard in places:
                 places[shard].append((number, row))
-        rows = {}
+        rows: dict[int, NDArray[np.float32]] = {}
         for shard, pairs in places.items():
             if pairs and (points := self._points(shard)) is not None:
                 rows |= {number: points[row] for number, row in pairs}
         return rows
 
     def keep(self, new: dict[FileFacts, Rows]) -> None:
-        """Writes embeddings of files, a shard for each thousand."""
+        """Writes embeddings of files as a shard."""
         try:
             self._store.create()
             for listing, files in listings_of([*new]):
-                for start in range(0, len(files), SHARD):
-                    numbers = np.arange(start, min(start + SHARD, len(files)))
-                    name = self._store.add(listing, numbers, np.stack([new[files[number]] for number in numbers]))
-                    self._look(name, [files[number] for number in numbers])
+                name = self._store.add(listing, np.arange(len(files)), np.stack([new[file] for file in files]))
+                self._look(name, files)
         except UnwritableError as error:
             warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
 
