@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -148,11 +149,13 @@ class ImageEmbedder:
         self.identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self._files = KeptFiles(EmbeddingStore(how.store, self.identity, network.embedding_size))
         self._state = _state_of(network)
+        self._converting = threading.RLock()
 
     @property
     def is_changed(self) -> bool:
         """Whether weights of the network were changed or replaced since it was read: what is kept is not of it."""
-        return _state_of(self.network) != self._state
+        with self._converting:
+            return _state_of(self.network) != self._state
 
     @torch.no_grad()
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
@@ -318,10 +321,11 @@ class ImageEmbedder:
     @torch.no_grad()
     def _forward(self, images: Tensor) -> Tensor:
         images = images.to(self.device)
-        if self._memory_format is None:
-            is_changed = self.is_changed
-            self._memory_format = _memory_format(self.network, images[:1])
-            self._state = () if is_changed else _state_of(self.network)
+        with self._converting:
+            if self._memory_format is None:
+                is_changed = self.is_changed
+                self._memory_format = _memory_format(self.network, images[:1])
+                self._state = () if is_changed else _state_of(self.network)
         with autocast(self.device, self.precision):
             embeddings: Tensor = self.network(images.to(memory_format=self._memory_format))
         return embeddings.float()
@@ -369,13 +373,8 @@ def names_of(images: Images) -> list[str]:
 
 
 def _batches(images: Iterable[Path | Tensor], size: int) -> Iterator[list[Path | Tensor]]:
-    batch: list[Path | Tensor] = []
-    for image in images:
-        batch.append(image)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    rest = iter(images)
+    while batch := [*itertools.islice(rest, size)]:
         yield batch
 
 

@@ -50,7 +50,7 @@ class KeptFiles:
         """The embeddings of the files that the store has, by their numbers."""
         shards = self._store.names()
         fresh = [name for name in shards if name not in self._looked]
-        if 0 < self._store.bytes(fresh) <= LOOKED * len(facts):
+        if 0 < self._store.bytes_of(fresh) <= LOOKED * len(facts):
             for name in fresh:
                 self._look(name, self._store.files(name))
         places: dict[str, list[tuple[int, int]]] = {name: [] for name in shards}

@@ -89,7 +89,7 @@ class EmbeddingStore:
             with writing(self.place):
                 self.place.mkdir(exist_ok=True)
 
-    def bytes(self, names: Sequence[str]) -> int:
+    def bytes_of(self, names: Sequence[str]) -> int:
         """The size of shards; those that are gone have none."""
         size = 0
         for name in names:
