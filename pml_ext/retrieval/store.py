@@ -220,17 +220,18 @@ class EmbeddingStore:
     def _join(self, chosen: Sequence[str], kept: dict[str, Numbers]) -> None:
         import pyarrow as pa
 
-        written, waiting, size = [], [], 0
+        written, read, waiting, size = [], [], [], 0
         for name in chosen:
             table = self._read(name)
             if table is not None:
+                read.append(name)
                 part = table.take(kept[name])
                 waiting.append(part)
                 size += part.nbytes
             if waiting and (size > _LARGE or name == chosen[-1]):
                 written.append(self._write(pa.concat_tables(waiting)))
                 waiting, size = [], 0
-        for name in {*chosen} - {*written}:
+        for name in {*read} - {*written}:
             self._path(name).unlink(missing_ok=True)
 
     def _is_kept(self, name: str, places: Places) -> NDArray[np.bool_]:
@@ -247,7 +248,11 @@ class EmbeddingStore:
             return []
         try:
             there = sorted(os.listdir(self.place))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            warnings.warn(f"{self.place}: cannot be read ({error.strerror or error}); what it has is embedded again",
+                          StoreWarning, stacklevel=4)  # fmt: skip
             return []
         return [name for name in there if (match := _NAME.fullmatch(name)) is not None and match[1] == self._identity]
 

@@ -24,6 +24,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.retrieval import SkippedImage, StoreWarning, embedding, waiting
+from pml_ext.retrieval import store as store_module
 from pml_ext.retrieval.store import EmbeddingStore
 
 from .conftest import write_digits
@@ -463,3 +464,42 @@ def test_links_that_are_not_followed_are_told(here):
     assert sorted(str(one.message).partition(": ")[2] for one in heard) == [
         "a link to a folder, which is not followed", "a link to what is not there",
     ]  # fmt: skip
+
+
+def test_a_shard_that_cannot_be_read_while_others_are_joined_stays(here, monkeypatch):
+    make, images = here
+    monkeypatch.setattr(waiting, "SHARD", 8)
+    write_some(images, range(136))
+    real = EmbeddingStore._join
+
+    def refused_once(self, chosen, kept):
+        read, busy = Path.read_bytes, self._path(chosen[3])
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda path: read(path) if path != busy else refuse())
+            real(self, chosen, kept)
+
+    def refuse():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(EmbeddingStore, "_join", refused_once)
+    with pytest.warns(StoreWarning, match="Too many open files"):
+        make().embed_folder(images, batch_size=8)
+    assert len(shards(images)) == 2
+    assert make().embed_folder(images).new == 0
+
+
+def test_a_store_that_cannot_be_listed_is_told(here, monkeypatch):
+    make, images = here
+    write_some(images, range(8))
+    run = make()
+    run.embed_folder(images)
+    real, place = os.listdir, images.parent / "store"
+
+    def refuse(path="."):
+        if path == place:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(store_module.os, "listdir", refuse)
+    with pytest.warns(StoreWarning, match="store: cannot be read .Input/output error.; what it has is embedded again"):
+        run.embed(sorted(images.glob("*/*.png"))[:2])
