@@ -38,14 +38,16 @@ loss = DistributedLoss(CrossBatchMemory(loss, embedding_size=32, memory_size=512
 
 trainer = MetricLossOnly(
     models={"trunk": trunk, "embedder": embedder},
-    optimizers={f"{name}_optimizer": torch.optim.Adam(module.parameters(), lr=1e-3)
-                for name, module in (("trunk", trunk), ("embedder", embedder))},
+    optimizers={
+        f"{name}_optimizer": torch.optim.Adam(module.parameters(), lr=1e-3)
+        for name, module in (("trunk", trunk), ("embedder", embedder))
+    },
     batch_size=40,
     loss_funcs={"metric_loss": loss},
     dataset=dataset,
     sampler=MPerClassSampler(labels[mine], m=4, batch_size=40, length_before_new_iter=400),
     dataloader_num_workers=0,
-)  # fmt: skip
+)
 trainer.train(num_epochs=3)
 print(f"rank {rank} of {processes}: the memory holds {loss.loss.filled} embeddings")
 if several:

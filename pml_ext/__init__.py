@@ -50,9 +50,30 @@ _PUBLIC = {
     "MissingExtraError": "pml_ext.errors",
     "TrainingError": "pml_ext.errors",
 }
-_SUBMODULES = ("benchmark", "building", "cli", "components", "data", "distances", "distributed", "errors", "evaluation",
-               "experiment", "hookspecs", "losses", "models", "pairwise", "plugin", "reducers", "registry",
-               "regularizers", "retrieval", "samplers", "settings", "testing")  # fmt: skip
+_SUBMODULES = (
+    "benchmark",
+    "building",
+    "cli",
+    "components",
+    "data",
+    "distances",
+    "distributed",
+    "errors",
+    "evaluation",
+    "experiment",
+    "hookspecs",
+    "losses",
+    "models",
+    "pairwise",
+    "plugin",
+    "reducers",
+    "registry",
+    "regularizers",
+    "retrieval",
+    "samplers",
+    "settings",
+    "testing",
+)
 
 
 def __getattr__(name: str) -> Any:

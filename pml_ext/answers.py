@@ -42,12 +42,16 @@ def check_marks(plugin: object) -> None:
         if not name.startswith("pml_ext_") or not inspect.isfunction(value) or hasattr(value, "pml_ext_impl"):
             continue
         if name in HOOKS:
-            raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; write {_IMPORT!r}, and "
-                              f"'@hookimpl' above 'def {name}'")  # fmt: skip
+            raise PluginError(
+                f"{name} is not marked as a hook, so that nobody would call it; write {_IMPORT!r}, and "
+                f"'@hookimpl' above 'def {name}'"
+            )
         near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)
         if near and value.__module__ == own:
-            raise PluginError(f"{name} is no hook and not marked as one; for {near[0]} write {_IMPORT!r}, and "
-                              f"'@hookimpl' above 'def {near[0]}'; for anything else take another name")  # fmt: skip
+            raise PluginError(
+                f"{name} is no hook and not marked as one; for {near[0]} write {_IMPORT!r}, and "
+                f"'@hookimpl' above 'def {near[0]}'; for anything else take another name"
+            )
 
 
 def components_in(answers: Sequence[Any], plugin: str) -> list[Component]:
@@ -66,8 +70,10 @@ def components_in(answers: Sequence[Any], plugin: str) -> list[Component]:
         key = (component.kind, component.name)
         if key in seen:
             classes = " and ".join(dict.fromkeys((seen[key].__name__, component.cls.__name__)))
-            raise PluginError(f"pml_ext_components names the {component.kind} {component.name!r} twice ({classes}); "
-                              "names are unique per kind")  # fmt: skip
+            raise PluginError(
+                f"pml_ext_components names the {component.kind} {component.name!r} twice ({classes}); "
+                "names are unique per kind"
+            )
         seen[key] = component.cls
     return components
 
@@ -125,8 +131,10 @@ def recipes_in(answers: Sequence[Any], plugin: str) -> dict[str, Traversable]:
     files: dict[str, Traversable] = {}
     for folder in _flatten("pml_ext_recipes", answers):
         if not hasattr(folder, "iterdir"):
-            raise PluginError(f"pml_ext_recipes names {folder!r}, which is no folder of a package; write "
-                              'importlib.resources.files(__name__) / "recipes"')  # fmt: skip
+            raise PluginError(
+                f"pml_ext_recipes names {folder!r}, which is no folder of a package; write "
+                'importlib.resources.files(__name__) / "recipes"'
+            )
         if not folder.is_dir():
             raise PluginError(f"pml_ext_recipes of {plugin!r} names {folder}, which is not a folder")
         for name, file in _recipe_files(plugin, folder):
@@ -181,13 +189,16 @@ def _check_file(name: str, file: Any) -> None:
     if not KEBAB.fullmatch(name):
         raise PluginError(f"pml_ext_papers: a paper's name is kebab-case, my-paper, not {name!r}")
     if not (hasattr(file, "read_text") and hasattr(file, "is_file") and file.is_file()):
-        raise PluginError(f"pml_ext_papers: {name!r} is {str(file)!r}, wanted a file of the package; write "
-                          'importlib.resources.files(__name__) / "papers" / "mine.toml"')  # fmt: skip
+        raise PluginError(
+            f"pml_ext_papers: {name!r} is {str(file)!r}, wanted a file of the package; write "
+            'importlib.resources.files(__name__) / "papers" / "mine.toml"'
+        )
 
 
 def _check_peers(name: str, peers: Any, known: Sequence[str]) -> None:
     if name not in known:
-        raise PluginError(f"pml_ext_benchmark_peers: {name!r} is no component of this plugin; it has "
-                          f"{', '.join(known) or 'none'}")  # fmt: skip
+        raise PluginError(
+            f"pml_ext_benchmark_peers: {name!r} is no component of this plugin; it has {', '.join(known) or 'none'}"
+        )
     if not isinstance(peers, Mapping) or not all(map(callable, peers.values())):
         raise PluginError(f"pml_ext_benchmark_peers: {name!r} is {peers!r}, wanted {{label: function}}")

@@ -212,11 +212,14 @@ def functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[s
     component = _measurable(loss)
     sizes = _sizes(shape)
     if missing := required(component.cls, sizes)[1]:
-        raise ConfigError(f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
-                          "pass an object to pml_ext.benchmark.bench instead")  # fmt: skip
+        raise ConfigError(
+            f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
+            "pass an object to pml_ext.benchmark.bench instead"
+        )
     built = registry.build(loss, component.kind, sizes)
-    peers = {label: factory(**required(factory, sizes)[0])
-             for label, factory in registry.benchmark_peers(component).items()}  # fmt: skip
+    peers = {
+        label: factory(**required(factory, sizes)[0]) for label, factory in registry.benchmark_peers(component).items()
+    }
     if component.kind == "regularizer":
         return loss, {loss: RegularizedLoss(ContrastiveLoss(), built), _ALONE: ContrastiveLoss(), **peers}
     return loss, {loss: built, **peers}

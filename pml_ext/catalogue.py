@@ -65,8 +65,14 @@ def kebab(class_name: str) -> str:
     """The name that follows from a class name: ``"MultiSimilarityLoss"`` becomes ``"multi-similarity"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
-    for split, joined in (("arc-face", "arcface"), ("cos-face", "cosface"), ("sphere-face", "sphereface"),
-                          ("nt-xent", "ntxent"), ("vic-reg", "vicreg"), ("sup-con", "supcon"),
-                          ("p2-s-grad", "p2s-grad")):  # fmt: skip
+    for split, joined in (
+        ("arc-face", "arcface"),
+        ("cos-face", "cosface"),
+        ("sphere-face", "sphereface"),
+        ("nt-xent", "ntxent"),
+        ("vic-reg", "vicreg"),
+        ("sup-con", "supcon"),
+        ("p2-s-grad", "p2s-grad"),
+    ):
         words = words.replace(split, joined)
     return words

@@ -59,9 +59,11 @@ def shadowed(other: Component, owner: str, names: Sequence[str]) -> str:
         owner: its distribution.
         names: of the classes.
     """
-    return (f"the plugin {other.plugin!r} ({owner}) has classes of names that pml_ext ships: {', '.join(names)}; "
-            f"pml_ext's are taken, and pml_ext.registry.get({other.qualified_name!r}, {other.kind!r}).cls is the "
-            f"other {other.cls.__name__}")  # fmt: skip
+    return (
+        f"the plugin {other.plugin!r} ({owner}) has classes of names that pml_ext ships: {', '.join(names)}; "
+        f"pml_ext's are taken, and pml_ext.registry.get({other.qualified_name!r}, {other.kind!r}).cls is the "
+        f"other {other.cls.__name__}"
+    )
 
 
 def lacking(wanted: Mapping[str, Mapping[str, str]], records: Sequence[PluginRecord]) -> str:

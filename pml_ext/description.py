@@ -63,11 +63,22 @@ def _component(component: Component) -> dict[str, Any]:
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(factory))
-    settings = {key: value for key, value in settings_of(factory).items()
-                if key not in ("root", "in_channels", "image_size") or value.default is not value.empty}  # fmt: skip
+    settings = {
+        key: value
+        for key, value in settings_of(factory).items()
+        if key not in ("root", "in_channels", "image_size") or value.default is not value.empty
+    }
     used = [recipe for recipe in registry.recipes() if (kind, name) in names_in(recipe)]
-    return {"name": name, "kind": kind, "class": "", "text": text, "settings": _settings(settings, meanings),
-            "capabilities": [], "paper": "", "recipes": used}  # fmt: skip
+    return {
+        "name": name,
+        "kind": kind,
+        "class": "",
+        "text": text,
+        "settings": _settings(settings, meanings),
+        "capabilities": [],
+        "paper": "",
+        "recipes": used,
+    }
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -81,8 +92,16 @@ def _recipe(name: str) -> dict[str, Any]:
     said = {key: value for key, value in paper.items() if value and key not in ("row", "column")}
     values = dict.fromkeys(line for each in recipes.values() for line in texts(quoted(each.paper, each.data.name)))
     reported = "; ".join([f"{key}: {value}" for key, value in said.items()] + [*values])
-    return {"name": name, "kind": "recipe", "class": "", "text": description + variants, "settings": rows,
-            "capabilities": [], "paper": reported, "recipes": []}  # fmt: skip
+    return {
+        "name": name,
+        "kind": "recipe",
+        "class": "",
+        "text": description + variants,
+        "settings": rows,
+        "capabilities": [],
+        "paper": reported,
+        "recipes": [],
+    }
 
 
 def _table(name: str) -> list[dict[str, Any]]:
@@ -95,8 +114,10 @@ def _table(name: str) -> list[dict[str, Any]]:
         return []
     paper, table = place
     rows = table_rows(name)
-    heads = [*table.heads, *(f"{heading} {column}".strip() for heading, columns in table.columns.items()
-                             for column in columns)]  # fmt: skip
+    heads = [
+        *table.heads,
+        *(f"{heading} {column}".strip() for heading, columns in table.columns.items() for column in columns),
+    ]
     cells = [[table.text(cell) for cell in row] for row in table.rows]
     last = ["\n".join(row["recipes"]) or row["reason"] for row in rows]
     text = "\n\n".join(filter(None, (table.title, table.note, table.reason())))

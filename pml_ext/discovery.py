@@ -119,14 +119,16 @@ class Discovery:
         allowed, blocked = _names_in("PML_EXT_PLUGINS"), _names_in("PML_EXT_BLOCK") or set()
         names = [point.name for point in points]
         for name in sorted((allowed or set()) - {*names}):
-            raise PluginError(f"PML_EXT_PLUGINS: {unknown('installed plugin', name, names)}; installed: "
-                              f"{', '.join(names) or 'none'}")  # fmt: skip
+            raise PluginError(
+                f"PML_EXT_PLUGINS: {unknown('installed plugin', name, names)}; installed: {', '.join(names) or 'none'}"
+            )
         if not self._manager.has_plugin(BUILTIN):
             self._adopt(BUILTIN, importlib.import_module(_BUILTIN_MODULE))
             self.components += [Component(cls, name, _PML, plugin=_PML_NAME) for name, cls in pml_classes()]
         for point in points:
-            record = PluginRecord(point.name, _distribution(point), point.dist.version if point.dist else "",
-                                  point.value)  # fmt: skip
+            record = PluginRecord(
+                point.name, _distribution(point), point.dist.version if point.dist else "", point.value
+            )
             self.records.append(record)
             if point.name in blocked:
                 record.status = "blocked"
@@ -141,8 +143,9 @@ class Discovery:
             names = " or ".join(map(repr, RESERVED))
             raise PluginError(f"an entry point's name is kebab-case and not {names}, not {point.name!r}")
         if self._manager.has_plugin(point.name):
-            raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; "
-                              "rename one of them")  # fmt: skip
+            raise PluginError(
+                f"another distribution already claims the entry-point name {point.name!r}; rename one of them"
+            )
         if _being_imported(point.module):  # its hooks are not there yet
             record.status = "waiting"
             self._waiting.append((record, point))

@@ -111,8 +111,10 @@ def require_similarity(owner: object, distance: BaseDistance) -> None:
     if not isinstance(distance, BaseDistance):
         raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
     if not distance.is_inverted:
-        raise ValueError(f"{name} needs a similarity, where larger means nearer (CosineSimilarity, "
-                         f"DotProductSimilarity); got distance={type(distance).__name__}")  # fmt: skip
+        raise ValueError(
+            f"{name} needs a similarity, where larger means nearer (CosineSimilarity, "
+            f"DotProductSimilarity); got distance={type(distance).__name__}"
+        )
 
 
 def require_distance(owner: object, distance: BaseDistance) -> None:
@@ -130,8 +132,9 @@ def require_distance(owner: object, distance: BaseDistance) -> None:
     if not isinstance(distance, BaseDistance):
         raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
     if distance.is_inverted:
-        raise ValueError(f"{name} needs a distance, where smaller means nearer (LpDistance); got "
-                         f"distance={type(distance).__name__}")  # fmt: skip
+        raise ValueError(
+            f"{name} needs a distance, where smaller means nearer (LpDistance); got distance={type(distance).__name__}"
+        )
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:

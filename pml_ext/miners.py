@@ -60,8 +60,10 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             else:
                 matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
             return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
-        mined = [self._moved(rows.start, chosen) for rows, chosen in self._tiles(size, embeddings, labels, ref_emb,
-                                                                                ref_labels)]  # fmt: skip
+        mined = [
+            self._moved(rows.start, chosen)
+            for rows, chosen in self._tiles(size, embeddings, labels, ref_emb, ref_labels)
+        ]
         return tuple(torch.cat(each) for each in zip(*mined, strict=True))
 
     def _tiles(

@@ -43,9 +43,11 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
     layers: list[nn.Module] = []
     for block in range(blocks):
         layers += [
-            nn.Conv2d(width if block else in_channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width if block else in_channels, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
             nn.MaxPool2d(2),
-        ]  # fmt: skip
+        ]
     return nn.Sequential(*layers, nn.Flatten())
 
 

@@ -106,8 +106,10 @@ class Network(nn.Module):
         self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
         self.trunk = trunk
         if hidden_sizes is None and self.features != embedding_size:
-            raise ConfigError(f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
-                              f"wanted embedding_size = {self.features}, not {embedding_size}")  # fmt: skip
+            raise ConfigError(
+                f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
+                f"wanted embedding_size = {self.features}, not {embedding_size}"
+            )
         self.embedder: nn.Module = (
             nn.Identity() if hidden_sizes is None else models.embedder(self.features, embedding_size, hidden_sizes)
         )

@@ -113,12 +113,12 @@ from .settings import (
 )
 
 if TYPE_CHECKING:
-    from .data import DataSplits, LabelledImages, read_image
+    from .data import DataSplits, LabeledImages, read_image
     from .evaluation import figures, kmeans
 
 _WITH_EXTRA = {  # what needs the extra "train", and the module that has it, or is it
     "DataSplits": "pml_ext.data",
-    "LabelledImages": "pml_ext.data",
+    "LabeledImages": "pml_ext.data",
     "read_image": "pml_ext.data",
     "figures": "pml_ext.evaluation.figures",
     "kmeans": "pml_ext.evaluation",
@@ -144,8 +144,8 @@ __all__ = [
     "FullPrecisionMining",
     "GramCosineSimilarity",
     "GramDotProductSimilarity",
+    "LabeledImages",
     "LabeledRegularizer",
-    "LabelledImages",
     "LpDistance",
     "MissingExtraError",
     "MultipleLosses",
@@ -246,7 +246,7 @@ class RunView(Protocol):
         """How many processes train together."""
 
     @property
-    def splits(self) -> Mapping[str, LabelledImages]:
+    def splits(self) -> Mapping[str, LabeledImages]:
         """The images without augmentation, by name.
 
         There are ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"`` where the data have these; ``"validation"``

@@ -235,8 +235,12 @@ class Registry:
         self._discovery.add_local(component)
         meant = self.meant(name, component.kind)
         if LOCAL not in {other.plugin for other in meant}:
-            warnings.warn(f"{name!r} is a {component.kind} of {meant[0].plugin!r} too, which the bare name means; "
-                          f"{LOCAL}:{name} is yours", PluginWarning, stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"{name!r} is a {component.kind} of {meant[0].plugin!r} too, which the bare name means; "
+                f"{LOCAL}:{name} is yours",
+                PluginWarning,
+                stacklevel=4,
+            )
 
     def unregister_local(self) -> None:
         """Forgets the classes that :meth:`register` added."""

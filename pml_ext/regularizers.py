@@ -80,9 +80,14 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             return equation(matrix, *rule.masks(matrix, rows))
 
         results = in_tiles(
-            part, (points,), (points,), tiles_of_rows(len(points), size), list(self.distance.parameters()),
-            values=values, at_once=weighs_alike(self.reducer, points.device),
-        )  # fmt: skip
+            part,
+            (points,),
+            (points,),
+            tiles_of_rows(len(points), size),
+            list(self.distance.parameters()),
+            values=values,
+            at_once=weighs_alike(self.reducer, points.device),
+        )
         draw.finish()
         return results
 

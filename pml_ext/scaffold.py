@@ -41,8 +41,9 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and single hyphens, "
-                          "such as my-loss")  # fmt: skip
+        raise ConfigError(
+            f"{name}: a plugin's name is kebab-case: small letters, digits and single hyphens, such as my-loss"
+        )
     module = name.replace("-", "_")
     words = name.removesuffix("-loss").split("-")
     class_name = "".join(map(str.capitalize, words)) + "Loss"

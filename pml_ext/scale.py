@@ -100,8 +100,15 @@ def scale(
     points, batch = [], start.batch
     while batch <= to:
         for loss, what in [key for key, there in wanted.items() if there]:
-            settings = {"loss": loss, "what": what, "shape": str(dataclasses.replace(start, batch=batch)),
-                        "repeats": repeats, "device": device, "threads": threads, "memory": memory}  # fmt: skip
+            settings = {
+                "loss": loss,
+                "what": what,
+                "shape": str(dataclasses.replace(start, batch=batch)),
+                "repeats": repeats,
+                "device": device,
+                "threads": threads,
+                "memory": memory,
+            }
             point = _measured_alone(settings, seconds)
             wanted[loss, what] = not point.failed
             points.append(point)
@@ -115,8 +122,13 @@ def _measured_alone(settings: dict[str, Any], seconds: float) -> Point:
     """A measurement in a process of its own."""
     what, batch = settings["what"], Shape.parse(settings["shape"]).batch
     try:
-        done = subprocess.run([sys.executable, "-m", "pml_ext.scale", json.dumps(settings)], capture_output=True,
-                              text=True, timeout=seconds, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "pml_ext.scale", json.dumps(settings)],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return Point(what, batch, None, None, f"took more than {seconds:g} s")
     if done.returncode:

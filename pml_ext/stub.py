@@ -37,8 +37,9 @@ def text() -> str:
         if component.plugin in own and name not in pml_ext._PUBLIC
     }
     modules = [f"from . import {name} as {name}\n" for name in sorted(pml_ext._SUBMODULES)]
-    public = {f"from {module.removeprefix('pml_ext')} import {name} as {name}\n"
-              for name, module in pml_ext._PUBLIC.items()}  # fmt: skip
+    public = {
+        f"from {module.removeprefix('pml_ext')} import {name} as {name}\n" for name, module in pml_ext._PUBLIC.items()
+    }
     return "".join([_HEAD, *sorted(classes), "\n", *modules, *sorted(public), _TAIL])
 
 

@@ -90,8 +90,10 @@ def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
     """
     wanted = (_read(folder) or {}).get(name)
     if wanted is not None and (digest or sha256_of(folder / name)) != wanted:
-        raise DataError(f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
-                        f"{folder / 'metrics.json'} and train with --resume: it is written again")  # fmt: skip
+        raise DataError(
+            f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
+            f"{folder / 'metrics.json'} and train with --resume: it is written again"
+        )
 
 
 def _read(folder: Path) -> dict[str, str] | None:

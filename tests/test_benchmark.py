@@ -21,8 +21,11 @@ def rows():
 
 def test_floor_loss_and_peers(rows):
     assert [(row.loss, row.what) for row in rows] == [
-        ("floor", "floor"), ("cbml", "cbml"), ("cbml", "PML MultiSimilarity + miner"), ("cbml", "loop over anchors"),
-    ]  # fmt: skip
+        ("floor", "floor"),
+        ("cbml", "cbml"),
+        ("cbml", "PML MultiSimilarity + miner"),
+        ("cbml", "loop over anchors"),
+    ]
     floor, loss, *peers = rows
     assert floor.to_floor == 1
     assert floor.to_loss is None
@@ -138,7 +141,9 @@ def test_bad_input():
 
 
 def test_peers_of_a_plugin(install_plugin, monkeypatch):
-    install_plugin("my_peers", """
+    install_plugin(
+        "my_peers",
+        """
         import torch
         from pytorch_metric_learning.losses import BaseMetricLossFunction
         from pml_ext import Component, hookimpl
@@ -154,7 +159,9 @@ def test_peers_of_a_plugin(install_plugin, monkeypatch):
         @hookimpl
         def pml_ext_benchmark_peers():
             return {"plain": {"twice": lambda: lambda embeddings, labels: 2 * embeddings.sum()}}
-    """, entry_point="my-peers")  # fmt: skip
+    """,
+        entry_point="my-peers",
+    )
     fresh = registry.Registry()
     for name in ("get", "build", "benchmark_peers"):
         monkeypatch.setattr(registry, name, getattr(fresh, name))

@@ -23,8 +23,9 @@ def test_unknown_settings_are_refused_before_the_class_sees_them():
 
 
 def test_settings_that_are_components_are_built():
-    loss = registry.build("pml/contrastive", "loss", distance={"name": "pml/lp", "power": 2},
-                          embedding_regularizer={"name": "pml/lp"})  # fmt: skip
+    loss = registry.build(
+        "pml/contrastive", "loss", distance={"name": "pml/lp", "power": 2}, embedding_regularizer={"name": "pml/lp"}
+    )
     assert isinstance(loss.distance, distances.LpDistance)
     assert loss.distance.power == 2
     assert type(loss.embedding_regularizer).__name__ == "LpRegularizer"
@@ -41,8 +42,18 @@ class Metric(distances.CosineSimilarity):
 class Wanting:
     """Something with every kind of setting."""
 
-    def __init__(self, embedding_size, words, metric: Metric, base: distances.BaseDistance, sampler: Sampler,
-                 num_classes=7, class_labels=None, collect_stats=False, seed=3):  # fmt: skip
+    def __init__(
+        self,
+        embedding_size,
+        words,
+        metric: Metric,
+        base: distances.BaseDistance,
+        sampler: Sampler,
+        num_classes=7,
+        class_labels=None,
+        collect_stats=False,
+        seed=3,
+    ):
         pass
 
 
@@ -67,8 +78,9 @@ def test_a_sampler_gets_what_it_has_a_default_for():
 
 def test_a_context_reaches_the_components_in_settings():
     context: BuildContext = {"num_classes": 2, "class_labels": [30, 40], "collect_stats": True}
-    loss = registry.build("regularized", "loss", context,
-                          loss={"name": "pml/contrastive"}, regularizer={"name": "density"})  # fmt: skip
+    loss = registry.build(
+        "regularized", "loss", context, loss={"name": "pml/contrastive"}, regularizer={"name": "density"}
+    )
     assert loss.regularizer.sorted_labels.tolist() == [30, 40]
     assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)
 

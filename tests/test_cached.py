@@ -14,9 +14,16 @@ from pml_ext.errors import TrainingWarning
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
-        nn.Dropout(0.3), nn.Flatten(), nn.Linear(8 * 64, 16), nn.Dropout(0.1),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout2d(0.2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(8 * 64, 16),
+        nn.Dropout(0.1),
+    )
 
 
 def batch(count=48, seed=1):
@@ -75,9 +82,17 @@ def test_dropout_differs_from_accumulation():
 def test_peak_memory():
     """0.23 of the whole batch's, 256 images of 28 x 28 in micro-batches of 32."""
     net = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(), nn.Dropout(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 16),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 16),
+    )
     images, labels = torch.randn(256, 1, 28, 28, requires_grad=True), torch.arange(256) // 4
 
     def whole(x, y):

@@ -68,11 +68,13 @@ def claimed(install_plugin):
         for owner in ("aaa", "zzz"):
             package = install_plugin(owner, CLAIMS.format(owner=owner, **names))
             (package / "recipes").mkdir()
-            (package / "recipes" / "own.toml").write_text(textwrap.dedent("""
+            (package / "recipes" / "own.toml").write_text(
+                textwrap.dedent("""
                 extends = "cbml/digits"
                 [loss]
                 name = "cbml"
-            """))  # fmt: skip
+            """)
+            )
         install_plugin("thief", "raise RuntimeError", entry_point="cbml")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PluginWarning)
@@ -90,14 +92,15 @@ def everything():
     chosen = load_recipes("cbml/digits") | load_recipes("triplets/digits") | load_recipes("density/digits")
     losses = [build_loss(recipe.loss, loss_context(recipe, [0, 1])) for recipe in chosen.values()]
     return {
-        "recipes": tables, "validated": {name: recipe.as_dict() for name, recipe in chosen.items()},
+        "recipes": tables,
+        "validated": {name: recipe.as_dict() for name, recipe in chosen.items()},
         "losses": [[type(part) for part in loss.modules()] for loss, _ in losses],
         "plugins": {name: plugins_in(table) for name, table in tables.items()},
         "uses": {name: names_in(name) for name in recipes},
         "shown": shown,
         "targets": [components_of(name) for name in ("cbml", "pml_ext_pddm", "local-positive", "metric-variance")],
         "data": [registry.dataset("digits"), registry.trunk("convnet")],
-    }  # fmt: skip
+    }
 
 
 def test_two_plugins_that_claim_every_name_of_ours_change_nothing(request):
@@ -142,12 +145,17 @@ def test_a_recipe_means_its_own_plugins_names():
 
 def test_names_of_two_others_stay_a_clash_but_in_their_own_recipes(install_loss):
     for module in ("first", "second"):
-        package = install_loss(module, module.title(), "same", more="""
+        package = install_loss(
+            module,
+            module.title(),
+            "same",
+            more="""
     @hookimpl
     def pml_ext_recipes():
         import importlib.resources
         return [importlib.resources.files(__name__) / "recipes"]
-    """)  # fmt: skip
+    """,
+        )
         (package / "recipes").mkdir()
         (package / "recipes" / "some.toml").write_text(
             'extends = "cbml/digits"\n[loss]\nname = "same"\n[sweep]\n"loss.name" = ["same", "pml/contrastive"]\n'
@@ -175,8 +183,13 @@ def test_commands_do_as_before(tmp_path):
     assert "  clash       loss 'cbml': also of 'aaa' and 'zzz'; the bare name means that of 'cbml'\n" in told
     assert "cbml: thief 1.0, module thief, broken" in told
     assert "already claims the entry-point name 'cbml'; rename one of them" in told
-    few = ["schedule.epochs=1", "schedule.milestones=[]", "schedule.name=constant", "sampler.iterations=1",
-           "model.trunk.width=8"]  # fmt: skip
+    few = [
+        "schedule.epochs=1",
+        "schedule.milestones=[]",
+        "schedule.name=constant",
+        "sampler.iterations=1",
+        "model.trunk.width=8",
+    ]
     options = [word for override in few for word in ("--set", override)]
     output("train", "cbml/digits", "--device", "cpu", "--out", str(tmp_path / "out"), *options)
     version = {"distribution": "pml-ext", "version": pml_ext.__version__}

@@ -22,13 +22,17 @@ ONE_GRAPH = {
     "NPairLoss": [{}, {"normalize_embeddings": False}, {"reducer": reducers.SumReducer()}],
     "NPairAngularLoss": [{}],
     "BatchAllTripletLoss": [
-        {}, {"kind": "squared-hinge"}, {"triplets": "all"}, {"positives": "local"}, {"reducer": reducers.MeanReducer()},
+        {},
+        {"kind": "squared-hinge"},
+        {"triplets": "all"},
+        {"positives": "local"},
+        {"reducer": reducers.MeanReducer()},
     ],
     "TiledContrastiveLoss": [{}],
     "TiledMultiSimilarityLoss": [{}],
     "TiledNTXentLoss": [{}],
     "TiledSupConLoss": [{}],
-}  # fmt: skip
+}
 APART = {  # their shapes follow from the labels, or the scores: docs/scale.md says why
     "AngularLoss": [{"normalize_embeddings": False}, {"reducer": reducers.AvgNonZeroReducer()}],
     "AngularTripletLoss": [{}],
@@ -104,10 +108,13 @@ def test_pairs_of_a_miner_and_references(name):
             torch.testing.assert_close(actual, wanted, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: RegularizedLoss(pml_ext.AngularLoss(), pml_ext.DensityRegularizer(num_classes=60)),
-    lambda: CrossBatchMemory(pml_ext.CBMLLoss(), 8, memory_size=80),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RegularizedLoss(pml_ext.AngularLoss(), pml_ext.DensityRegularizer(num_classes=60)),
+        lambda: CrossBatchMemory(pml_ext.CBMLLoss(), 8, memory_size=80),
+    ],
+)
 def test_wrappers_settle_within_a_few_batches(make):
     torch.manual_seed(0)
     loss, backend = make(), Counting()
@@ -197,10 +204,11 @@ FUNCTIONS = {
     **{f"pair_sums of {kind}": pair_sums(kind) for kind in KINDS},
     "scores": scores,
     "densities": lambda n: (
-        lambda x, y: density.slot_densities(x, density.slots(y, x.dtype)).sum(), batch(n),
+        lambda x, y: density.slot_densities(x, density.slots(y, x.dtype)).sum(),
+        batch(n),
     ),
     "nearest_distances": lambda n: (density.nearest_distances, batch(n)[:1]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -143,8 +143,19 @@ def _requires(name):
 
 
 def test_losses_and_wrappers_need_no_extra(bare):
-    needed = ("CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler",
-              "CrossBatchMemory", "DistributedLoss", "RegularizedLoss", "registry", "testing", "benchmark")  # fmt: skip
+    needed = (
+        "CBMLLoss",
+        "PDDMLoss",
+        "BatchAllTripletLoss",
+        "DensityRegularizer",
+        "HardNegativePoolSampler",
+        "CrossBatchMemory",
+        "DistributedLoss",
+        "RegularizedLoss",
+        "registry",
+        "testing",
+        "benchmark",
+    )
     assert {name: bare[name] for name in needed} == dict.fromkeys(needed, "")
 
 
@@ -152,6 +163,7 @@ def test_what_needs_an_extra_says_which(bare):
     for name in ("load_run", "experiment", "retrieval", "pml_ext.evaluation.figures"):
         assert re.fullmatch(
             r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. "
-            r'Type: pip install "pml-ext\[train\]"', bare[name]
-        ), f"{name}: {bare[name]}"  # fmt: skip
+            r'Type: pip install "pml-ext\[train\]"',
+            bare[name],
+        ), f"{name}: {bare[name]}"
     assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

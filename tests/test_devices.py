@@ -57,8 +57,11 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
         devices.check_precision(cpu, precision)
     # As a torch does that does not know the precision there: it warns and goes on in float32.
     monkeypatch.setattr(torch, "autocast", lambda *_: contextlib.nullcontext())
-    with pytest.raises(ConfigError, match=r"engine.precision: found 'float16', which this cpu device does not have "
-                                          r"\(torch computes in torch.float32 there\); wanted 'float32'"):  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match=r"engine.precision: found 'float16', which this cpu device does not have "
+        r"\(torch computes in torch.float32 there\); wanted 'float32'",
+    ):
         devices.check_precision(cpu, "float16")
 
 

@@ -33,34 +33,56 @@ def test_a_third_party_plugin_is_found_like_ours(install_loss):
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("import a_package_that_is_not_there", "ModuleNotFoundError"),
         ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_component(): return []", "unknown hook"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_components(): return [int]",
-         r"Component\(...\) entries"),
-        ("from pml_ext import hookimpl, Component\n@hookimpl\ndef pml_ext_components(): return [Component(int, 'x')]",
-         "extends none of the base classes"),
-        ("from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import NCALoss\n"
-         "@hookimpl\ndef pml_ext_components(): return [Component(NCALoss, 'Not_Kebab')]", "kebab-case"),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_components(): return [int]",
+            r"Component\(...\) entries",
+        ),
+        (
+            "from pml_ext import hookimpl, Component\n"
+            "@hookimpl\ndef pml_ext_components(): return [Component(int, 'x')]",
+            "extends none of the base classes",
+        ),
+        (
+            "from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import NCALoss\n"
+            "@hookimpl\ndef pml_ext_components(): return [Component(NCALoss, 'Not_Kebab')]",
+            "kebab-case",
+        ),
         ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_recipes(): return 'recipes'", "must return a list"),
         ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_recipes(extra): return []", "extra"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_recipes(): return ['recipes']",
-         r"'recipes', which is no folder of a package; write importlib.resources.files\(__name__\)"),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_recipes(): return ['recipes']",
+            r"'recipes', which is no folder of a package; write importlib.resources.files\(__name__\)",
+        ),
         ("def pml_ext_components(): return []", "not marked as a hook.*'@hookimpl' above 'def pml_ext_components'"),
         ("def pml_ext_componets(): return []", "for pml_ext_components write 'from pml_ext.plugin import hookimpl'"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_components(): pass",
-         "pml_ext_components returned None; it must return a list"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_trunks(): pass",
-         "pml_ext_trunks returned None; it must return a mapping"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_trunks(): return {'t': 5}",
-         "'t' is 5, wanted a function"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_datasets(): return {'a b': int}",
-         "no space.* not 'a b'"),
-        ("from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_benchmark_peers(): return {'typo': {}}",
-         "'typo' is no component of this plugin; it has none"),
-        ("from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import NCALoss, AngularLoss\n"
-         "@hookimpl\ndef pml_ext_components(): return [Component(NCALoss, 'a'), Component(AngularLoss, 'a')]",
-         r"names the loss 'a' twice \(NCALoss and AngularLoss\)"),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_components(): pass",
+            "pml_ext_components returned None; it must return a list",
+        ),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_trunks(): pass",
+            "pml_ext_trunks returned None; it must return a mapping",
+        ),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_trunks(): return {'t': 5}",
+            "'t' is 5, wanted a function",
+        ),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_datasets(): return {'a b': int}",
+            "no space.* not 'a b'",
+        ),
+        (
+            "from pml_ext import hookimpl\n@hookimpl\ndef pml_ext_benchmark_peers(): return {'typo': {}}",
+            "'typo' is no component of this plugin; it has none",
+        ),
+        (
+            "from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import NCALoss, AngularLoss\n"
+            "@hookimpl\ndef pml_ext_components(): return [Component(NCALoss, 'a'), Component(AngularLoss, 'a')]",
+            r"names the loss 'a' twice \(NCALoss and AngularLoss\)",
+        ),
         ("import pytest\npytest.skip('not here', allow_module_level=True)", "Skipped: not here"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, install_loss, broken, cause):
     package = install_plugin("broken", "")
     (package / "__init__.py").write_text(broken + "\n")
@@ -80,11 +102,16 @@ def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, insta
 
 
 def test_a_hook_that_fails_when_asked_later_drops_the_whole_plugin(install_loss):
-    install_loss("late", "Late", "late", more="""
+    install_loss(
+        "late",
+        "Late",
+        "late",
+        more="""
     @hookimpl
     def pml_ext_datasets():
         raise OSError("no disk")
-    """)  # fmt: skip
+    """,
+    )
     found = Registry()
     assert found.get("late")
     with pytest.warns(PluginWarning, match="no disk"):
@@ -156,19 +183,26 @@ def test_warnings_that_are_errors_leave_nothing_half_done(install_plugin):
 
 
 def test_what_is_known_of_plugins(install_loss, install_plugin):
-    install_loss("foreign", class_name="CBML", name="cbml", more="""
+    install_loss(
+        "foreign",
+        class_name="CBML",
+        name="cbml",
+        more="""
     @hookimpl
     def pml_ext_trunks():
         return {"convnet": lambda channels, size: None}
-    """)  # fmt: skip
+    """,
+    )
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
     with pytest.warns(PluginWarning, match="ZeroDivisionError: division by zero .pml-ext plugins -v shows where"):
         records = {record.name: record for record in Registry().plugins()}
     foreign, broken = records["foreign"], records["broken"]
     assert (foreign.hooks, foreign.components) == (["pml_ext_components", "pml_ext_trunks"], 1)
-    assert foreign.clashes == ["loss 'cbml': also of 'cbml'; the bare name means that of 'cbml'",
-                               "trunk 'convnet': also of 'pml'; the bare name means that of 'pml'",
-                               "class 'CBMLLoss': also of 'cbml'; the bare name means that of 'cbml'"]  # fmt: skip
+    assert foreign.clashes == [
+        "loss 'cbml': also of 'cbml'; the bare name means that of 'cbml'",
+        "trunk 'convnet': also of 'pml'; the bare name means that of 'pml'",
+        "class 'CBMLLoss': also of 'cbml'; the bare name means that of 'cbml'",
+    ]
     assert "loss 'cbml': also of 'foreign'; the bare name means that of 'cbml'" in records["cbml"].clashes
     assert 0 < foreign.seconds < 60
     assert "in inner" in broken.traceback

@@ -37,7 +37,7 @@ def test_fixed_settings_may_be_written_out():
         (lambda: GramDotProductSimilarity(normalize_embeddings=True), "type GramCosineSimilarity.normalize_emb.*=True"),
         (lambda: GramCosineSimilarity(normalize_embeddings=False), "type GramDotProductSimilarity.normalize_.*=False"),
     ],
-)  # fmt: skip
+)
 def test_other_settings_are_told_what_to_type(make, text):
     with pytest.raises(ValueError, match=text):
         make()

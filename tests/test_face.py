@@ -24,8 +24,12 @@ def test_the_stub_is_what_its_command_writes():
 
 
 def test_the_stub_names_what_there_is():
-    imported = [(node, name) for node in STUB.body if isinstance(node, ast.ImportFrom) and node.module != "typing"
-                for name in node.names]  # fmt: skip
+    imported = [
+        (node, name)
+        for node in STUB.body
+        if isinstance(node, ast.ImportFrom) and node.module != "typing"
+        for name in node.names
+    ]
     for node, name in imported:
         assert name.name == name.asname, "a stub exports what it imports as itself"
         module = f"pml_ext.{node.module}" if node.level and node.module else node.module or "pml_ext"
@@ -40,8 +44,21 @@ def test_the_stub_names_what_there_is():
 
 
 def test_a_name_that_has_moved_is_found_where_it_was():
-    for name in ("Component", "Paper", "PluginRecord", "PluginWarning", "KINDS", "CAPABILITIES", "capabilities",
-                 "kind_of", "settings_of", "required", "unknown", "build", "get"):  # fmt: skip
+    for name in (
+        "Component",
+        "Paper",
+        "PluginRecord",
+        "PluginWarning",
+        "KINDS",
+        "CAPABILITIES",
+        "capabilities",
+        "kind_of",
+        "settings_of",
+        "required",
+        "unknown",
+        "build",
+        "get",
+    ):
         assert hasattr(registry, name), name
     assert registry.Component is pml_ext.Component is pml_ext.components.Component
 

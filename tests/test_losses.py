@@ -100,9 +100,14 @@ def test_call_loss_passes_what_was_given(batch):
 
 @pytest.mark.parametrize(
     "loss",
-    [CBMLLoss(), MultipleLosses([CBMLLoss()]), DistributedLoss(CBMLLoss()), CrossBatchMemory(CBMLLoss(), 4),
-     RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer())],
-)  # fmt: skip
+    [
+        CBMLLoss(),
+        MultipleLosses([CBMLLoss()]),
+        DistributedLoss(CBMLLoss()),
+        CrossBatchMemory(CBMLLoss(), 4),
+        RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
+    ],
+)
 def test_arguments_in_pmls_order(loss, batch):
     """A loss has the tuple before the references, a miner has none; who mixes the two up is told."""
     x, labels = batch

@@ -44,11 +44,20 @@ def test_embedders():
 
 @pytest.mark.parametrize(
     ("name", "size", "features"),
-    [("resnet18", 64, 512), ("mobilenet_v3_small", 64, 1024), ("googlenet", 96, 1024), ("inception_v3", 139, 2048),
-     ("densenet121", 64, 1024), ("shufflenet_v2_x0_5", 64, 1024), ("efficientnet_b0", 64, 1280),
-     ("mnasnet0_5", 64, 1280),
-     ("regnet_y_400mf", 64, 440), ("convnext_tiny", 64, 768), ("swin_t", 64, 768)],
-)  # fmt: skip
+    [
+        ("resnet18", 64, 512),
+        ("mobilenet_v3_small", 64, 1024),
+        ("googlenet", 96, 1024),
+        ("inception_v3", 139, 2048),
+        ("densenet121", 64, 1024),
+        ("shufflenet_v2_x0_5", 64, 1024),
+        ("efficientnet_b0", 64, 1280),
+        ("mnasnet0_5", 64, 1280),
+        ("regnet_y_400mf", 64, 440),
+        ("convnext_tiny", 64, 768),
+        ("swin_t", 64, 768),
+    ],
+)
 def test_torchvision_models_lose_their_last_linear_layer(name, size, features):
     trunk = registry.trunk(f"torchvision/{name}")(3, size)
     assert models.output_size(trunk, 3, size) == features

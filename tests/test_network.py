@@ -17,8 +17,9 @@ def test_it_is_its_parts_and_knows_what_its_images_want():
     image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
     _, plain = network.preprocessing.transforms()
     seen = plain(image)
-    torch.testing.assert_close(seen, (image / 255 - torch.tensor(values.mean)[:, None, None])
-                               / torch.tensor(values.std)[:, None, None])  # fmt: skip
+    torch.testing.assert_close(
+        seen, (image / 255 - torch.tensor(values.mean)[:, None, None]) / torch.tensor(values.std)[:, None, None]
+    )
     assert network.features == 20
     assert torch.equal(network(seen[None]), network.embedder(trunk(seen[None])))
     assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing

@@ -30,7 +30,7 @@ EXTRAS = {"torchvision", "matplotlib", "pydantic", "typer", "rich", "jinja2", "t
 sys.meta_path.insert(0, Missing())
 import pml_ext.plugin as plugin
 import pml_ext_angular, pml_ext_cbml, pml_ext_density, pml_ext_pddm, pml_ext_triplets
-for name in ("DataSplits", "LabelledImages", "figures"):
+for name in ("DataSplits", "LabeledImages", "figures"):
     try:
         getattr(plugin, name)
     except plugin.MissingExtraError as error:
@@ -53,8 +53,12 @@ def test_everything_that_it_lists_is_there():
 
 
 def test_helpers_of_losses_are_all_behind_it():
-    own = [name for module in (distances, settings) for name, value in vars(module).items()
-           if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")]  # fmt: skip
+    own = [
+        name
+        for module in (distances, settings)
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    ]
     bases = {name for name in vars(pml) if name.startswith("Base")} - {"BaseLossWrapper"}
     # What the bases of losses and regularizers need to compute in tiles, and no equation.
     inner = {"OneDraw", "PairsOfRows", "Sharing", "compare", "shared", "sharing"}
@@ -112,8 +116,13 @@ def test_no_error_of_the_core_names_a_paper():
     names = {name for c in ours for name in (c.name, c.cls.__name__)}
     assert {"cbml", "PDDMLoss"} <= names
     word = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, names))})(?![\w-])")
-    raised = [(file.name, constant.value) for file in (ROOT / "pml_ext").rglob("*.py")
-              for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Raise)
-              for constant in ast.walk(node) if isinstance(constant, ast.Constant)]  # fmt: skip
+    raised = [
+        (file.name, constant.value)
+        for file in (ROOT / "pml_ext").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Raise)
+        for constant in ast.walk(node)
+        if isinstance(constant, ast.Constant)
+    ]
     assert len(raised) > 100
     assert not [(file, text) for file, text in raised if isinstance(text, str) and word.search(text)]

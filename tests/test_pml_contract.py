@@ -68,9 +68,12 @@ def test_a_losss_defaults_come_from_these_hooks_and_these_keywords():
     assert callable(loss.get_default_distance)
     assert callable(loss.get_default_reducer)
     given = losses.ContrastiveLoss(
-        distance=distances.LpDistance(), reducer=reducers.SumReducer(), collect_stats=True,
-        embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.5,
-    )  # fmt: skip
+        distance=distances.LpDistance(),
+        reducer=reducers.SumReducer(),
+        collect_stats=True,
+        embedding_regularizer=regularizers.LpRegularizer(),
+        embedding_reg_weight=0.5,
+    )
     assert (type(given.distance), given.collect_stats, given.embedding_reg_weight) == (distances.LpDistance, True, 0.5)
 
 
@@ -105,8 +108,12 @@ def test_a_reducer_of_ours_overrides_these():
     names = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
     for name in names:
         assert parameters(getattr(reducers.BaseReducer, f"{name}_reduction"))[:5] == [
-            "self", "losses", "loss_indices", "embeddings", "labels",
-        ]  # fmt: skip
+            "self",
+            "losses",
+            "loss_indices",
+            "embeddings",
+            "labels",
+        ]
     assert callable(reducers.BaseReducer.unpack_loss_info)
 
 
@@ -178,5 +185,9 @@ def test_the_calculator_is_extended_by_these():
 
 def test_batches_of_m_per_class_are_drawn_by_these_arguments():
     assert parameters(samplers.MPerClassSampler.__init__) == [
-        "self", "labels", "m", "batch_size", "length_before_new_iter",
-    ]  # fmt: skip
+        "self",
+        "labels",
+        "m",
+        "batch_size",
+        "length_before_new_iter",
+    ]

@@ -73,11 +73,16 @@ def test_register_in_the_running_process_and_again():
 
 def test_two_data_sets_of_one_name_stay_reachable_by_their_own(install_loss):
     for number, module in enumerate(("first", "second")):
-        install_loss(module, module.title(), module, more=f"""
+        install_loss(
+            module,
+            module.title(),
+            module,
+            more=f"""
     @hookimpl
     def pml_ext_datasets():
         return {{"twice": lambda root: {number}}}
-    """)  # fmt: skip
+    """,
+        )
     registry = Registry()
     with pytest.raises(PluginError, match=r"'first:twice' \(first 1.0\) and 'second:twice' \(second 1.0\)"):
         registry.dataset("twice")

@@ -41,11 +41,16 @@ def batch():
 @pytest.mark.parametrize(
     "loss",
     [
-        losses.MultiSimilarityLoss(), losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.CircleLoss(),
-        losses.ProxyAnchorLoss(4, 4), losses.NTXentLoss(reducer=reducers.SumReducer()), losses.ArcFaceLoss(4, 4),
+        losses.MultiSimilarityLoss(),
+        losses.ContrastiveLoss(),
+        losses.TripletMarginLoss(),
+        losses.CircleLoss(),
+        losses.ProxyAnchorLoss(4, 4),
+        losses.NTXentLoss(reducer=reducers.SumReducer()),
+        losses.ArcFaceLoss(4, 4),
     ],
     ids=lambda loss: type(loss).__name__,
-)  # fmt: skip
+)
 @pytest.mark.parametrize(
     "regularizer", [ClassSpread(), LpRegularizer(), ZeroMeanRegularizer()], ids=lambda r: type(r).__name__
 )

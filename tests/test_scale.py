@@ -21,8 +21,12 @@ def test_batches_double_and_what_fails_is_not_tried_again(monkeypatch):
     monkeypatch.setattr(scale, "_measured_alone", measured)
     points = scale.scale(["tiled-contrastive"], Shape(64, 8, 4), 256, device="cpu")
     peer = "PML contrastive"
-    assert asked == [(what, batch) for batch in (64, 128, 256) for what in (TILED_FLOOR, "tiled-contrastive", peer)
-                     if (what, batch) != (peer, 256)]  # fmt: skip
+    assert asked == [
+        (what, batch)
+        for batch in (64, 128, 256)
+        for what in (TILED_FLOOR, "tiled-contrastive", peer)
+        if (what, batch) != (peer, 256)
+    ]
     figure = scale.plot(points)
     lines = {line.get_label(): line.get_xdata().tolist() for line in figure.axes[0].get_lines()}
     assert lines == {TILED_FLOOR: [64, 128, 256], "tiled-contrastive": [64, 128, 256], peer: [64]}
@@ -32,8 +36,15 @@ def test_batches_double_and_what_fails_is_not_tried_again(monkeypatch):
 
 def test_a_measurement_in_a_process_of_its_own():
     """One that works, and one that has too little memory."""
-    settings = {"loss": "cbml", "what": "cbml", "shape": "64x8x4", "repeats": 1, "device": "cpu", "threads": 1,
-                "memory": 64.0}  # fmt: skip
+    settings = {
+        "loss": "cbml",
+        "what": "cbml",
+        "shape": "64x8x4",
+        "repeats": 1,
+        "device": "cpu",
+        "threads": 1,
+        "memory": 64.0,
+    }
     point = scale._measured_alone(settings, 240.0)
     assert not point.failed, point.failed
     assert point.seconds > 0

@@ -39,8 +39,10 @@ LOSSES = {
     "n-pair": (NPairLoss, {}),
     "n-pair-angular": (NPairAngularLoss, {"alpha": 44}),
     "angular-triplet": (AngularTripletLoss, {"alpha": 44}),
-    **{f"batch-all, {kind}": (BatchAllTripletLoss, {"kind": kind})
-       for kind in ("hinge", "squared-hinge", "ratio", "soft")},
+    **{
+        f"batch-all, {kind}": (BatchAllTripletLoss, {"kind": kind})
+        for kind in ("hinge", "squared-hinge", "ratio", "soft")
+    },
     "batch-all, local": (BatchAllTripletLoss, {"positives": "local", "triplets": "all"}),
     "contrastive": (TiledContrastiveLoss, {"pos_margin": 0.3}),
     "multi-similarity": (TiledMultiSimilarityLoss, {}),
@@ -48,7 +50,7 @@ LOSSES = {
     "sup-con": (TiledSupConLoss, {}),
     "triplet-margin": (TiledTripletMarginLoss, {"margin": 0.3}),
     "triplet-margin, swap": (TiledTripletMarginLoss, {"margin": 0.3, "swap": True, "smooth_loss": True}),
-}  # fmt: skip
+}
 
 
 def batch(count=23, seed=0, classes=6):
@@ -69,10 +71,11 @@ CALLS = {
     "triplets": {"indices_tuple": miners.TripletMarginMiner(0.3)(X, LABELS)},
     "references": {"ref_emb": REFERENCES[0], "ref_labels": REFERENCES[1]},
     "references and pairs": {
-        "ref_emb": REFERENCES[0], "ref_labels": REFERENCES[1],
+        "ref_emb": REFERENCES[0],
+        "ref_labels": REFERENCES[1],
         "indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS, *REFERENCES),
     },
-}  # fmt: skip
+}
 
 
 def outcome(loss, call, x=X, labels=LABELS):
@@ -268,17 +271,25 @@ class Listed(CrossBatchMemory):
 
 
 @pytest.mark.parametrize("detach_batch", [False, True])
-@pytest.mark.parametrize("make", [
-    lambda size: CBMLLoss(tile_size=size), lambda size: TiledSupConLoss(tile_size=size),
-    lambda size: NPairAngularLoss(tile_size=size), lambda size: BatchAllTripletLoss(kind="soft", tile_size=size),
-    lambda size: RegularizedLoss(
-        MultipleLosses([CBMLLoss(tile_size=size), TiledNTXentLoss(tile_size=size)]), MetricVarianceRegularizer()
-    ),
-], ids=["cbml", "sup-con", "n-pair-angular", "batch-all", "wrapped"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: CBMLLoss(tile_size=size),
+        lambda size: TiledSupConLoss(tile_size=size),
+        lambda size: NPairAngularLoss(tile_size=size),
+        lambda size: BatchAllTripletLoss(kind="soft", tile_size=size),
+        lambda size: RegularizedLoss(
+            MultipleLosses([CBMLLoss(tile_size=size), TiledNTXentLoss(tile_size=size)]), MetricVarianceRegularizer()
+        ),
+    ],
+    ids=["cbml", "sup-con", "n-pair-angular", "batch-all", "wrapped"],
+)
 def test_a_memory_without_lists(make, detach_batch):
     """The pairs of the lists, gradients through the batch's own rows of the ring included."""
-    memories = [kind(make(size), SIZE, 40, detach_batch=detach_batch)
-                for kind, size in ((Listed, None), (CrossBatchMemory, None), (CrossBatchMemory, 4))]  # fmt: skip
+    memories = [
+        kind(make(size), SIZE, 40, detach_batch=detach_batch)
+        for kind, size in ((Listed, None), (CrossBatchMemory, None), (CrossBatchMemory, 4))
+    ]
     for seed in range(3):
         x, labels = batch(15, seed)
         expected, *others = ([value := memory(x, labels), *torch.autograd.grad(value, x)] for memory in memories)

@@ -43,8 +43,10 @@ def text():
     others = {name: thing for name, thing in mine.items() if name not in classes and name not in functions}
     for title, part in (("Classes", classes), ("Functions", functions), ("Modules and values", others)):
         lines += [f"\n## {title}\n", "| name in `pml_ext.plugin` | |", "|---|---|"]
-        lines += [f"| `{name}{signature(thing) if part is not others else ''}` | {first_line(thing)} |"
-                  for name, thing in sorted(part.items(), key=lambda item: item[0].lower())]  # fmt: skip
+        lines += [
+            f"| `{name}{signature(thing) if part is not others else ''}` | {first_line(thing)} |"
+            for name, thing in sorted(part.items(), key=lambda item: item[0].lower())
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -299,6 +299,10 @@ def sides_of_pairs(
     (anchors, partners), (squared_batch, squared_references) = pairs, squared
     matrix, rows = between(partners)
     return squared_sides(
-        squared_batch[anchors, None], squared_references[partners, None], squared_references,
-        similarity[anchors, partners][:, None], similarity[anchors], matrix[rows],
-    )  # fmt: skip
+        squared_batch[anchors, None],
+        squared_references[partners, None],
+        squared_references,
+        similarity[anchors, partners][:, None],
+        similarity[anchors],
+        matrix[rows],
+    )

@@ -61,8 +61,10 @@ def contrastive_bayesian_terms(
     log_delta_pos, log_delta_neg = log_delta
     if statistics is not None:
         ratio = log_ratio(similarity, *statistics)
-        return (g(log_one_plus_sum_exp(ratio, positives, slope=-1.0, center=0.0, log_scale=log_delta_pos)),
-                g(log_one_plus_sum_exp(ratio, negatives, slope=1.0, center=0.0, log_scale=log_delta_neg)))  # fmt: skip
+        return (
+            g(log_one_plus_sum_exp(ratio, positives, slope=-1.0, center=0.0, log_scale=log_delta_pos)),
+            g(log_one_plus_sum_exp(ratio, negatives, slope=1.0, center=0.0, log_scale=log_delta_neg)),
+        )
     return (
         g(log_one_plus_sum_exp(similarity, positives, slope=-1 / beta_pos, center=alpha_pos, log_scale=log_delta_pos)),
         g(log_one_plus_sum_exp(similarity, negatives, slope=1 / beta_neg, center=alpha_neg, log_scale=log_delta_neg)),

@@ -113,12 +113,16 @@ class CBMLLoss(PairLoss):
             check_number(self, "delta", delta, least=0, or_else="'ratio'")
         if statistics is not None:
             if len(statistics) != 4:
-                raise ValueError(f"statistics of CBMLLoss has four numbers, mean and deviation of positive and of "
-                                 f"negative pairs; got {list(statistics)}")  # fmt: skip
+                raise ValueError(
+                    f"statistics of CBMLLoss has four numbers, mean and deviation of positive and of "
+                    f"negative pairs; got {list(statistics)}"
+                )
             PairStatistics(*statistics)  # checks them
             if (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
-                raise ValueError("statistics of CBMLLoss stand in the place of alpha_pos, beta_pos, alpha_neg and "
-                                 "beta_neg; leave those out")  # fmt: skip
+                raise ValueError(
+                    "statistics of CBMLLoss stand in the place of alpha_pos, beta_pos, alpha_neg and "
+                    "beta_neg; leave those out"
+                )
         super().__init__(**kwargs)
         self.statistics = tuple(map(float, statistics)) if statistics is not None else None
         self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
@@ -168,14 +172,25 @@ class CBMLLoss(PairLoss):
         )
 
         positive, negative = contrastive_bayesian_terms(
-            similarity, *hard, alpha_pos=self.alpha_pos, beta_pos=self.beta_pos, alpha_neg=self.alpha_neg,
-            beta_neg=self.beta_neg, log_delta=self._log_delta(num_pos, num_neg), averaging=self.averaging,
+            similarity,
+            *hard,
+            alpha_pos=self.alpha_pos,
+            beta_pos=self.beta_pos,
+            alpha_neg=self.alpha_neg,
+            beta_neg=self.beta_neg,
+            log_delta=self._log_delta(num_pos, num_neg),
+            averaging=self.averaging,
             statistics=self.statistics,
-        )  # fmt: skip
+        )
         variance = metric_variance(
-            similarity, positives, negatives, gamma=self.mvc_gamma, reduction=self.mvc_reduction,
-            detach_target=self.detach_target, counts=(num_pos, num_neg),
-        )  # fmt: skip
+            similarity,
+            positives,
+            negatives,
+            gamma=self.mvc_gamma,
+            reduction=self.mvc_reduction,
+            detach_target=self.detach_target,
+            counts=(num_pos, num_neg),
+        )
 
         counted = (num_pos > 0) & (num_neg > 0)
         if self.skip_unmined:

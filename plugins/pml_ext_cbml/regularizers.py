@@ -71,8 +71,16 @@ class MetricVarianceRegularizer(LabeledRegularizer):
             return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
 
         def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor]:
-            return (metric_variance(similarity, positives, negatives, gamma=self.gamma, reduction=self.reduction,
-                                    detach_target=self.detach_target),)  # fmt: skip
+            return (
+                metric_variance(
+                    similarity,
+                    positives,
+                    negatives,
+                    gamma=self.gamma,
+                    reduction=self.reduction,
+                    detach_target=self.detach_target,
+                ),
+            )
 
         (losses,) = self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size)
         indices = torch.arange(len(losses), device=losses.device)

@@ -68,9 +68,13 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         self._checked = False
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor | None = None, indices_tuple: Any = None, ref_emb: Any = None,
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Any = None,
+        ref_emb: Any = None,
         ref_labels: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The reduced loss; see the class."""
         if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("SoftmaxLoss takes embeddings and labels, no indices_tuple and no references")
@@ -97,8 +101,10 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
             self._checked = True
             unknown = labels[self.sorted_labels[places] != labels]
             if len(unknown):
-                raise ValueError(f"SoftmaxLoss has no class for label {int(unknown[0])}; class_labels are "
-                                 f"{int(self.sorted_labels[0])} to {int(self.sorted_labels[-1])}")  # fmt: skip
+                raise ValueError(
+                    f"SoftmaxLoss has no class for label {int(unknown[0])}; class_labels are "
+                    f"{int(self.sorted_labels[0])} to {int(self.sorted_labels[-1])}"
+                )
         return self.label_order[places]
 
     def extra_repr(self) -> str:

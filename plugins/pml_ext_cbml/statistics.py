@@ -51,8 +51,10 @@ class PairStatistics:
             if not name.startswith("mean") and value <= 0:
                 raise ValueError(f"{name} of PairStatistics must be above 0; got {value!r}")
         if self.mean_pos <= self.mean_neg:
-            raise ValueError(f"mean_pos of PairStatistics must be above mean_neg; got {self.mean_pos} and "
-                             f"{self.mean_neg}: positive pairs are no more similar than negative ones")  # fmt: skip
+            raise ValueError(
+                f"mean_pos of PairStatistics must be above mean_neg; got {self.mean_pos} and "
+                f"{self.mean_neg}: positive pairs are no more similar than negative ones"
+            )
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
@@ -71,8 +73,14 @@ class PairStatistics:
         if not positives.any() or not negatives.any():
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
         pos, neg = similarity[positives], similarity[negatives]
-        return cls(float(pos.mean()), float(pos.std(unbiased=False)), float(neg.mean()), float(neg.std(unbiased=False)),
-                   float(positives.sum(1).double().mean()), float(negatives.sum(1).double().mean()))  # fmt: skip
+        return cls(
+            float(pos.mean()),
+            float(pos.std(unbiased=False)),
+            float(neg.mean()),
+            float(neg.std(unbiased=False)),
+            float(positives.sum(1).double().mean()),
+            float(negatives.sum(1).double().mean()),
+        )
 
     def exponents(self) -> dict[str, float]:
         r"""Centers and widths of both exponentials, Sec. 4.4 F.
@@ -99,8 +107,10 @@ class PairStatistics:
         }
         for name, ratio in ratios.items():
             if alpha <= 0 or ratio <= 0:
-                raise ValueError(f"Sec. 4.4 F gives {name} = {alpha:.3g} / {ratio:.3g} for these statistics, which is "
-                                 "no width above 0; set it by hand")  # fmt: skip
+                raise ValueError(
+                    f"Sec. 4.4 F gives {name} = {alpha:.3g} / {ratio:.3g} for these statistics, which is "
+                    "no width above 0; set it by hand"
+                )
         return {"alpha_pos": alpha, "alpha_neg": alpha} | {name: alpha / ratio for name, ratio in ratios.items()}
 
 

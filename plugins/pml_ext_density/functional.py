@@ -139,9 +139,15 @@ def density_adaptivity(
 class _DensityAdaptivity(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, embeddings: Tensor, targets: Tensor, base: Tensor, of: Tensor, counts: Tensor, eta: float,
+        ctx: Any,
+        embeddings: Tensor,
+        targets: Tensor,
+        base: Tensor,
+        of: Tensor,
+        counts: Tensor,
+        eta: float,
         weight: float,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+    ) -> tuple[Tensor, ...]:
         norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
         inverse = torch.where(norm == 0, 0, norm.clamp(min=1e-12).reciprocal())
         sizes = counts.clamp(min=1)

@@ -111,8 +111,10 @@ class DensityRegularizer(LabeledRegularizer):
             return torch.zeros(self.num_classes, dtype=torch.float64)
         base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
         if base.shape != (self.num_classes,):
-            raise ValueError(f"base_density must have one value for each of the {self.num_classes} classes; "
-                             f"got shape {tuple(base.shape)}")  # fmt: skip
+            raise ValueError(
+                f"base_density must have one value for each of the {self.num_classes} classes; "
+                f"got shape {tuple(base.shape)}"
+            )
         if not (base.isfinite() & (base >= 0)).all():
             raise ValueError("base_density must be finite and 0 or more for every class")
         return base
@@ -120,8 +122,10 @@ class DensityRegularizer(LabeledRegularizer):
     def _set_class_labels(self, class_labels: Sequence[int] | Tensor | None) -> None:
         given = torch.arange(self.num_classes) if class_labels is None else torch.as_tensor(list(class_labels))
         if given.shape != (self.num_classes,) or given.is_floating_point():
-            raise ValueError(f"class_labels must be {self.num_classes} integers, one for each class; "
-                             f"got {len(given)} of dtype {given.dtype}")  # fmt: skip
+            raise ValueError(
+                f"class_labels must be {self.num_classes} integers, one for each class; "
+                f"got {len(given)} of dtype {given.dtype}"
+            )
         ordered, order = given.long().sort()
         if (ordered[1:] == ordered[:-1]).any():
             raise ValueError("class_labels has a label twice")
@@ -149,8 +153,10 @@ class DensityRegularizer(LabeledRegularizer):
             return reduced(self.target_density.sum() * 0 + embeddings.sum())
         entries = self.entries(labels)
         batch = slots(entries, embeddings.dtype)
-        targets, base = (values.index_select(0, batch.classes).to(embeddings.dtype)
-                         for values in (self.target_density, self.base_density))  # fmt: skip
+        targets, base = (
+            values.index_select(0, batch.classes).to(embeddings.dtype)
+            for values in (self.target_density, self.base_density)
+        )
         result = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
         self._record(entries, batch, result)
         return reduced(result.value)
@@ -243,8 +249,10 @@ class DensityRegularizer(LabeledRegularizer):
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
         tested = "test" if "test" in run.splits else "query"
-        splits = {"training classes": "train_sample" if "train_sample" in run.splits else "train",
-                  "test classes" if tested == "test" else "classes of queries": tested}  # fmt: skip
+        splits = {
+            "training classes": "train_sample" if "train_sample" in run.splits else "train",
+            "test classes" if tested == "test" else "classes of queries": tested,
+        }
         densities, points = {}, {}
         for title, split in splits.items():
             points[title] = run.embeddings(split), run.labels(split)
@@ -256,8 +264,9 @@ class DensityRegularizer(LabeledRegularizer):
             "Densities of training and test classes": compared(densities),
             "The embeddings of training images in two dimensions: t-SNE": map_of_training,
             "Test images at the places of their embeddings: t-SNE, and regions of it": figures.image_map(
-                run.embeddings(tested), images.image, max_items=_SHOWN, seed=run.seed),
-        }  # fmt: skip
+                run.embeddings(tested), images.image, max_items=_SHOWN, seed=run.seed
+            ),
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_pending": None}  # an event of the device cannot be copied

@@ -27,7 +27,7 @@ from .functional import global_orthogonal, nearest_distances, negative_sums
 
 
 class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
-    r"""Spreads embeddings by a nearest-neighbour estimate of their entropy.
+    r"""Spreads embeddings by a nearest-neighbor estimate of their entropy.
 
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 

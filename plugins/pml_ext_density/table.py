@@ -80,8 +80,14 @@ def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
     edges = [low + (max(high - low, 1e-9)) * number / 30 for number in range(31)]
     for (name, values), color in zip(parts.items(), ("#2b6cb0", "#dd6b20"), strict=False):
         shares = [1 / len(values)] * len(values)
-        axes.hist(list(values), edges, weights=shares, color=color, alpha=0.55,
-                  label=f"{name}: {sum(values) / len(values):.3f}")  # fmt: skip
+        axes.hist(
+            list(values),
+            edges,
+            weights=shares,
+            color=color,
+            alpha=0.55,
+            label=f"{name}: {sum(values) / len(values):.3f}",
+        )
     axes.set(xlabel="density (mean squared distance to the class's mean)", ylabel="share of the classes")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)

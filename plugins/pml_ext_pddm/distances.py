@@ -161,8 +161,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 continue
             check_batch(x, names=(name, ""))
             if x.shape[1] != self.embedding_size:
-                raise ValueError(f"{name} must have embedding_size={self.embedding_size} columns; "
-                                 f"got shape {tuple(x.shape)}")  # fmt: skip
+                raise ValueError(
+                    f"{name} must have embedding_size={self.embedding_size} columns; got shape {tuple(x.shape)}"
+                )
 
     def _prepared(self, x: Tensor, y: Tensor) -> tuple[Head, Tensor, Tensor]:
         x, y = self.normalized(x), self.normalized(y)
@@ -225,11 +226,14 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return {
             "Learned scores beside cosine similarities, test images": figures.similarity_distributions(
                 {"cosine similarity": (embeddings, labels), "learned score": (embeddings, labels)},
-                max_items=_SHOWN, learned={"learned score": self},
+                max_items=_SHOWN,
+                learned={"learned score": self},
             )
-        }  # fmt: skip
+        }
 
     def extra_repr(self) -> str:
         """The settings."""
-        return (f"embedding_size={self.embedding_size}, hidden_size={self.hidden_size}, dropout={self.dropout!r}, "
-                f"position={self.position is not None}")  # fmt: skip
+        return (
+            f"embedding_size={self.embedding_size}, hidden_size={self.hidden_size}, dropout={self.dropout!r}, "
+            f"position={self.position is not None}"
+        )

@@ -127,19 +127,27 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         **kwargs: Any,
     ) -> None:
         if not isinstance(distance, PDDMDistance):
-            raise TypeError(f"distance of PDDMLoss must be a PDDMDistance, for example "
-                            f"PDDMDistance(embedding_size=64), not {distance!r}")  # fmt: skip
+            raise TypeError(
+                f"distance of PDDMLoss must be a PDDMDistance, for example "
+                f"PDDMDistance(embedding_size=64), not {distance!r}"
+            )
         check_number(self, "score_margin", score_margin, least=0)
         check_number(self, "embedding_margin", embedding_margin, least=0)
         check_number(self, "embedding_weight", embedding_weight)
         check_count(self, "num_quadruplets", num_quadruplets)
-        flags = {"per_class": per_class, "squared": squared, "normalize_scores": normalize_scores,
-                 "detach_scaling": detach_scaling, "detach_embeddings": detach_embeddings}  # fmt: skip
+        flags = {
+            "per_class": per_class,
+            "squared": squared,
+            "normalize_scores": normalize_scores,
+            "detach_scaling": detach_scaling,
+            "detach_embeddings": detach_embeddings,
+        }
         for name, value in flags.items():
             check_flag(self, name, value)
         if embedding_loss is not None and not isinstance(embedding_loss, nn.Module):
-            raise TypeError(f"embedding_loss of PDDMLoss must be a loss such as TripletMarginLoss(), not "
-                            f"{embedding_loss!r}")  # fmt: skip
+            raise TypeError(
+                f"embedding_loss of PDDMLoss must be a loss such as TripletMarginLoss(), not {embedding_loss!r}"
+            )
         if pointwise is not None:
             check_choice(self, "pointwise", pointwise, POINTWISE)
         super().__init__(distance=distance, **kwargs)
@@ -179,8 +187,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             warnings.warn(
                 f"a class of the batch has {fewest} image{'s' * (fewest > 1)}; PDDM wants at least {ENOUGH} of each, "
                 f"or its hard positives mean little (a sampler such as MPerClassSampler with m={ENOUGH})",
-                TrainingWarning, stacklevel=3,
-            )  # fmt: skip
+                TrainingWarning,
+                stacklevel=3,
+            )
 
     def compute_loss(
         self,
@@ -214,8 +223,10 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         metric = score_hinge(s_ap, s_an, self.score_margin)
 
         value = metric.sum() / (quadruplets or 1)
-        return {"score": {"losses": metric, **hard},
-                "embedding": self._embedding_term(embeddings, labels, x, hard, value)}  # fmt: skip
+        return {
+            "score": {"losses": metric, **hard},
+            "embedding": self._embedding_term(embeddings, labels, x, hard, value),
+        }
 
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
@@ -257,6 +268,16 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def extra_repr(self) -> str:
         """The settings."""
-        names = ("score_margin", "embedding_margin", "embedding_weight", "num_quadruplets", "per_class", "squared",
-                 "normalize_scores", "detach_scaling", "detach_embeddings", "pointwise")  # fmt: skip
+        names = (
+            "score_margin",
+            "embedding_margin",
+            "embedding_weight",
+            "num_quadruplets",
+            "per_class",
+            "squared",
+            "normalize_scores",
+            "detach_scaling",
+            "detach_embeddings",
+            "pointwise",
+        )
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

@@ -117,9 +117,14 @@ def pair_sums(
 
 
 def _written_out(
-    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: Hinge | Smooth,
-    everything: bool, rows: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    distances: Tensor,
+    between: Tensor | None,
+    pairs: Positives,
+    negatives: Tensor,
+    kind: Hinge | Smooth,
+    everything: bool,
+    rows: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """:func:`pair_sums` from a matrix with a row per pair."""
     d_ap, d_an = distances[pairs.anchors, pairs.positives][:, None], distances[pairs.anchors]
     inside = negatives[pairs.anchors]
@@ -150,12 +155,27 @@ class _Pass(NamedTuple):
 class _PairSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor,
-        kind: Hinge | Smooth, everything: bool, rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        distances: Tensor,
+        between: Tensor | None,
+        pairs: Positives,
+        negatives: Tensor,
+        kind: Hinge | Smooth,
+        everything: bool,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         result = _one_pass(distances, between, pairs, negatives, kind, everything, rows)
-        ctx.save_for_backward(distances, between, negatives, *pairs[:3], pairs.mask, result.by_pair,
-                              result.by_negative, result.by_other, rows)  # fmt: skip
+        ctx.save_for_backward(
+            distances,
+            between,
+            negatives,
+            *pairs[:3],
+            pairs.mask,
+            result.by_pair,
+            result.by_negative,
+            result.by_other,
+            rows,
+        )
         ctx.settings = pairs.most, kind, everything
         sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (result.sums, result.counts))
         ctx.mark_non_differentiable(counts)
@@ -190,9 +210,15 @@ class _PairSums(torch.autograd.Function):
 
 
 def _one_pass(
-    distances: Tensor, between: Tensor | None, pairs: Positives, negatives: Tensor, kind: Hinge | Smooth,
-    everything: bool, rows: Tensor | None, weights: Tensor | None = None,
-) -> _Pass:  # fmt: skip
+    distances: Tensor,
+    between: Tensor | None,
+    pairs: Positives,
+    negatives: Tensor,
+    kind: Hinge | Smooth,
+    everything: bool,
+    rows: Tensor | None,
+    weights: Tensor | None = None,
+) -> _Pass:
     """Sums, counts and derivatives, each pair's derivatives times its weight."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = torch.where(negatives, distances, _FAR)
@@ -209,8 +235,9 @@ def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
-def _hinge_by_passes(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
-                     weights: Tensor | None) -> _Pass:  # fmt: skip
+def _hinge_by_passes(
+    far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None
+) -> _Pass:
     """One pass over the matrix for each positive of an anchor."""
     differ = not kind.active_in_s
     compared = kind.measured(far)
@@ -238,8 +265,9 @@ def _hinge_by_passes(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, 
     return _hinge_pass(sums, counts, active, by_negative, negatives, d_ap, kind, everything, weights)
 
 
-def _hinge_by_sorting(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
-                      weights: Tensor | None) -> _Pass:  # fmt: skip
+def _hinge_by_sorting(
+    far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None
+) -> _Pass:
     """One sort of every row, a binary search for each threshold, and prefix sums."""
     differ = not kind.active_in_s
     thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
@@ -266,9 +294,16 @@ def _hinge_by_sorting(far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge,
 
 
 def _hinge_pass(
-    sums: Tensor, counts: Tensor, active: Tensor, by_negative: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge,
-    everything: bool, weights: Tensor | None,
-) -> _Pass:  # fmt: skip
+    sums: Tensor,
+    counts: Tensor,
+    active: Tensor,
+    by_negative: Tensor,
+    negatives: Tensor,
+    d_ap: Tensor,
+    kind: Hinge,
+    everything: bool,
+    weights: Tensor | None,
+) -> _Pass:
     """What both ways end with; ``active`` is the number of hinges above 0 per pair."""
     if everything:
         counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
@@ -277,9 +312,16 @@ def _hinge_pass(
 
 
 def _smooth_by_passes(
-    distances: Tensor, between: Tensor | None, partners: Tensor | None, far: Tensor, negatives: Tensor, d_ap: Tensor,
-    kind: Smooth, everything: bool, weights: Tensor | None,
-) -> _Pass:  # fmt: skip
+    distances: Tensor,
+    between: Tensor | None,
+    partners: Tensor | None,
+    far: Tensor,
+    negatives: Tensor,
+    d_ap: Tensor,
+    kind: Smooth,
+    everything: bool,
+    weights: Tensor | None,
+) -> _Pass:
     """A pass over the matrix for each positive of an anchor."""
     sums, counts, by_pair = (torch.zeros_like(d_ap) for _ in range(3))
     by_negative = torch.zeros_like(far)

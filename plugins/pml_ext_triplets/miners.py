@@ -105,8 +105,9 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
             x = pair_to_full_precision(embeddings, None)[0]
             mined = self.miner(x, labels.long())
             if len(mined) != 3:
-                raise ValueError(f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} "
-                                 "gives pairs")  # fmt: skip
+                raise ValueError(
+                    f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} gives pairs"
+                )
             a, p, n = (index.to(x.device) for index in mined)  # PML's of packaged triplets lie on the CPU
             swap = self.distance.pairwise_distance(*self._ends(x, p, n)) < self.distance.pairwise_distance(
                 *self._ends(x, a, n)

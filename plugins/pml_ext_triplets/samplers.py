@@ -83,8 +83,9 @@ class HardNegativePoolSampler(Sampler[int]):
         if batch_size < 3 or batch_size % 3:
             raise ValueError(f"batch_size must be a multiple of 3, for whole triplets; got {batch_size}")
         if length_before_new_iter < batch_size:
-            raise ValueError(f"length_before_new_iter must be at least the batch size, {batch_size}; "
-                             f"got {length_before_new_iter}")  # fmt: skip
+            raise ValueError(
+                f"length_before_new_iter must be at least the batch size, {batch_size}; got {length_before_new_iter}"
+            )
         self._labels = np.asarray(labels)
         classes, self._class_of = np.unique(self._labels, return_inverse=True)
         self._members = [np.flatnonzero(self._class_of == number) for number in range(len(classes))]
@@ -199,8 +200,10 @@ class HardNegativePoolSampler(Sampler[int]):
             return
         if self._collects:
             if embeddings is not None:
-                raise ValueError('with pool="batches" the pool is what collect() was given after each step, not '
-                                 'embeddings of all images; leave them out, or take pool="nearest"')  # fmt: skip
+                raise ValueError(
+                    'with pool="batches" the pool is what collect() was given after each step, not '
+                    'embeddings of all images; leave them out, or take pool="nearest"'
+                )
             self._pool = np.concatenate([np.empty((0, 2), np.int64), *self._collected])
             self._collected = []
             return
@@ -242,8 +245,10 @@ class HardNegativePoolSampler(Sampler[int]):
         else:
             score = torch.where(negative, similarity, -torch.inf)
         if self.strategy == "semihard":
-            drawn = [self._other_of_class(row) if len(self._members[self._class_of[row]]) > 1 else row
-                     for row in rows.tolist()]  # fmt: skip
+            drawn = [
+                self._other_of_class(row) if len(self._members[self._class_of[row]]) > 1 else row
+                for row in rows.tolist()
+            ]
             to_positive = similarity.gather(1, torch.as_tensor(drawn, device=rows.device)[:, None])
             score = self._drawn_below(score, to_positive[:, 0])
         return self._best(score)
@@ -266,8 +271,11 @@ class HardNegativePoolSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """The generator, the pool, and what was collected for the next one."""
-        return {"generator": self._generator.bit_generator.state, "pool": self._pool,
-                "collected": list(self._collected)}  # fmt: skip
+        return {
+            "generator": self._generator.bit_generator.state,
+            "pool": self._pool,
+            "collected": list(self._collected),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where :meth:`state_dict` was taken."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import DataError
-from ..evaluation import default_neighbours
+from ..evaluation import default_neighbors
 from ..evaluation.drawing import directions, some_of
 from ..evaluation.maps import ONE_POINT, flattened
 from ..retrieval import Gallery, Grouping, TrainedRun, group, placeholder, thumbnail
@@ -223,7 +223,7 @@ class Collection:
     def _judge(self) -> Judged:
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[some_of(len(known), max(JUDGED, PAIRS // len(self)), seed=0)]
-        distances, nearest = default_neighbours().search(self.points[chosen], 2, self.points)
+        distances, nearest = default_neighbors().search(self.points[chosen], 2, self.points)
         own = nearest[:, 0] == chosen  # an exact duplicate may come before the image itself
         other = torch.where(own, nearest[:, 1], nearest[:, 0])
         apart = torch.where(own, distances[:, 1], distances[:, 0])

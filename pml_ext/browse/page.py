@@ -103,8 +103,14 @@ class _Page:
         with gr.Tab("Query", id="query"), gr.Row(equal_height=False):
             with gr.Column(scale=1, min_width=260):
                 asked = gr.State(None)
-                photo = gr.Image(label="A photograph of yours", type="filepath", image_mode=None, height=260,
-                                 sources=["upload", "clipboard"], elem_id="photo")  # fmt: skip
+                photo = gr.Image(
+                    label="A photograph of yours",
+                    type="filepath",
+                    image_mode=None,
+                    height=260,
+                    sources=["upload", "clipboard"],
+                    elem_id="photo",
+                )
                 photo.preprocess = _uploaded  # a class of our own has Gradio write a file beside this one
                 k = gr.Slider(1, 50, value=12, step=1, label="How many nearest")
                 others = gr.Button("Other photographs", elem_id="others")

@@ -21,8 +21,10 @@ _UPLOAD = "64mb"  # of a photograph that somebody brings, at most
 _SIZES = (160, 480)
 _BODY = 1 << 20  # bytes of what the page asks, at most; uploads have a limit of their own
 # The browser loads nothing from elsewhere, and no page shows this one in a frame. Gradio makes functions of texts.
-_POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; form-action 'self'; "
-           "frame-ancestors 'none'; base-uri 'self'; object-src 'none'")  # fmt: skip
+_POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'self'; object-src 'none'"
+)
 
 
 def listening(port: int = PORT) -> socket.socket:
@@ -105,10 +107,23 @@ def application(collections: Sequence[Collection], uploads: Path) -> Any:
         blocks = build(collections)
         blocks.has_launched = True  # without it Gradio takes any path of this machine for an upload
         gr.mount_gradio_app(
-            app, blocks, "/", server_name=HOST, footer_links=[], run_history=False, allowed_paths=[],
-            blocked_paths=[str(collections[0].folder.resolve())], show_error=True, max_file_size=_UPLOAD,
-            ssr_mode=False, enable_monitoring=False, mcp_server=False, pwa=False, theme=THEME, css=CSS,
-        )  # fmt: skip
+            app,
+            blocks,
+            "/",
+            server_name=HOST,
+            footer_links=[],
+            run_history=False,
+            allowed_paths=[],
+            blocked_paths=[str(collections[0].folder.resolve())],
+            show_error=True,
+            max_file_size=_UPLOAD,
+            ssr_mode=False,
+            enable_monitoring=False,
+            mcp_server=False,
+            pwa=False,
+            theme=THEME,
+            css=CSS,
+        )
     app.add_middleware(_Closed, uploads=uploads)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # a name that is made to lead here
     return app
@@ -141,8 +156,11 @@ class _Closed:
 
         async def told(message: Any) -> None:
             if message["type"] == "http.response.start":
-                more = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff",
-                        "referrer-policy": "no-referrer"}  # fmt: skip
+                more = {
+                    "content-security-policy": _POLICY,
+                    "x-content-type-options": "nosniff",
+                    "referrer-policy": "no-referrer",
+                }
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in more.items())]
             await send(message)
 

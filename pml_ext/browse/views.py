@@ -40,8 +40,10 @@ def heading(collections: Sequence[Collection], missing: int | None) -> str:
         text += "\n\nThe runs' indexes are of different states of the folder; `pml-ext index` takes up what is new."
     if missing:
         they = "They are" if missing > 1 else "It is"
-        text += (f"\n\n**{missing:,} of {len(first):,} images cannot be shown**: gone since they were indexed, or "
-                 f"outside of the folder. {they} found nonetheless; a placeholder stands for each.")  # fmt: skip
+        text += (
+            f"\n\n**{missing:,} of {len(first):,} images cannot be shown**: gone since they were indexed, or "
+            f"outside of the folder. {they} found nonetheless; a placeholder stands for each."
+        )
     return text
 
 
@@ -222,11 +224,14 @@ def summary(collections: Sequence[Collection]) -> str:
     for collection in collections:
         judged = collection.judged()
         right, of = int(judged.right.sum()), len(judged.right)
-        lines.append(f"`{plain(collection.name)}`: the nearest other image of {right:,} of {of:,} is of the same class "
-                     f"(Recall@1 {right / of:.1%}; {judged.note})")  # fmt: skip
+        lines.append(
+            f"`{plain(collection.name)}`: the nearest other image of {right:,} of {of:,} is of the same class "
+            f"(Recall@1 {right / of:.1%}; {judged.note})"
+        )
         wrong = judged.order(right=False)
-        taken = Counter((collection.classes[judged.numbers[place]], collection.classes[judged.nearest[place]])
-                        for place in wrong)  # fmt: skip
+        taken = Counter(
+            (collection.classes[judged.numbers[place]], collection.classes[judged.nearest[place]]) for place in wrong
+        )
         if taken:
             often = [f"`{plain(one)}` for `{plain(two)}` ({count})" for (one, two), count in taken.most_common(5)]
             lines.append(f"Taken most often: {', '.join(often)}")
@@ -252,10 +257,13 @@ def map_points(which: int, collection: Collection, method: str, grouping: Groupi
     places = {name: rank for rank, name in enumerate(ranked)}
     gray = {"", "in no cluster"}
     groups = [
-        {"name": drawable(name) or "(no class)", "color": OTHERS if name in gray else color(rank),
-         "shown": rank < LEGEND}
+        {
+            "name": drawable(name) or "(no class)",
+            "color": OTHERS if name in gray else color(rank),
+            "shown": rank < LEGEND,
+        }
         for rank, name in enumerate(ranked)
-    ]  # fmt: skip
+    ]
     if len(ranked) > LEGEND:
         groups.append({"name": f"and {len(ranked) - LEGEND} more", "color": "transparent", "shown": True})
     points = []

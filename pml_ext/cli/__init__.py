@@ -37,8 +37,10 @@ def main() -> None:
         warnings.showwarning = _show_warning
     try:
         if "" in arguments:  # which pathlib takes for the folder at hand
-            raise ConfigError(f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set; "
-                              "leave it out, or say what is meant")  # fmt: skip
+            raise ConfigError(
+                f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set; "
+                "leave it out, or say what is meant"
+            )
         app(arguments, prog_name="pml-ext")
     except PmlExtError as error:
         if debug:

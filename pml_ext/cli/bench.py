@@ -81,10 +81,16 @@ def bench(
         from ..scale import scale as measure_scale
 
         points = measure_scale(
-            losses or LOSSES, START if shapes is None else Shape.parse(shapes), to, repeats=repeats or 1,
-            device=device.value, threads=threads, seconds=seconds, memory=memory,
+            losses or LOSSES,
+            START if shapes is None else Shape.parse(shapes),
+            to,
+            repeats=repeats or 1,
+            device=device.value,
+            threads=threads,
+            seconds=seconds,
+            memory=memory,
             progress=lambda line: console.print(line),
-        )  # fmt: skip
+        )
         if out is not None:
             write_atomically(out, lambda temporary: plot(points).savefig(temporary, format="png"))
         if as_json:
@@ -126,8 +132,11 @@ def _print_points(points: list[Point]) -> None:
         ratio = f"{point.times_floor:.2f}" if point.times_floor else ""
         return [f"{point.batch}", point.what, f"{point.seconds:.3f}", ratio, f"{point.peak_bytes / 2**20:.0f}", ""]
 
-    print_table(["batch", "loss and its peers", "s", "x floor", "peak MiB", "failed"], [cells(p) for p in points],
-                right=range(2, 5))  # fmt: skip
+    print_table(
+        ["batch", "loss and its peers", "s", "x floor", "peak MiB", "failed"],
+        [cells(p) for p in points],
+        right=range(2, 5),
+    )
 
 
 def _print_rows(rows: list[Row]) -> None:

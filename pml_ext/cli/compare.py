@@ -43,15 +43,17 @@ def compare(
         for group in groups[1:]
     ]
     if as_json:
-        print_json({
-            "phase": phase,
-            "recipes": [_as_dict(group, phase, metrics) for group in groups],
-            "differences_from": first.name,
-            "differences": [
-                {"recipe": group.name, **{name: _plain(value) for name, value in mine.items()}}
-                for group, mine in zip(groups[1:], differences, strict=True)
-            ],
-        })  # fmt: skip
+        print_json(
+            {
+                "phase": phase,
+                "recipes": [_as_dict(group, phase, metrics) for group in groups],
+                "differences_from": first.name,
+                "differences": [
+                    {"recipe": group.name, **{name: _plain(value) for name, value in mine.items()}}
+                    for group, mine in zip(groups[1:], differences, strict=True)
+                ],
+            }
+        )
         return
     columns = [f"{phase}, %, mean ± std", "seeds", *metrics]
     rows = [[group.name, str(len(group.runs)), *(_spread(group, phase, name) for name in metrics)] for group in groups]
@@ -97,8 +99,10 @@ def _as_dict(group: Group, phase: str, metrics: list[str]) -> dict[str, Any]:
     from ..experiment.runs import spread
 
     values = {name: [*group.values(phase, name).values()] for name in metrics}
-    about = {name: {**(spread(mine) if mine else {"mean": None, "std": None}), "values": mine}
-             for name, mine in values.items()}  # fmt: skip
+    about = {
+        name: {**(spread(mine) if mine else {"mean": None, "std": None}), "values": mine}
+        for name, mine in values.items()
+    }
     return {"recipe": group.name, "seeds": sorted(group.runs), **about}
 
 

@@ -108,8 +108,10 @@ def _show(about: About, described: dict[str, Any]) -> None:
     console.print()
     rows = [[each.name, f"{each.megabytes:,} MB", each.checksum, each.url or "by hand"] for each in about.archives]
     print_table(["file", "size", "checksum", "address"], rows, right=[1])
-    counts = [[part, f"{count.images:,}" if count.images is not None else "", f"{count.classes:,}"]
-              for part, count in about.counts.items()]  # fmt: skip
+    counts = [
+        [part, f"{count.images:,}" if count.images is not None else "", f"{count.classes:,}"]
+        for part, count in about.counts.items()
+    ]
     print_table(["split", "images", "classes"], counts, right=[1, 2])
     problem = described["problem"]
     console.print("complete: lists, files and counts are as published" if problem is None else problem)

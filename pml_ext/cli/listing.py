@@ -29,9 +29,13 @@ class What(StrEnum):
 
 _RUNS = Path("runs")
 _KINDS = {
-    What.losses: "loss", What.miners: "miner", What.regularizers: "regularizer", What.distances: "distance",
-    What.samplers: "sampler", What.reducers: "reducer",
-}  # fmt: skip
+    What.losses: "loss",
+    What.miners: "miner",
+    What.regularizers: "regularizer",
+    What.distances: "distance",
+    What.samplers: "sampler",
+    What.reducers: "reducer",
+}
 
 
 def list_names(
@@ -74,8 +78,15 @@ def _list_tables(runs: Path, as_json: bool) -> None:
         run = [f"{number} {scale} in {runs}" for scale, number in entry["runs"].items() if number]
         run += ["small, in the README"] if entry["measured"] else []
         names = entry["recipes"]
-        rows.append([entry["name"], entry["title"], "\n".join(names["full"]) or entry["reason"],
-                     "\n".join(names["small"]), "\n".join(run)])  # fmt: skip
+        rows.append(
+            [
+                entry["name"],
+                entry["title"],
+                "\n".join(names["full"]) or entry["reason"],
+                "\n".join(names["small"]),
+                "\n".join(run),
+            ]
+        )
     print_table(["table", "what", "recipe, or why there is none", "small", "run"], rows)
 
 

@@ -29,9 +29,11 @@ def embedding_progress(console: Console) -> Iterator[Listener]:
     from rich import progress
 
     columns = (
-        progress.TextColumn("embedding"), progress.BarColumn(), progress.MofNCompleteColumn(),
+        progress.TextColumn("embedding"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[pace]}"),
-    )  # fmt: skip
+    )
     with progress.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("embedding", total=None, visible=False, pace="")
 

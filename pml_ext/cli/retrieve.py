@@ -28,9 +28,10 @@ Workers = Annotated[
 ]
 StoreFolder = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Where embeddings are kept, so that none is computed twice "
-                 "(default RUN/embeddings)."),
-]  # fmt: skip
+    typer.Option(
+        metavar="FOLDER", help="Where embeddings are kept, so that none is computed twice (default RUN/embeddings)."
+    ),
+]
 
 
 _QUIET = 10  # seconds between two lines of progress, where stderr is no terminal
@@ -162,8 +163,10 @@ def cluster(
     columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
     print_table(columns, rows, right=[0, 1, 3] if classes else [0, 1])
     noise = sum(len(each.members) for each in result.clusters if each.number < 0)
-    stdout().print(f"{sum(each.number >= 0 for each in result.clusters)} clusters by {result.grouping.method}"
-                   + f"; {noise} images in none (cluster -1)" * (clusters == "auto"))  # fmt: skip
+    stdout().print(
+        f"{sum(each.number >= 0 for each in result.clusters)} clusters by {result.grouping.method}"
+        + f"; {noise} images in none (cluster -1)" * (clusters == "auto")
+    )
     stdout().print(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
 
 

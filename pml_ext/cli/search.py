@@ -27,7 +27,8 @@ def index(
     factory: Annotated[
         str,
         typer.Option(
-            "--index", metavar="exact|FACTORY",
+            "--index",
+            metavar="exact|FACTORY",
             help='exact, or a faiss factory string, such as "IVF64,Flat". By default exact up to 200,000 images, then '
             "IVF with the square root of their number as lists.",
         ),
@@ -43,14 +44,18 @@ def index(
         bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
     ] = False,
     export: Annotated[
-        str, typer.Option("--export", metavar="lancedb:DIR", help="Write the index into a vector database; with FOLDER "
-                          "after it was built, else as it stands.")
+        str,
+        typer.Option(
+            "--export",
+            metavar="lancedb:DIR",
+            help="Write the index into a vector database; with FOLDER after it was built, else as it stands.",
+        ),
     ] = "",
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = Device.auto,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Index the images of a folder, to query them; again, take up what is new, changed and gone."""
     from ..errors import ConfigError
     from ..retrieval import indexed_folder, load_run
@@ -93,14 +98,18 @@ def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
             )
     changes = gallery.changes
     return {
-        "index": str(gallery.place), "folder": str(gallery.embedded.folder), "images": images,
+        "index": str(gallery.place),
+        "folder": str(gallery.embedded.folder),
+        "images": images,
         "new": changes.new if changes is not None else images,
         "changed": changes.changed if changes is not None else 0,
         "gone": changes.gone if changes is not None else 0,
         "as_before": changes.same if changes is not None else 0,
-        "search": gallery.factory or "exact", "effort": faiss.effort if faiss is not None else None,
-        "recall_at_10": faiss.recall if faiss is not None else None, "skipped": gallery.embedded.skipped,
-    }  # fmt: skip
+        "search": gallery.factory or "exact",
+        "effort": faiss.effort if faiss is not None else None,
+        "recall_at_10": faiss.recall if faiss is not None else None,
+        "skipped": gallery.embedded.skipped,
+    }
 
 
 def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
@@ -155,8 +164,10 @@ def query(
     ] = None,
     radius: Annotated[
         float | None,
-        typer.Option(help="Answers within this distance, K at most; with --duplicates (there 0.1 by default), how near "
-                     "duplicates are."),
+        typer.Option(
+            help="Answers within this distance, K at most; with --duplicates (there 0.1 by default), how near "
+            "duplicates are."
+        ),
     ] = None,
     duplicates: Annotated[
         bool, typer.Option("--duplicates", help="No IMAGE: groups of near-duplicates among the indexed images.")
@@ -169,14 +180,21 @@ def query(
     ] = None,
     device: OnDevice = Device.auto,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Find the nearest images of an index: a table, and a picture."""
     from ..errors import ConfigError
     from ..retrieval import check_file, load_run
 
     if duplicates:
-        refused = {"IMAGE": images, "--shortlist": shortlist, "--effort": effort, "--within": within,
-                   "--picture": picture, "--beside": beside, "--metric": metric is not Metric.euclidean}  # fmt: skip
+        refused = {
+            "IMAGE": images,
+            "--shortlist": shortlist,
+            "--effort": effort,
+            "--within": within,
+            "--picture": picture,
+            "--beside": beside,
+            "--metric": metric is not Metric.euclidean,
+        }
         if given := [name for name, value in refused.items() if value]:
             raise ConfigError(f"--duplicates compares all indexed images; leave out {' and '.join(given)}")
         _duplicates(load_run(run, device.value), gallery, radius, as_json)
@@ -232,12 +250,24 @@ def _tell_of_none(runs: list[str], answers: list[list[Answer]], radius: float | 
 def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, pictures: list[str]) -> None:
     from .output import print_json
 
-    print_json([
-        {"query": answer.query, "run": run, "metric": metric.value, "query_class": answer.query_class,
-         "paths": answer.paths, "distances": answer.distances, "classes": answer.classes, "ids": answer.ids,
-         "picture": next(iter(pictures), None), "pictures": pictures}
-        for of_query in zip(*answers, strict=True) for run, answer in zip(runs, of_query, strict=True)
-    ])  # fmt: skip
+    print_json(
+        [
+            {
+                "query": answer.query,
+                "run": run,
+                "metric": metric.value,
+                "query_class": answer.query_class,
+                "paths": answer.paths,
+                "distances": answer.distances,
+                "classes": answer.classes,
+                "ids": answer.ids,
+                "picture": next(iter(pictures), None),
+                "pictures": pictures,
+            }
+            for of_query in zip(*answers, strict=True)
+            for run, answer in zip(runs, of_query, strict=True)
+        ]
+    )
 
 
 def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None, as_json: bool) -> None:
@@ -273,8 +303,10 @@ def _draw(
     (trained, held), *others = asked
     written: list[str] = []
     try:
-        compared = [(each.folder.name, theirs, other.embedded.folder)
-                    for (each, other), theirs in zip(others, answers[1:], strict=True)]  # fmt: skip
+        compared = [
+            (each.folder.name, theirs, other.embedded.folder)
+            for (each, other), theirs in zip(others, answers[1:], strict=True)
+        ]
         place.parent.mkdir(parents=True, exist_ok=True)
         for number, figure in enumerate(trained.pictures(answers[0], held, compared), start=1):
             page = _page(place, number)

@@ -68,9 +68,17 @@ def train(
     with progress(stderr()) as listener:
         try:
             results = run_recipe(
-                recipe, out, seed, seeds, device.value, data, overrides or (), resume, listener if first else None,
+                recipe,
+                out,
+                seed,
+                seeds,
+                device.value,
+                data,
+                overrides or (),
+                resume,
+                listener if first else None,
                 on_nonfinite.value,
-            )  # fmt: skip
+            )
         except FailedRunsError as error:
             results, failed = error.results, error
     if first and as_json:
@@ -111,9 +119,12 @@ def progress(console: Console) -> Iterator[Listener]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
-    )  # fmt: skip
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         yield _Drawn(bar)
 

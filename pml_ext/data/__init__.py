@@ -18,7 +18,7 @@ with needs_extra("train", "a data set"):
     from .omniglot import omniglot_small
     from .published import About
     from .reading import Box, image_tensor, read_image
-    from .splits import DataSplits, LabelledImages, hold_out_classes
+    from .splits import DataSplits, LabeledImages, hold_out_classes
     from .table import table
     from .transforms import Pipeline, Steps, build_transforms, raw_pixels
 
@@ -56,7 +56,7 @@ __all__ = [
     "About",
     "Box",
     "DataSplits",
-    "LabelledImages",
+    "LabeledImages",
     "Pipeline",
     "Prepared",
     "Steps",

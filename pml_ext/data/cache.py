@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError
 from ..files import write_atomically
-from .splits import Kept, LabelledImages
+from .splits import Kept, LabeledImages
 from .transforms import Steps
 
 Where = Literal["none", "memory", "disk"]
@@ -44,12 +44,12 @@ class Prepared:
         skipped: ``{path: why}`` of what was left out.
     """
 
-    def __init__(self, images: LabelledImages, skipped: dict[str, str]) -> None:
+    def __init__(self, images: LabeledImages, skipped: dict[str, str]) -> None:
         self.images, self.skipped = images, skipped
 
 
 def prepare(
-    images: LabelledImages,
+    images: LabeledImages,
     steps: Steps,
     cache: Where = "none",
     skip_unreadable: bool = False,
@@ -154,7 +154,7 @@ class MappedImages(Sequence[Tensor]):
         return {**vars(self), "_pixels": None}
 
 
-def _first_step(images: LabelledImages, first: nn.Module, smallest: int, skip: bool, index: int) -> tuple[Tensor, str]:
+def _first_step(images: LabeledImages, first: nn.Module, smallest: int, skip: bool, index: int) -> tuple[Tensor, str]:
     """An image after the first step, with the channels last in memory, as decoded images are; or why there is none."""
     try:
         image: Tensor = first(images.image(index, smallest))
@@ -179,7 +179,7 @@ def _in_order(read: Callable[[int], tuple[Tensor, str]], count: int, threads: in
                 task.cancel()
 
 
-def _without(images: LabelledImages, bad: dict[int, str]) -> Prepared:
+def _without(images: LabeledImages, bad: dict[int, str]) -> Prepared:
     if not bad:
         return Prepared(images, {})
     if len(bad) == len(images):
@@ -189,7 +189,7 @@ def _without(images: LabelledImages, bad: dict[int, str]) -> Prepared:
     return Prepared(images.subset(good), {str(paths[index]): why for index, why in bad.items()})
 
 
-def _key(images: LabelledImages, first: str) -> str:
+def _key(images: LabeledImages, first: str) -> str:
     """A checksum of what the resized images depend on."""
     digest = hashlib.sha256()
     made_with = {name: version(name) for name in ("pillow", "torchvision", "torch")}
@@ -211,8 +211,10 @@ def _write(path: Path, key: str, read: Callable[[int], tuple[Tensor, str]], coun
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda temporary: _write_to(temporary, key, read, count, threads))
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror or error}); PML_EXT_IMAGES names another folder, "
-                        'or take cache = "none"') from None  # fmt: skip
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror or error}); PML_EXT_IMAGES names another folder, "
+            'or take cache = "none"'
+        ) from None
 
 
 def _write_to(path: Path, key: str, read: Callable[[int], tuple[Tensor, str]], count: int, threads: int) -> None:
@@ -239,8 +241,10 @@ def _write_to(path: Path, key: str, read: Callable[[int], tuple[Tensor, str]], c
 def _check_room(path: Path, wanted: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if wanted > free:
-        raise DataError(f"{path.parent}: {wanted >> 20:,} MB more are needed for resized images, {free >> 20:,} MB are "
-                        'free; PML_EXT_IMAGES names another folder, or take cache = "none"')  # fmt: skip
+        raise DataError(
+            f"{path.parent}: {wanted >> 20:,} MB more are needed for resized images, {free >> 20:,} MB are "
+            'free; PML_EXT_IMAGES names another folder, or take cache = "none"'
+        )
 
 
 def _is_whole(path: Path, key: str) -> bool:

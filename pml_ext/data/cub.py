@@ -15,13 +15,17 @@ ABOUT = About(
     page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
     license="images from Flickr, for non-commercial research and education",
     archives=(
-        Archive("CUB_200_2011.tgz", 1_150, "97eceeb196236b17998738112f37df78",
-                "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"),
+        Archive(
+            "CUB_200_2011.tgz",
+            1_150,
+            "97eceeb196236b17998738112f37df78",
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+        ),
     ),
     layout="CUB_200_2011/ with images/, images.txt, image_class_labels.txt, classes.txt, bounding_boxes.txt",
     counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
     note="Classes 1 to 100 train, 101 to 200 test; train_test_split.txt is of another protocol.",
-)  # fmt: skip
+)
 
 
 def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) -> DataSplits:
@@ -54,8 +58,10 @@ def read(root: Path | None, image_size: int, boxes: bool, counts: Counts) -> Dat
                 left, top, width, height = map(float, numbers)
             except ValueError:
                 line = " ".join(numbers)
-                raise DataError(f"{place / 'bounding_boxes.txt'}: found {line!r} for image {image}, wanted four "
-                                "numbers; unpack it again") from None  # fmt: skip
+                raise DataError(
+                    f"{place / 'bounding_boxes.txt'}: found {line!r} for image {image}, wanted four "
+                    "numbers; unpack it again"
+                ) from None
             boxed[image] = Box(left, top, left + width, top + height)
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     for image, path in read_lines(place / "images.txt", 2):

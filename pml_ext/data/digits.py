@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .splits import DataSplits, LabelledImages, split_by_image
+from .splits import DataSplits, LabeledImages, split_by_image
 
 
 def digits(root: Path | None = None, seed: int = 0) -> DataSplits:
@@ -30,7 +30,7 @@ def digits_unseen(root: Path | None = None) -> DataSplits:
     return DataSplits(images.subset(images.labels < 5), images.subset(images.labels >= 5), image_size=8, channels=1)
 
 
-def _all_digits(root: Path | None) -> LabelledImages:
+def _all_digits(root: Path | None) -> LabeledImages:
     from sklearn.datasets import load_digits
 
     if root is not None:
@@ -39,4 +39,4 @@ def _all_digits(root: Path | None) -> LabelledImages:
         raise ConfigError(f"--data {root}: the digits are shipped inside scikit-learn; leave --data out")
     bunch = load_digits()
     pixels = torch.from_numpy(bunch.images / bunch.images.max() * 255).round().to(torch.uint8)
-    return LabelledImages(pixels[:, None], bunch.target, [str(digit) for digit in range(10)], channels=1)
+    return LabeledImages(pixels[:, None], bunch.target, [str(digit) for digit in range(10)], channels=1)

@@ -104,12 +104,15 @@ def fetch(archive: Archive, path: Path, progress: Progress = lambda what, done, 
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(archive, part, progress)
     except urllib.error.HTTPError as error:
-        raise DataError(f"{archive.url}: {error.code} {error.reason}; fetch {archive.name} yourself and put it into "
-                        f"{path.parent}") from None  # fmt: skip
+        raise DataError(
+            f"{archive.url}: {error.code} {error.reason}; fetch {archive.name} yourself and put it into {path.parent}"
+        ) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise DataError(f"{archive.url} cannot be downloaded ({reason}); try again, which goes on from where it broke "
-                        f"off, or fetch {archive.name} yourself and put it into {path.parent}") from None  # fmt: skip
+        raise DataError(
+            f"{archive.url} cannot be downloaded ({reason}); try again, which goes on from where it broke "
+            f"off, or fetch {archive.name} yourself and put it into {path.parent}"
+        ) from None
     if archive.checksum and checksum(part, archive) != archive.checksum:
         part.unlink()
         raise DataError(

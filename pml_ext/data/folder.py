@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
-from .splits import DataSplits, LabelledImages, split_by_class, split_by_image
+from .splits import DataSplits, LabeledImages, split_by_class, split_by_image
 
 
 def folder(
@@ -55,7 +55,7 @@ def folder(
         train, test = (_images(part, names, channels) for part in parts)
     else:
         everything = _images(place, _classes(place), channels)
-        divide: Callable[..., tuple[LabelledImages, LabelledImages]] = (
+        divide: Callable[..., tuple[LabeledImages, LabeledImages]] = (
             split_by_class if split == "class" else split_by_image
         )
         train, test = divide(everything, 1 - train_fraction, seed)
@@ -95,7 +95,7 @@ def _classes(place: Path) -> list[str]:
     return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _images(place: Path, names: list[str], channels: int) -> LabelledImages:
+def _images(place: Path, names: list[str], channels: int) -> LabeledImages:
     entries = [
         (file, label)
         for label, name in enumerate(names)
@@ -105,4 +105,4 @@ def _images(place: Path, names: list[str], channels: int) -> LabelledImages:
     if not entries:
         raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files per class")
     files, labels = zip(*entries, strict=True)
-    return LabelledImages(files, labels, names, channels=channels)
+    return LabeledImages(files, labels, names, channels=channels)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, DataError
 from .download import get
 from .published import MEANT_FOR, About, Archive, Count, Counts, place_of
-from .splits import DataSplits, LabelledImages
+from .splits import DataSplits, LabeledImages
 
 BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
 WHOLE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
@@ -93,7 +93,7 @@ def read(root: Path | None, image_size: int, counts: Counts, split: Split = "alp
     return _splits(parts["train"], parts["test"], image_size, split)
 
 
-def _splits(train: LabelledImages, test: LabelledImages, image_size: int, split: Split) -> DataSplits:
+def _splits(train: LabeledImages, test: LabeledImages, image_size: int, split: Split) -> DataSplits:
     """The splits, with alphabets as parents."""
     if split not in ("alphabets", "characters"):
         raise ConfigError(f"split of omniglot must be 'alphabets' or 'characters', not {split!r}")
@@ -101,10 +101,12 @@ def _splits(train: LabelledImages, test: LabelledImages, image_size: int, split:
     parents = {name: [name.partition("/")[0]] for name in names}
     if split == "characters":
         assert isinstance(train.images, torch.Tensor) and isinstance(test.images, torch.Tensor)  # noqa: PT018
-        everything = LabelledImages(
+        everything = LabeledImages(
             torch.cat([train.images, test.images]),
-            np.concatenate([train.labels, test.labels + len(train.class_names)]), names, channels=1,
-        )  # fmt: skip
+            np.concatenate([train.labels, test.labels + len(train.class_names)]),
+            names,
+            channels=1,
+        )
         place = {name: number for group in _by_alphabet(names) for number, name in enumerate(group, 1)}
         tested = np.array([place[name] % ONE_IN == 0 for name in names])[everything.labels]
         train, test = everything.subset(~tested), everything.subset(tested)
@@ -154,7 +156,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
     return _splits(train, test, image_size, split)
 
 
-def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[LabelledImages, list[str]]:
+def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[LabeledImages, list[str]]:
     """The drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``."""
     from PIL import Image
 
@@ -177,4 +179,4 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
         pixels = torch.zeros(0, 1, image_size, image_size, dtype=torch.uint8)
     else:
         pixels = torch.from_numpy(np.stack(drawings))[:, None]
-    return LabelledImages(pixels, labels, list(names), channels=1), list(names)
+    return LabeledImages(pixels, labels, list(names), channels=1), list(names)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import DataError
 from .reading import Box
-from .splits import DataSplits, LabelledImages
+from .splits import DataSplits, LabeledImages
 
 MEANT_FOR = {"train": "training images", "test": "test images", "query": "queries", "gallery": "gallery images"}
 
@@ -155,9 +155,14 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
 
 
 def assemble(
-    about: About, listed_in: Path, images: Path, parts: Mapping[str, Sequence[Entry]], counts: Counts,
-    image_size: int, names: Sequence[str] = (),
-) -> DataSplits:  # fmt: skip
+    about: About,
+    listed_in: Path,
+    images: Path,
+    parts: Mapping[str, Sequence[Entry]],
+    counts: Counts,
+    image_size: int,
+    names: Sequence[str] = (),
+) -> DataSplits:
     """The splits of a published set from its lists, checked.
 
     Args:
@@ -204,14 +209,24 @@ def labeled(
     names = list(names or dict.fromkeys(entry.name for entries in parts.values() for entry in entries))
     labels = {name: label for label, name in enumerate(names)}
     splits = {
-        part: LabelledImages(
-            [images / entry.path for entry in entries], [labels[entry.name] for entry in entries], names,
-            channels=channels, boxes=_boxes(entries),
+        part: LabeledImages(
+            [images / entry.path for entry in entries],
+            [labels[entry.name] for entry in entries],
+            names,
+            channels=channels,
+            boxes=_boxes(entries),
         )
         for part, entries in parts.items()
-    }  # fmt: skip
-    return DataSplits(splits["train"], splits.get("test"), query=splits.get("query"), gallery=splits.get("gallery"),
-                      image_size=image_size, channels=channels, crop=True)  # fmt: skip
+    }
+    return DataSplits(
+        splits["train"],
+        splits.get("test"),
+        query=splits.get("query"),
+        gallery=splits.get("gallery"),
+        image_size=image_size,
+        channels=channels,
+        crop=True,
+    )
 
 
 def _boxes(entries: Sequence[Entry]) -> list[Box] | None:
@@ -249,8 +264,9 @@ def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared
             )
 
 
-def _check_count(about: About, place: Path, part: str, entries: Sequence[Entry], counts: Counts, images: Path,
-                 missing: Sequence[str]) -> None:  # fmt: skip
+def _check_count(
+    about: About, place: Path, part: str, entries: Sequence[Entry], counts: Counts, images: Path, missing: Sequence[str]
+) -> None:
     there = Count(len(entries), len({entry.name for entry in entries}))
     wanted = counts[part]
     if there.classes == wanted.classes and wanted.images in (None, there.images):

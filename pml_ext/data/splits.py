@@ -43,7 +43,7 @@ def _unchanged(image: Tensor) -> Tensor:
     return image
 
 
-class LabelledImages(Dataset[tuple[Tensor, int]]):
+class LabeledImages(Dataset[tuple[Tensor, int]]):
     """Images with integer labels; an item is ``(image, label)``.
 
     Args:
@@ -109,13 +109,13 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         box = None if self.boxes is None else Box(*self.boxes[index])
         return read_image(self.images[index], self.channels, box, smallest)
 
-    def with_transform(self, transform: Transform | None) -> LabelledImages:
+    def with_transform(self, transform: Transform | None) -> LabeledImages:
         """The same images with another transform."""
-        return LabelledImages(
+        return LabeledImages(
             self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
         )
 
-    def for_workers(self) -> tuple[LabelledImages, Transform]:
+    def for_workers(self) -> tuple[LabeledImages, Transform]:
         """The same images as they come from processes that read, and what is left to do to batches of them.
 
         A batch of uint8 images is a quarter of what a network gets of it, and that has to be passed on.
@@ -125,30 +125,32 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
         early, last = self.transform.divided()
         return self.with_transform(early), last
 
-    def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabelledImages:
+    def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabeledImages:
         """The same images with other labels.
 
         Args:
             labels: ``[N]``, integers; each is an index of ``class_names``.
             class_names: of these labels.
         """
-        return LabelledImages(self.images, labels, class_names, self.transform, self.channels, self.boxes, self.kept)
+        return LabeledImages(self.images, labels, class_names, self.transform, self.channels, self.boxes, self.kept)
 
-    def with_kept(self, kept: Kept | None) -> LabelledImages:
+    def with_kept(self, kept: Kept | None) -> LabeledImages:
         """The same images, read from what is kept of them where a transform begins with its step."""
-        return LabelledImages(
+        return LabeledImages(
             self.images, self.labels, self.class_names, self.transform, self.channels, self.boxes, kept
         )
 
-    def subset(self, indices: Any) -> LabelledImages:
+    def subset(self, indices: Any) -> LabeledImages:
         """Some of the images, by index or boolean mask."""
         chosen = np.arange(len(self))[np.asarray(indices)]
-        images = self.images[torch.from_numpy(chosen)] if isinstance(self.images, Tensor) else [
-            self.images[index] for index in chosen
-        ]  # fmt: skip
+        images = (
+            self.images[torch.from_numpy(chosen)]
+            if isinstance(self.images, Tensor)
+            else [self.images[index] for index in chosen]
+        )
         boxes = None if self.boxes is None else self.boxes[chosen]
         kept = None if self.kept is None else self.kept.subset(chosen)
-        return LabelledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels, boxes, kept)
+        return LabeledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels, boxes, kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +176,14 @@ class DataSplits:
             the latter two alone.
     """
 
-    train: LabelledImages
-    test: LabelledImages | None = None
+    train: LabeledImages
+    test: LabeledImages | None = None
     _: dataclasses.KW_ONLY
     image_size: int
     channels: int
     crop: bool = False
-    query: LabelledImages | None = None
-    gallery: LabelledImages | None = None
+    query: LabeledImages | None = None
+    gallery: LabeledImages | None = None
     parents: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
@@ -193,13 +195,13 @@ class DataSplits:
             have = " and ".join(self.tested()) or "none of these"
             raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
 
-    def tested(self) -> dict[str, LabelledImages]:
+    def tested(self) -> dict[str, LabeledImages]:
         """The splits that are tested on, by name: ``test``, or ``query`` and ``gallery``."""
         parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def split_by_class(images: LabelledImages, fraction: float, seed: int | None) -> tuple[LabelledImages, LabelledImages]:
+def split_by_class(images: LabeledImages, fraction: float, seed: int | None) -> tuple[LabeledImages, LabeledImages]:
     """Divides the classes: no class is in both parts.
 
     Args:
@@ -222,7 +224,7 @@ def split_by_class(images: LabelledImages, fraction: float, seed: int | None) ->
     return images.subset(~chosen), images.subset(chosen)
 
 
-def split_by_image(images: LabelledImages, fraction: float, seed: int) -> tuple[LabelledImages, LabelledImages]:
+def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
     """Divides the images of every class, in a random order.
 
     Args:
@@ -242,8 +244,8 @@ def split_by_image(images: LabelledImages, fraction: float, seed: int) -> tuple[
 
 
 def hold_out_classes(
-    train: LabelledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
-) -> tuple[LabelledImages, LabelledImages]:
+    train: LabeledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
+) -> tuple[LabeledImages, LabeledImages]:
     """Training classes and held-out ones to choose a model by.
 
     Args:

@@ -47,8 +47,10 @@ def table(
     place = root.expanduser() if root is not None else file.parent
     parts, roles = _read(file)
     if missing := [entry.path for entries in parts.values() for entry in entries if not (place / entry.path).is_file()]:
-        raise DataError(f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); "
-                        "--data is the folder that its paths are relative to")  # fmt: skip
+        raise DataError(
+            f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); "
+            "--data is the folder that its paths are relative to"
+        )
     check_disjoint(file, parts, shared_classes)
     listed = {"train": parts["train"], **_tested(file, parts["validation"], roles)}
     for part, entries in listed.items():
@@ -67,8 +69,10 @@ def _read(file: Path) -> tuple[dict[str, list[Entry]], list[tuple[bool, bool]]]:
             rows = csv.DictReader(opened)
             columns = rows.fieldnames or []
             if lacking := [name for name in COLUMNS if name not in columns]:
-                raise DataError(f"{file}: no column {' and no '.join(lacking)} among {', '.join(columns) or 'none'}; "
-                                f"wanted {', '.join(COLUMNS)} (and is_query, is_gallery)")  # fmt: skip
+                raise DataError(
+                    f"{file}: no column {' and no '.join(lacking)} among {', '.join(columns) or 'none'}; "
+                    f"wanted {', '.join(COLUMNS)} (and is_query, is_gallery)"
+                )
             for row in rows:
                 where = f"{file}, line {rows.line_num}"
                 if row["split"] not in parts:
@@ -90,8 +94,10 @@ def _tested(file: Path, entries: list[Entry], roles: list[tuple[bool, bool]]) ->
         return {"test": entries}
     both = [entry for entry, (query, gallery) in zip(entries, roles, strict=True) if query and gallery]
     if both:
-        raise DataError(f"{file}: {len(both)} of {len(entries)} images of validation are query and gallery, "
-                        f"{both[0].path} first; wanted all of them, or none")  # fmt: skip
+        raise DataError(
+            f"{file}: {len(both)} of {len(entries)} images of validation are query and gallery, "
+            f"{both[0].path} first; wanted all of them, or none"
+        )
     return {
         "query": [entry for entry, (query, _) in zip(entries, roles, strict=True) if query],
         "gallery": [entry for entry, (_, gallery) in zip(entries, roles, strict=True) if gallery],

@@ -115,8 +115,10 @@ def build_transforms(
     if area is not None and not 0 < area[0] <= area[1] <= 1:
         raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
     if pipeline.random_crop and area is not None:
-        raise ConfigError("random_crop of [data.images] cuts a square in its size, and another setting a part that is "
-                          "resized; leave one of them out")  # fmt: skip
+        raise ConfigError(
+            "random_crop of [data.images] cuts a square in its size, and another setting a part that is "
+            "resized; leave one of them out"
+        )
     first = _Resize(image_size, crop, pipeline)
     cut = CenterCrop(image_size)
     order = _InOrder(pipeline.bgr)
@@ -134,9 +136,14 @@ def build_transforms(
 
 
 def _training_cuts(
-    size: int, shift: int, rotate: float, scale: tuple[float, float], area: tuple[float, float] | None,
-    random_crop: bool, flip: bool,
-) -> list[nn.Module]:  # fmt: skip
+    size: int,
+    shift: int,
+    rotate: float,
+    scale: tuple[float, float],
+    area: tuple[float, float] | None,
+    random_crop: bool,
+    flip: bool,
+) -> list[nn.Module]:
     """What is random in training, after an image is resized; arguments as of :func:`build_transforms`."""
     turned = rotate or tuple(scale) != (1.0, 1.0)
     if not (area or random_crop or turned or shift or flip):

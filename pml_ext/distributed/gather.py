@@ -11,8 +11,18 @@ from torch import Tensor
 
 from .processes import collective_device, num_processes, rank
 
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-           torch.int8, torch.uint8, torch.bool)  # fmt: skip
+_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 
 
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
@@ -34,8 +44,10 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
     _check_alike(names, headers)
     present = [name for name in names if batch[name] is not None]
     own = [batch[name] for name in present]
-    parts = gather_bytes([tensor.detach() for tensor in own if tensor is not None],
-                          [[_size(header, names.index(name)) for name in present] for header in headers])  # fmt: skip
+    parts = gather_bytes(
+        [tensor.detach() for tensor in own if tensor is not None],
+        [[_size(header, names.index(name)) for name in present] for header in headers],
+    )
     joined: dict[str, Any] = dict.fromkeys(names)
     for number, (name, tensor) in enumerate(zip(present, own, strict=True)):
         assert tensor is not None

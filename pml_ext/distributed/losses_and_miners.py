@@ -107,8 +107,13 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         if not self._alike:
             _take_state_of_rank_0(self.loss)
             self._alike = True
-        batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels,
-                 "enqueue_mask": enqueue_mask}  # fmt: skip
+        batch = {
+            "embeddings": embeddings,
+            "labels": labels,
+            "ref_emb": ref_emb,
+            "ref_labels": ref_labels,
+            "enqueue_mask": enqueue_mask,
+        }
         joined = join(batch, indices_tuple)
         with _random_as_rank_0(embeddings.device), tiles_shared(joined["embeddings"], joined["ref_emb"]):
             return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
@@ -178,8 +183,9 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         mined: list[Tensor] = []
         if rank() == 0:
             references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
-            mined = [index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"],
-                                                                         *references)]  # fmt: skip
+            mined = [
+                index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"], *references)
+            ]
         lengths, recorded = from_rank_0(([len(index) for index in mined], _recorded(self.miner)))
         _set_recorded(self.miner, recorded)
         return broadcast(mined, lengths, embeddings.device)

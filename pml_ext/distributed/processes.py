@@ -41,8 +41,10 @@ def process_group(device: str) -> Iterator[None]:
         return
     backends = dist.Backend.default_device_backend_map
     if device not in backends:
-        raise ConfigError(f"torch {torch.__version__} has no way for several processes to work together on {device}; "
-                          f"wanted --device {' or '.join(backends)}, or one process")  # fmt: skip
+        raise ConfigError(
+            f"torch {torch.__version__} has no way for several processes to work together on {device}; "
+            f"wanted --device {' or '.join(backends)}, or one process"
+        )
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
     # Rank 0 tests alone while the others wait; torchrun ends them should it fail.
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())

@@ -1,4 +1,4 @@
-"""Metrics, neighbours under a learned metric, clustering, figures."""
+"""Metrics, neighbors under a learned metric, clustering, figures."""
 
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from .classification import nearest_class_mean, related_means
     from .clustering import ami, kmeans, nmi, pairwise_f1, purity
     from .metrics import class_means
-    from .neighbours import (
-        NearestNeighbours,
+    from .neighbors import (
+        NearestNeighbors,
         Search,
-        default_neighbours,
+        default_neighbors,
         has_faiss,
         learned_metric,
-        neighbours_under,
+        neighbors_under,
         reranked_under,
     )
     from .protocols import Evaluation, evaluate
@@ -25,18 +25,18 @@ __getattr__ = lazily(__name__, "train", "evaluation", ("sklearn",))
 
 __all__ = [
     "Evaluation",
-    "NearestNeighbours",
+    "NearestNeighbors",
     "RetrievalAccuracyCalculator",
     "Search",
     "ami",
     "class_means",
-    "default_neighbours",
+    "default_neighbors",
     "evaluate",
     "has_faiss",
     "kmeans",
     "learned_metric",
     "nearest_class_mean",
-    "neighbours_under",
+    "neighbors_under",
     "nmi",
     "pairwise_f1",
     "purity",

@@ -15,7 +15,7 @@ from .. import registry
 from ..pml import EQUALITY, AccuracyCalculator
 from .clustering import ami, kmeans, nmi, pairwise_f1, purity
 from .metrics import class_means, mean, mean_of_class_means, relevant_counts
-from .neighbours import NearestNeighbours, default_neighbours
+from .neighbors import NearestNeighbors, default_neighbors
 from .protocols import RANKING, QueryMetric, check_first, precision, recall, values_per_query, whole_numbers
 
 # Metrics with one value per query that PML has too, by its names.
@@ -44,19 +44,19 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     that are of their cluster's most frequent class. With ``clusters_per_class=(1, 3)`` there are ``nmi_3``, ``f1_3``
     and ``purity_3`` too, of three times as many clusters as classes.
 
-    PML's metrics keep their names and meaning. They see ``k`` neighbours, while the new ones see as many as their K
+    PML's metrics keep their names and meaning. They see ``k`` neighbors, while the new ones see as many as their K
     asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
     integers (PML's float32 merges 16777216 and 16777217).
 
-    One search serves all metrics, the functions of :mod:`pml_ext.evaluation.metrics`, for as many neighbours as they
-    need. Neighbours come in tiles of queries, unless ``knn_func`` is of another kind than
-    :class:`pml_ext.evaluation.NearestNeighbours` or a subclass's metric looks at them.
+    One search serves all metrics, the functions of :mod:`pml_ext.evaluation.metrics`, for as many neighbors as they
+    need. Neighbors come in tiles of queries, unless ``knn_func`` is of another kind than
+    :class:`pml_ext.evaluation.NearestNeighbors` or a subclass's metric looks at them.
 
     What a PML user types does what it does in PML. ``exclude=("NMI", "AMI")`` ends clustering: ``f1`` and ``purity``
     go with the two, unless ``include`` names them, so that no k-means is run and a ``label_comparison_fn`` may be
     given. Metrics of other numbers of clusters, which ``clusters_per_class`` asks for by itself, stay. A subclass adds
     metrics as PML documents it: a method ``calculate_NAME``, whose name ``requires_knn()`` or
-    ``requires_clustering()`` has; it gets the neighbours that PML would give it, and takes the place of a metric of the
+    ``requires_clustering()`` has; it gets the neighbors that PML would give it, and takes the place of a metric of the
     same name here.
 
     Args:
@@ -64,7 +64,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: names of metrics to leave out.
         avg_of_avgs: the mean over classes of their means, instead of the mean over queries.
         return_per_class: a list with one value per class, instead of the mean over queries.
-        k: how many neighbours PML's metrics see: a number; ``"max_bin_count"``, as many as the largest class has
+        k: how many neighbors PML's metrics see: a number; ``"max_bin_count"``, as many as the largest class has
             items, which is all that ``r_precision`` and ``mean_average_precision_at_r`` look at; or None for the whole
             gallery, PML's own default, which ``mean_average_precision`` and ``mean_reciprocal_rank`` of the whole
             ranking want.
@@ -127,11 +127,16 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 self._clusters_of[f"{name}_{count}"] = count
                 setattr(self, f"calculate_{name}_{count}", getattr(self, f"calculate_{metric_of_pml}"))
         settings: dict[str, Any] = {
-            "include": include, "exclude": tuple(exclude), "avg_of_avgs": avg_of_avgs,
-            "return_per_class": return_per_class, "k": k, "label_comparison_fn": label_comparison_fn, "device": device,
-            "knn_func": default_neighbours() if knn_func is None else knn_func,
+            "include": include,
+            "exclude": tuple(exclude),
+            "avg_of_avgs": avg_of_avgs,
+            "return_per_class": return_per_class,
+            "k": k,
+            "label_comparison_fn": label_comparison_fn,
+            "device": device,
+            "knn_func": default_neighbors() if knn_func is None else knn_func,
             "kmeans_func": kmeans if kmeans_func is None else kmeans_func,
-        }  # fmt: skip
+        }
         try:
             super().__init__(**settings)
         except NotImplementedError:
@@ -142,7 +147,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             ) from None
 
     def requires_knn(self) -> list[str]:
-        """Names of the metrics that need neighbours."""
+        """Names of the metrics that need neighbors."""
         return [*super().requires_knn(), *_PMLS, *self._own]
 
     def requires_clustering(self) -> list[str]:
@@ -155,8 +160,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         clustering = set(super().requires_clustering())
         if clustering & set(exclude) and not clustering & set(chosen):
             kept = self._named.union(include)
-            return {name: function for name, function in chosen.items()
-                    if name in kept or name not in _OWN_CLUSTER_METRICS}  # fmt: skip
+            return {
+                name: function for name, function in chosen.items() if name in kept or name not in _OWN_CLUSTER_METRICS
+            }
         return chosen
 
     def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Tensor | None:
@@ -205,9 +211,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             if ref_includes_query:
                 check_first(query, query_labels, reference, reference_labels)
         seen = {
-            "query": query, "query_labels": query_labels, "reference": reference, "reference_labels": reference_labels,
-            "ref_includes_query": ref_includes_query, "label_comparison_fn": self.label_comparison_fn,
-        }  # fmt: skip
+            "query": query,
+            "query_labels": query_labels,
+            "reference": reference,
+            "reference_labels": reference_labels,
+            "ref_includes_query": ref_includes_query,
+            "label_comparison_fn": self.label_comparison_fn,
+        }
         current = set(self.get_curr_metrics())
         if current & set(self.requires_knn()):
             seen |= self._search(query, query_labels, reference, reference_labels, ref_includes_query)
@@ -225,8 +235,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             raise ValueError(f"labels of shape {list(labels.shape)} want a label_comparison_fn; else one number each")
         return points.float(), labels
 
-    def _search(self, query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor,
-                ref_includes_query: bool) -> dict[str, Any]:  # fmt: skip
+    def _search(
+        self, query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, ref_includes_query: bool
+    ) -> dict[str, Any]:
         """Values per query of our metrics, and what PML gives to the metrics of a subclass."""
         same, itself = self.label_comparison_fn, int(ref_includes_query)
         classes, places = torch.unique(query_labels, dim=0, return_inverse=True)
@@ -243,16 +254,22 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         pml_k = min(max(1, self.determine_k(counts, len(reference), ref_includes_query)), size)
         current = set(self.get_curr_metrics())
         wanted = {name: metric for name, metric in self._own.items() if name in current}
-        columns = {name: metric.columns(int(relevant.max()), pml_k if name in _PMLS else size)
-                   for name, metric in wanted.items()}  # fmt: skip
-        # A subclass's metric may look at neighbours, whether requires_knn() has it or not.
+        columns = {
+            name: metric.columns(int(relevant.max()), pml_k if name in _PMLS else size)
+            for name, metric in wanted.items()
+        }
+        # A subclass's metric may look at neighbors, whether requires_knn() has it or not.
         others = current - wanted.keys() - {"AMI", *CLUSTER_METRICS.values(), *self._clusters_of}
         keep = pml_k if others else 0
         k = max([min(1, size), keep, *columns.values()])
         per_query, distances, indices, _ = values_per_query(
-            wanted, columns, relevant, self._tiles(query, k, reference, ref_includes_query),
-            lambda rows, near: same(query_labels[rows][:, None], reference_labels[near]).bool() & (near >= 0), keep,
-        )  # fmt: skip
+            wanted,
+            columns,
+            relevant,
+            self._tiles(query, k, reference, ref_includes_query),
+            lambda rows, near: same(query_labels[rows][:, None], reference_labels[near]).bool() & (near >= 0),
+            keep,
+        )
         return {
             "per_query": per_query,
             "label_counts": (classes, counts),
@@ -265,7 +282,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool
     ) -> Iterable[tuple[slice, Tensor, Tensor]]:
-        if isinstance(self.knn_func, NearestNeighbours):
+        if isinstance(self.knn_func, NearestNeighbors):
             return self.knn_func.tiles(query, k, reference, ref_includes_query)
         return [(slice(0, len(query)), *self.knn_func(query, k, reference, ref_includes_query))]
 
@@ -283,8 +300,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             accuracies[name] = self._reduced(name, **seen) if name in self._own else function(**seen)
         return accuracies
 
-    def _reduced(self, name: str, per_query: Mapping[str, Tensor], query_labels: Tensor, not_lone_query_mask: Tensor,
-                 label_counts: tuple[Tensor, Tensor], **_: Any) -> float | list[float]:  # fmt: skip
+    def _reduced(
+        self,
+        name: str,
+        per_query: Mapping[str, Tensor],
+        query_labels: Tensor,
+        not_lone_query_mask: Tensor,
+        label_counts: tuple[Tensor, Tensor],
+        **_: Any,
+    ) -> float | list[float]:
         values, labels = per_query[name], query_labels.cpu()
         all_count = self._own[name].lone_can_count and self.lone_queries == "miss"
         counted = None if all_count else not_lone_query_mask.cpu()
@@ -320,8 +344,10 @@ def retrieval_metrics(accuracies: Mapping[str, Any]) -> dict[str, float]:
         those that were computed, as fractions.
     """
     order = ["r_precision", "mean_average_precision_at_r", "NMI", "f1", "purity"]
-    groups = [sorted((name for name in accuracies if name.startswith(prefix)), key=_number)
-              for prefix in ("recall_at_", "precision_at_")]  # fmt: skip
+    groups = [
+        sorted((name for name in accuracies if name.startswith(prefix)), key=_number)
+        for prefix in ("recall_at_", "precision_at_")
+    ]
     others = [name for short in CLUSTER_METRICS for name in accuracies if name.rpartition("_")[0] == short]
     names = [*groups[0], *groups[1], *(name for name in order if name in accuracies), *sorted(others, key=_number)]
     return {_SHORT_NAMES.get(name, name): float(accuracies[name]) for name in names}

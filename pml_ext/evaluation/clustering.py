@@ -16,7 +16,7 @@ from sklearn.metrics.cluster import contingency_matrix, pair_confusion_matrix
 from torch import Tensor
 
 from ..pml import FaissKMeans
-from .neighbours import faiss_sees_a_gpu, has_faiss
+from .neighbors import faiss_sees_a_gpu, has_faiss
 
 STARTS, CHEAP = 10, 70_000_000_000  # starts at most; multiplications of one iteration of all starts together
 

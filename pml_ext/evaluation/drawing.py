@@ -15,7 +15,7 @@ with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
+BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
 
 
@@ -50,7 +50,7 @@ def clean(axes: Any) -> None:
 
 def note(axes: Any, text: str) -> None:
     """Says in a panel why there is so little in it."""
-    axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GREY)
+    axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GRAY)
 
 
 def some_of(count: int, most: int, seed: int) -> Tensor:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .drawing import BLUE, GREY, ORANGE, RIGHT, WRONG, PlainFigure, clean, directions, new_figure, note, some_of
+from .drawing import BLUE, GRAY, ORANGE, RIGHT, WRONG, PlainFigure, clean, directions, new_figure, note, some_of
 from .fonts import short_name
 from .maps import ONE_POINT, chosen_classes, image_map, projections
-from .neighbours import matrix_under
+from .neighbors import matrix_under
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
@@ -144,7 +144,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
     """
     figure = new_figure(5.2, 3.4)
     axes = figure.subplots()
-    styles = zip((GREY, ORANGE, BLUE, RIGHT), ("s:", "^--", "o-", "d-."), strict=True)
+    styles = zip((GRAY, ORANGE, BLUE, RIGHT), ("s:", "^--", "o-", "d-."), strict=True)
     for (label, curve), (color, style) in zip(curves.items(), styles, strict=False):
         axes.plot(list(curve), [100 * value for value in curve.values()], style, color=color, label=label)
     ks = sorted({k for curve in curves.values() for k in curve})
@@ -221,7 +221,7 @@ def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: s
         places = range(len(values))
         for place, value in zip(places, values, strict=True):
             results = [100 * result for result in points[value]]
-            axes.plot([place] * len(results), results, ".", color=GREY, alpha=0.6)
+            axes.plot([place] * len(results), results, ".", color=GRAY, alpha=0.6)
         axes.plot(places, [100 * float(np.mean(points[value])) for value in values], "o-", color=BLUE)
         axes.set_xticks(list(places), [f"{value:g}" for value in values])
         axes.set(title=f"{title}, %", xlabel=xlabel)
@@ -254,7 +254,7 @@ def gallery(
     answer_image = answer_image or image
     board = _Board(len(rows), max(len(nearest) for _, nearest in rows) + 1)
     for row, (query, nearest) in enumerate(rows):
-        board.show(row, 0, image(query), f"query\n{_name(class_names, labels[query])}", GREY)
+        board.show(row, 0, image(query), f"query\n{_name(class_names, labels[query])}", GRAY)
         for place, index in enumerate(nearest):
             right = answer_labels[index] == labels[query]
             distance = distances[row][place] if distances is not None else ""
@@ -282,7 +282,7 @@ def galleries(
             board.show(row, 0, image(query), caption, BLUE)
         for place, (path, text, right) in enumerate(answers):
             mark = "" if right is None else "✓ " if right else "✗ "
-            color = GREY if right is None else RIGHT if right else WRONG
+            color = GRAY if right is None else RIGHT if right else WRONG
             board.show(row, place + 1, image(path), f"{mark}{text}\n{short_name(path.name)}", color)
     return board.done()
 

@@ -17,10 +17,27 @@ with needs_extra("train", "a picture"):
 DEFAULT = "DejaVu Sans"
 # Beside the families of Noto Sans: what Linux, macOS and Windows have for scripts that DejaVu Sans lacks.
 _WIDE = (
-    "Noto Sans CJK", "Noto Sans", "Source Han Sans", "WenQuanYi", "IPAexGothic", "IPAGothic", "TakaoGothic",
-    "Droid Sans Fallback", "NanumGothic", "Hiragino Sans", "PingFang", "Apple SD Gothic Neo", "Yu Gothic",
-    "Microsoft YaHei", "Malgun Gothic", "Nirmala", "Leelawadee", "Arial Unicode", "FreeSans", "Unifont",
-)  # fmt: skip
+    "Noto Sans CJK",
+    "Noto Sans",
+    "Source Han Sans",
+    "WenQuanYi",
+    "IPAexGothic",
+    "IPAGothic",
+    "TakaoGothic",
+    "Droid Sans Fallback",
+    "NanumGothic",
+    "Hiragino Sans",
+    "PingFang",
+    "Apple SD Gothic Neo",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Nirmala",
+    "Leelawadee",
+    "Arial Unicode",
+    "FreeSans",
+    "Unifont",
+)
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # a name could show as another one
 
 

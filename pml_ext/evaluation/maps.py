@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .drawing import GREY, ORANGE, directions, new_figure, note, some_of
+from .drawing import GRAY, ORANGE, directions, new_figure, note, some_of
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
@@ -161,7 +161,7 @@ def _small(image: Tensor) -> NDArray[np.uint8]:
 def _place(axes: Any, flat: NDArray[np.float32], pictures: Sequence[NDArray[np.uint8]], size: int) -> None:
     """Pictures at their places in a square from 0 to 1, their longer side of ``size`` points."""
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[])
-    axes.spines[:].set_color(GREY)
+    axes.spines[:].set_color(GRAY)
     for (x, y), picture in zip(flat, pictures, strict=True):
         box = OffsetImage(picture, zoom=size / max(picture.shape[:2]))
         axes.add_artist(AnnotationBbox(box, (x, y), frameon=False, pad=0))

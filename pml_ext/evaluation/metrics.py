@@ -1,8 +1,8 @@
-r"""Retrieval metrics as pure functions on neighbours.
+r"""Retrieval metrics as pure functions on neighbors.
 
 A search gives the K nearest gallery items of each query. Two tensors say all that the metrics need to know of it:
 
-- ``right``, ``[Q, K]``, booleans: whether the neighbour j of query i, nearest first, is of the query's class, written
+- ``right``, ``[Q, K]``, booleans: whether the neighbor j of query i, nearest first, is of the query's class, written
   :math:`r_{ij}` below (:func:`is_right` makes it);
 - ``relevant``, ``[Q]``, integers: how many gallery items are of the query's class, the query itself left out, written
   :math:`R_i` (:func:`relevant_counts` makes it).
@@ -41,15 +41,15 @@ def relevant_counts(query_labels: Tensor, gallery_labels: Tensor, gallery_has_qu
 
 
 def is_right(query_labels: Tensor, gallery_labels: Tensor, indices: Tensor) -> Tensor:
-    """Which neighbours are of their query's class.
+    """Which neighbors are of their query's class.
 
     Args:
         query_labels: ``[Q]``, integers.
         gallery_labels: ``[G]``, integers.
-        indices: ``[Q, K]``, places in the gallery, nearest first; below 0 where a search has no neighbour.
+        indices: ``[Q, K]``, places in the gallery, nearest first; below 0 where a search has no neighbor.
 
     Returns:
-        ``[Q, K]``, booleans; false where there is no neighbour.
+        ``[Q, K]``, booleans; false where there is no neighbor.
     """
     return (gallery_labels[indices] == query_labels[:, None]) & (indices >= 0)
 
@@ -134,7 +134,7 @@ def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def reciprocal_rank(right: Tensor) -> Tensor:
-    r"""The reciprocal rank of the first right neighbour, of which the mean over queries is MRR.
+    r"""The reciprocal rank of the first right neighbor, of which the mean over queries is MRR.
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 

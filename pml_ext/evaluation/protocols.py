@@ -22,7 +22,7 @@ from .metrics import (
     reciprocal_rank,
     relevant_counts,
 )
-from .neighbours import NearestNeighbours, default_neighbours
+from .neighbors import NearestNeighbors, default_neighbors
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class QueryMetric:
 
     Args:
         values: gives them, ``[Q]``, of ``right`` and ``relevant`` (see :mod:`pml_ext.evaluation.metrics`).
-        sees: how many neighbours: a number, as many as are relevant to any query, or the whole gallery.
+        sees: how many neighbors: a number, as many as are relevant to any query, or the whole gallery.
         lone_can_count: whether a lone query may enter the mean, as a miss.
     """
 
@@ -40,11 +40,11 @@ class QueryMetric:
     lone_can_count: bool = False
 
     def columns(self, most_relevant: int, gallery: int) -> int:
-        """How many neighbours it sees.
+        """How many neighbors it sees.
 
         Args:
             most_relevant: how many gallery items are relevant to a query, at most.
-            gallery: how many items can be a query's neighbours.
+            gallery: how many items can be a query's neighbors.
         """
         if isinstance(self.sees, int):
             return min(self.sees, gallery)
@@ -80,7 +80,7 @@ class Evaluation:
             ``purity_c`` of c clusters per class. Those that were asked for, in this order.
         per_query: the values that the means are of, ``[Q]``, float64, by the same names. Clusters have none.
         relevant: how many gallery items are of each query's class, ``[Q]``, int64; 0 for a lone query.
-        distances: of the nearest neighbours that were to be kept, as the search gives them: ``[Q, keep]``, or as many
+        distances: of the nearest neighbors that were to be kept, as the search gives them: ``[Q, keep]``, or as many
             columns as the gallery has items.
         indices: their places in the gallery, of the same shape.
         right: whether they are of the query's class, of the same shape.
@@ -106,19 +106,19 @@ def evaluate(
     ranking: Iterable[str] = ("r_precision", "map_at_r"),
     clusters_per_class: Iterable[int] = (1,),
     lone_queries: Literal["miss", "drop"] = "miss",
-    search: NearestNeighbours | None = None,
+    search: NearestNeighbors | None = None,
     kmeans: Callable[[Tensor, int], Tensor] | None = None,
     keep: int = 0,
 ) -> Evaluation:
     """Retrieval and clustering metrics of embeddings, from one search.
 
-    The search is for as many neighbours as the metrics need: the largest K; as many as the largest class has, for
+    The search is for as many neighbors as the metrics need: the largest K; as many as the largest class has, for
     ``r_precision`` and ``map_at_r``; the whole gallery for ``map`` and ``mrr``. A gallery with fewer than K items
     counts what is missing as wrong. Formulas stand in :mod:`pml_ext.evaluation.metrics` and
     :mod:`pml_ext.evaluation.clustering`.
 
-    *Cost:* the search and k-means. Neighbours are taken in tiles of queries: in memory are one value per query and
-    metric, the neighbours to keep, and a tile of about 8 million neighbours.
+    *Cost:* the search and k-means. Neighbors are taken in tiles of queries: in memory are one value per query and
+    metric, the neighbors to keep, and a tile of about 8 million neighbors.
 
     Args:
         embeddings: the queries, ``[Q, D]``, tensor or array, compared in float32 as they are: normalize them for cosine
@@ -133,13 +133,13 @@ def evaluate(
         clusters_per_class: every c for which k-means finds c clusters per class among the queries; ``()`` for none.
         lone_queries: a query without a relevant gallery item is a ``"miss"`` in ``recall_at_K``, or is left out
             (``"drop"``). The other metrics of retrieval always leave it out.
-        search: how neighbours are searched; by Euclidean distance by default.
+        search: how neighbors are searched; by Euclidean distance by default.
         kmeans: ``kmeans(points, clusters)`` gives the cluster of each point, ``[Q]``; by default
             :func:`pml_ext.evaluation.kmeans`.
-        keep: how many of the nearest neighbours of each query are returned.
+        keep: how many of the nearest neighbors of each query are returned.
 
     Returns:
-        Metrics as fractions (NaN where no query counts), their values per query, and the neighbours kept.
+        Metrics as fractions (NaN where no query counts), their values per query, and the neighbors kept.
 
     Raises:
         ValueError: a K, a c or ``keep`` that is no such number, an unknown name in ``ranking`` or ``lone_queries``,
@@ -178,12 +178,16 @@ def evaluate(
     columns = {name: metric.columns(most, size) for name, metric in wanted.items()}
     tiles: Iterable[tuple[slice, Tensor, Tensor]] = ()
     if wanted or keep:
-        search, k = search or default_neighbours(), max([1, keep, *columns.values()])
+        search, k = search or default_neighbors(), max([1, keep, *columns.values()])
         tiles = search.tiles(query, k, gallery, gallery_has_queries)
     per_query, *kept = values_per_query(
-        wanted, columns, relevant, tiles,
-        lambda rows, indices: is_right(query_labels[rows], gallery_labels, indices), min(keep, size),
-    )  # fmt: skip
+        wanted,
+        columns,
+        relevant,
+        tiles,
+        lambda rows, indices: is_right(query_labels[rows], gallery_labels, indices),
+        min(keep, size),
+    )
 
     means = {}
     for name, metric in wanted.items():
@@ -205,18 +209,18 @@ def values_per_query(
     right_of: Callable[[slice, Tensor], Tensor],
     keep: int = 0,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    """Values of metrics while neighbours come in, tile by tile.
+    """Values of metrics while neighbors come in, tile by tile.
 
     Args:
         wanted: the metrics by name.
-        columns: how many neighbours each of them sees.
+        columns: how many neighbors each of them sees.
         relevant: ``[Q]``, on the CPU.
-        tiles: which queries, and their distances and indices, as of :meth:`NearestNeighbours.tiles`.
+        tiles: which queries, and their distances and indices, as of :meth:`NearestNeighbors.tiles`.
         right_of: gives of these queries and indices which are right, booleans of the indices' shape.
-        keep: how many of the nearest neighbours to return, at most as many as there are.
+        keep: how many of the nearest neighbors to return, at most as many as there are.
 
     Returns:
-        ``{name: [Q] float64}``; distances, indices and what is right of the neighbours kept, ``[Q, keep]``. All on the
+        ``{name: [Q] float64}``; distances, indices and what is right of the neighbors kept, ``[Q, keep]``. All on the
         CPU, since not every device has float64.
     """
     values = {name: torch.empty(len(relevant), dtype=torch.float64) for name in wanted}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from ..errors import needs_extra
-from .drawing import GREY, WRONG
+from .drawing import GRAY, WRONG
 from .fonts import drawable, runs_of, short_name
 
 with needs_extra("train", "a contact sheet"):
@@ -56,7 +56,7 @@ def contact_sheet(
             ends = corner[0] + shown.width - 1, corner[1] + shown.height - 1
             draw.rectangle((*corner, *ends), outline=WRONG, width=3)
         if captions:
-            _write(draw, (left, top + side + 1), short_name(captions[place], _COLUMNS), 11, WRONG if odd else GREY)
+            _write(draw, (left, top + side + 1), short_name(captions[place], _COLUMNS), 11, WRONG if odd else GRAY)
     return sheet
 
 

@@ -100,7 +100,7 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         """From now on it is known which image each worker reads.
 
         Args:
-            workers: how many there will be. With any, images are as :meth:`LabelledImages.for_workers` gives them.
+            workers: how many there will be. With any, images are as :meth:`LabeledImages.for_workers` gives them.
         """
         self._images = watched = Watched(self._images, workers)
         return watched

@@ -132,8 +132,11 @@ def _name_apart(groups: Sequence[Group]) -> None:
     for name in {group.name for group in groups}:
         same = [group for group in groups if group.name == name]
         settings = [_flat(group.tables) for group in same]
-        keys = [key for key in dict.fromkeys(key for each in settings for key in each)
-                if any(each.get(key) != settings[0].get(key) for each in settings)]  # fmt: skip
+        keys = [
+            key
+            for key in dict.fromkeys(key for each in settings for key in each)
+            if any(each.get(key) != settings[0].get(key) for each in settings)
+        ]
         for group, mine in zip(same, settings, strict=True):
             group.name = " ".join([name, *(f"{key}={mine[key]}" if key in mine else f"{key} left out" for key in keys)])
 

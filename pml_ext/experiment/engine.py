@@ -190,8 +190,11 @@ class Engine:
         if self._scaler is not None:
             for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
-        gradients = {f"gradient of {name}": stored(parameter.grad) for name, parameter in parameters.items()
-                     if parameter.grad is not None}  # fmt: skip
+        gradients = {
+            f"gradient of {name}": stored(parameter.grad)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
         bad: tuple[str, float] | None = None

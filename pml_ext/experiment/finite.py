@@ -38,8 +38,11 @@ def bad_weight(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
     Args:
         modules: by name.
     """
-    weights = {f"weight {group}.{name}": parameter for group, module in modules.items()
-               for name, parameter in module.named_parameters()}  # fmt: skip
+    weights = {
+        f"weight {group}.{name}": parameter
+        for group, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
     return first_bad(weights)
 
 
@@ -51,10 +54,12 @@ def bad_buffer(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
     Args:
         modules: by name.
     """
-    return first_bad({
-        name: buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
-        for name, buffer in _buffers(modules).items()
-    })  # fmt: skip
+    return first_bad(
+        {
+            name: buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
+            for name, buffer in _buffers(modules).items()
+        }
+    )
 
 
 def infinite_variance(modules: Mapping[str, nn.Module]) -> str | None:
@@ -70,5 +75,9 @@ def infinite_variance(modules: Mapping[str, nn.Module]) -> str | None:
 
 
 def _buffers(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    return {f"{group}.{name}": buffer for group, module in modules.items() for name, buffer in module.named_buffers()
-            if buffer.is_floating_point()}  # fmt: skip
+    return {
+        f"{group}.{name}": buffer
+        for group, module in modules.items()
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point()
+    }

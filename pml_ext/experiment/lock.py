@@ -39,8 +39,12 @@ def locked(folder: Path) -> Iterator[str]:
         ConfigError: a living process holds it; the text says which, on which machine, and since when.
     """
     path = folder / LOCK
-    mine = {"host": socket.gethostname(), "process": os.getpid(), "began": _began(os.getpid()),
-            "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}  # fmt: skip
+    mine = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "began": _began(os.getpid()),
+        "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
     with alone_in(folder):  # two do not take over the same lock
         word = _look(path)
         write_text(path, json.dumps(mine) + "\n")

@@ -8,13 +8,13 @@ from pathlib import Path
 from ..files import write_json
 from ..sums import SUMS, changed_files, check_unchanged, gone_files, has_all, write_sums
 from .records import mend_records
-from .testing import write_neighbours
+from .testing import write_neighbors
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
-_OWN = ("checkpoints", "figures", METRICS, "network.json", "neighbours.npz", RECIPE, "records", REPORT, "tensorboard")
+_OWN = ("checkpoints", "figures", METRICS, "network.json", "neighbors.npz", RECIPE, "records", REPORT, "tensorboard")
 _AGAIN = ("figures/", REPORT)  # written with each report
-_MADE_AGAIN = ("checkpoints/before.pt", "network.json", "neighbours.npz", RECIPE, "records/", "tensorboard/", *_AGAIN)
+_MADE_AGAIN = ("checkpoints/before.pt", "network.json", "neighbors.npz", RECIPE, "records/", "tensorboard/", *_AGAIN)
 
 
 def sum_up(folder: Path, again: bool = False) -> None:
@@ -78,8 +78,8 @@ def mend(view: View, warn: Callable[[str], None]) -> None:
         mend_records(folder, changed)
     if "network.json" in changed:
         write_json(folder / "network.json", view.network_json())
-    if "neighbours.npz" in changed:
-        write_neighbours(view)
+    if "neighbors.npz" in changed:
+        write_neighbors(view)
 
 
 def _listed(names: list[str]) -> str:

@@ -19,8 +19,13 @@ from torch import Tensor
 from ..errors import PluginWarning
 
 _MARK = "__kind__"
-_GENERATORS = {"PCG64": np.random.PCG64, "PCG64DXSM": np.random.PCG64DXSM, "MT19937": np.random.MT19937,
-               "Philox": np.random.Philox, "SFC64": np.random.SFC64}  # fmt: skip
+_GENERATORS = {
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "MT19937": np.random.MT19937,
+    "Philox": np.random.Philox,
+    "SFC64": np.random.SFC64,
+}
 _LEAVES = (bool, int, float, str, type(None))
 
 
@@ -185,8 +190,10 @@ _KINDS: dict[str, _Kind] = {
         _array,
     ),
     "generator": (
-        lambda value: isinstance(value, np.random.Generator)
-        and type(value.bit_generator) is _GENERATORS.get(type(value.bit_generator).__name__),
+        lambda value: (
+            isinstance(value, np.random.Generator)
+            and type(value.bit_generator) is _GENERATORS.get(type(value.bit_generator).__name__)
+        ),
         lambda value: {"state": value.bit_generator.state},
         lambda parts: np.random.Generator(_bit_generator(parts)),
     ),
@@ -215,17 +222,35 @@ _KINDS: dict[str, _Kind] = {
         lambda value: {"of": np.asarray(value)},
         lambda parts: parts["of"][()],
     ),
-    "tuple": (lambda value: type(value) is tuple, lambda value: {"items": list(value)},
-              lambda parts: tuple(parts["items"])),
-    "set": (lambda value: type(value) in (set, frozenset), lambda value: {"items": list(value)},
-            lambda parts: set(parts["items"])),
-    "range": (lambda value: type(value) is range, lambda value: {"of": [value.start, value.stop, value.step]},
-              lambda parts: range(*parts["of"])),
-    "deque": (lambda value: type(value) is collections.deque, lambda value: {"of": [list(value), value.maxlen]},
-              lambda parts: collections.deque(*parts["of"])),
-    "counter": (lambda value: type(value) is collections.Counter, lambda value: {"of": dict(value)},
-                lambda parts: collections.Counter(parts["of"])),
-    "size": (lambda value: type(value) is torch.Size, lambda value: {"of": list(value)},
-             lambda parts: torch.Size(parts["of"])),
-}  # fmt: skip
+    "tuple": (
+        lambda value: type(value) is tuple,
+        lambda value: {"items": list(value)},
+        lambda parts: tuple(parts["items"]),
+    ),
+    "set": (
+        lambda value: type(value) in (set, frozenset),
+        lambda value: {"items": list(value)},
+        lambda parts: set(parts["items"]),
+    ),
+    "range": (
+        lambda value: type(value) is range,
+        lambda value: {"of": [value.start, value.stop, value.step]},
+        lambda parts: range(*parts["of"]),
+    ),
+    "deque": (
+        lambda value: type(value) is collections.deque,
+        lambda value: {"of": [list(value), value.maxlen]},
+        lambda parts: collections.deque(*parts["of"]),
+    ),
+    "counter": (
+        lambda value: type(value) is collections.Counter,
+        lambda value: {"of": dict(value)},
+        lambda parts: collections.Counter(parts["of"]),
+    ),
+    "size": (
+        lambda value: type(value) is torch.Size,
+        lambda value: {"of": list(value)},
+        lambda parts: torch.Size(parts["of"]),
+    ),
+}
 _SHARED = frozenset({"array", "generator", "random state", "python random", "torch generator"})

@@ -34,8 +34,14 @@ class Plan:
     folder: Path
 
 
-def plan(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1,
-         overrides: Iterable[str] = (), resume: bool = False) -> list[Plan]:  # fmt: skip
+def plan(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+) -> list[Plan]:
     """The runs of a recipe, checked before any begins.
 
     Args:
@@ -130,8 +136,10 @@ def _saved_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     if last is not None and "recipe" in last[0]:  # it has what the recipe's file had
         return last[0]["recipe"], last[0]["run"]
     if saved.is_file():
-        raise ConfigError(f"{shortened(f'{folder} cannot be resumed ({reason})')}; delete {saved} and train with "
-                          "--resume: training begins again")  # fmt: skip
+        raise ConfigError(
+            f"{shortened(f'{folder} cannot be resumed ({reason})')}; delete {saved} and train with "
+            "--resume: training begins again"
+        )
     if all(path.name in _OF_A_RUN or is_left_over(path) for path in folder.iterdir()):
         return None
     raise ConfigError(f"{folder} holds no run ({reason}); choose another --out")

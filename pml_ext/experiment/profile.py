@@ -226,9 +226,17 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
 
     try:
         return profile_steps(
-            run.trunk, run.embedder, images, EpochBatches(joined, run.seed, run.epoch), objective,
-            run.device, run.recipe.engine, run.recipe.data.workers, record, warm_up,
+            run.trunk,
+            run.embedder,
+            images,
+            EpochBatches(joined, run.seed, run.epoch),
+            objective,
+            run.device,
+            run.recipe.engine,
+            run.recipe.data.workers,
+            record,
+            warm_up,
             run.recipe.model.freeze_batch_norm,
-        )  # fmt: skip
+        )
     finally:
         records.close()

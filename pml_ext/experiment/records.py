@@ -92,8 +92,10 @@ class Records:
         for each in kept:
             number = _first_difference(self._folder, each, _last(each[0], iteration, epoch))
             if number is not None:
-                self._warn(f"{self._database} and {each[0]}.csv beside it differ in row {number}, so that one of them "
-                           "is damaged; the database is believed")  # fmt: skip
+                self._warn(
+                    f"{self._database} and {each[0]}.csv beside it differ in row {number}, so that one of them "
+                    "is damaged; the database is believed"
+                )
         return kept
 
     def _remove_database(self) -> None:
@@ -172,14 +174,19 @@ class _Events:
         self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
         # A viewer that has read older files forgets them: all of theirs is in this one.
         start = SessionLog(status=SessionLog.START)
-        self._waiting = [Event(wall_time=time.time(), file_version="brain.Event:2"),
-                         Event(wall_time=time.time(), step=0, session_log=start)]  # fmt: skip
+        self._waiting = [
+            Event(wall_time=time.time(), file_version="brain.Event:2"),
+            Event(wall_time=time.time(), step=0, session_log=start),
+        ]
 
     def add_rows(self, table: str, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
         """Adds rows of a table, whose first column is their step."""
         for number, *row in lines:
-            values = [Summary.Value(tag=f"{table}/{column}", simple_value=float(value))
-                      for column, value in zip(columns[1:], row, strict=True) if value is not None]  # fmt: skip
+            values = [
+                Summary.Value(tag=f"{table}/{column}", simple_value=float(value))
+                for column, value in zip(columns[1:], row, strict=True)
+                if value is not None
+            ]
             self._waiting.append(Event(wall_time=time.time(), step=int(number), summary=Summary(value=values)))
 
     def begin(self) -> None:
@@ -283,8 +290,9 @@ def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], 
     news = ", ".join(f'"{column}" = excluded."{column}"' for column in columns)
     connection.executemany(
         f'INSERT INTO "{table}" ({names}) VALUES ({", ".join("?" * len(columns))}) '
-        f'ON CONFLICT ("{ITERATION}") DO UPDATE SET {news}', lines
-    )  # fmt: skip
+        f'ON CONFLICT ("{ITERATION}") DO UPDATE SET {news}',
+        lines,
+    )
 
 
 def _cell(value: Any) -> Any:

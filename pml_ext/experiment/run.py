@@ -29,7 +29,7 @@ from .report import write_run_report
 from .stages import Stage, after_step, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
 from .terms import rows_of
-from .testing import COLLAPSED, facts_of, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbours
+from .testing import COLLAPSED, facts_of, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbors
 from .view import View
 
 
@@ -51,9 +51,17 @@ class Run(View):
             NaN or infinite.
     """
 
-    def __init__(self, recipe: Recipe, name: str, folder: Path, seed: int = 0, device: str = "cpu",
-                 root: Path | None = None, listener: Listener | None = None,
-                 on_nonfinite: OnNonfinite = "stop") -> None:  # fmt: skip
+    def __init__(
+        self,
+        recipe: Recipe,
+        name: str,
+        folder: Path,
+        seed: int = 0,
+        device: str = "cpu",
+        root: Path | None = None,
+        listener: Listener | None = None,
+        on_nonfinite: OnNonfinite = "stop",
+    ) -> None:
         self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
         super().__init__(recipe, folder, seed, device, root, self.listener.step)
@@ -72,8 +80,14 @@ class Run(View):
         Raises:
             ConfigError: a precision that the device does not have.
         """
-        return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, self.recipe.model.freeze_batch_norm,
-                      skip_nonfinite=self._on_nonfinite == "skip")  # fmt: skip
+        return Engine(
+            self.trunk,
+            self.embedder,
+            self.device,
+            self.recipe.engine,
+            self.recipe.model.freeze_batch_norm,
+            skip_nonfinite=self._on_nonfinite == "skip",
+        )
 
     # The story
 
@@ -134,8 +148,9 @@ class Run(View):
             self.relabel(self.stages[0])
             self.call_parts("prepare")
         if resume:
-            self._within, word = state_within(self.checkpoint("within"), self.identity, self.epoch, self.device,
-                                              self.processes)  # fmt: skip
+            self._within, word = state_within(
+                self.checkpoint("within"), self.identity, self.epoch, self.device, self.processes
+            )
             if word:
                 self._warn(word)
         from_rank_0(None)  # all have read what is there
@@ -158,8 +173,15 @@ class Run(View):
                 return
         self.listener.step("testing raw pixels and the untrained network")
         self._account.metrics = {**metrics_before(self)}
-        checkpoint.save(path, {"embeddings": self.embeddings(self.queries).cpu(), "metrics": self._account.metrics,
-                               "random": checkpoint.random_state(), "of": self.identity})  # fmt: skip
+        checkpoint.save(
+            path,
+            {
+                "embeddings": self.embeddings(self.queries).cpu(),
+                "metrics": self._account.metrics,
+                "random": checkpoint.random_state(),
+                "of": self.identity,
+            },
+        )
         self._account.test_seconds += time.perf_counter() - started
 
     def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float]:
@@ -208,8 +230,9 @@ class Run(View):
                 self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": 0.0})
             from_rank_0(None)  # the others wait until it is written
         if number:
-            raise signals.stopped(number, f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint "
-                                  "is written")  # fmt: skip
+            raise signals.stopped(
+                number, f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
+            )
 
     def _end_epoch(self, records: Records, losses: list[float], similarity: float) -> None:
         """Looks for collapse, tests on the held-out classes, and writes the checkpoint."""
@@ -267,9 +290,11 @@ class Run(View):
         if (similarity := mean_similarity(self.embeddings(self.queries))) > COLLAPSED:
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
         if account.skipped:
-            self._warn(f"{account.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
-                       "embedding or a gradient was not finite")  # fmt: skip
-        write_neighbours(self)
+            self._warn(
+                f"{account.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
+                "embedding or a gradient was not finite"
+            )
+        write_neighbors(self)
         account.test_seconds += time.perf_counter() - started
         result = {"recipe": self.name, **facts_of(self), **account.facts(self.epoch), **metrics}
         write_json(self.folder / "metrics.json", result)  # a run with this file is finished
@@ -372,10 +397,14 @@ class Run(View):
 
     def _state(self) -> dict[str, Any]:
         return {
-            "epoch": self.epoch, "processes": self.processes, "run": {"recipe": self.name, "seed": self.seed},
-            "recipe": self.recipe.as_dict(), "of": self.identity, **vars(self._account),
+            "epoch": self.epoch,
+            "processes": self.processes,
+            "run": {"recipe": self.name, "seed": self.seed},
+            "recipe": self.recipe.as_dict(),
+            "of": self.identity,
+            **vars(self._account),
             **self.trained.everything(self.engine),
-        }  # fmt: skip
+        }
 
     def _save_within(self, records: Records, place: dict[str, Any]) -> None:
         records.save()

@@ -37,8 +37,14 @@ from .run import Run
 Metrics = dict[str, Any]
 
 
-def execute(plan: Plan, device: str = "auto", data: Path | None = None, listener: Listener | None = None,
-            resume: bool = False, on_nonfinite: OnNonfinite = "stop") -> Metrics:  # fmt: skip
+def execute(
+    plan: Plan,
+    device: str = "auto",
+    data: Path | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    on_nonfinite: OnNonfinite = "stop",
+) -> Metrics:
     """Does one run.
 
     Args:
@@ -90,7 +96,7 @@ def _write_recipe(plan: Plan) -> None:
 def _tidy(folder: Path) -> None:
     """Removes what a killed run has left: temporary files, and checkpoints of which nobody knows the recipe."""
     (folder / SUMS).unlink(missing_ok=True)  # of a run that had ended
-    remove_left_overs(folder, (RECIPE, "network.json", METRICS, "neighbours.npz", REPORT, LOCK, SUMS))
+    remove_left_overs(folder, (RECIPE, "network.json", METRICS, "neighbors.npz", REPORT, LOCK, SUMS))
     for place in ("checkpoints", "figures"):
         remove_left_overs(folder / place)
     if not (folder / "recipe.toml").exists() and not (folder / "checkpoints" / "last.pt").exists():
@@ -190,9 +196,18 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
-def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, device: str = "auto",
-          data: Path | None = None, overrides: Iterable[str] = (), resume: bool = False,
-          listener: Listener | None = None, on_nonfinite: OnNonfinite = "stop") -> list[Metrics]:  # fmt: skip
+def train(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    device: str = "auto",
+    data: Path | None = None,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    listener: Listener | None = None,
+    on_nonfinite: OnNonfinite = "stop",
+) -> list[Metrics]:
     """Trains a recipe: all its variants, with every seed.
 
     Args:
@@ -228,25 +243,48 @@ def train(name: str, out: Path | None = None, seed: int = 0, seeds: int = 1, dev
             raise StoppedError(error.signal, f"{error}; {again}") from None
 
 
-def _to_go_on(plans: Sequence[Plan], name: str, seed: int, seeds: int, device: str, data: Path | None,
-              overrides: Iterable[str], on_nonfinite: OnNonfinite) -> str:  # fmt: skip
+def _to_go_on(
+    plans: Sequence[Plan],
+    name: str,
+    seed: int,
+    seeds: int,
+    device: str,
+    data: Path | None,
+    overrides: Iterable[str],
+    on_nonfinite: OnNonfinite,
+) -> str:
     """What to type to go on with runs that a signal has ended."""
     if not any(plan.folder.exists() for plan in plans):
         return "nothing was written yet"
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
     words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
     words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
-    for option, value, default in (("--seed", seed, 0), ("--seeds", seeds, 1), ("--device", device, "auto"),
-                                   ("--data", data, None), ("--on-nonfinite", on_nonfinite, "stop")):  # fmt: skip
+    for option, value, default in (
+        ("--seed", seed, 0),
+        ("--seeds", seeds, 1),
+        ("--device", device, "auto"),
+        ("--data", data, None),
+        ("--on-nonfinite", on_nonfinite, "stop"),
+    ):
         words += [option, str(value)] if value != default else []
     for override in overrides:
         words += ["--set", override]
     return f"go on with: {shlex.join([*words, '--resume'])}"
 
 
-def _train_all(plans: list[Plan], name: str, out: Path | None, seed: int, seeds: int, device: str, data: Path | None,
-               overrides: Iterable[str], resume: bool, listener: Listener | None,
-               on_nonfinite: OnNonfinite) -> list[Metrics]:  # fmt: skip
+def _train_all(
+    plans: list[Plan],
+    name: str,
+    out: Path | None,
+    seed: int,
+    seeds: int,
+    device: str,
+    data: Path | None,
+    overrides: Iterable[str],
+    resume: bool,
+    listener: Listener | None,
+    on_nonfinite: OnNonfinite,
+) -> list[Metrics]:
     with process_group(choose_device(device).partition(":")[0]):
         # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
         plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)

@@ -9,17 +9,17 @@ import torch
 
 from .. import registry
 from ..building import BuildContext
-from ..data import LabelledImages
+from ..data import LabeledImages
 from ..errors import ConfigError, PmlExtError, shortened
 from .recipe import SHUFFLE, PseudoTable, SamplerTable
 
 
-def classes_of(images: LabelledImages) -> list[int]:
+def classes_of(images: LabeledImages) -> list[int]:
     """The labels that occur, in rising order."""
     return sorted({int(label) for label in images.labels})
 
 
-def build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tuple[Any, int]:
+def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
     """A sampler, and how many batches an epoch has.
 
     Args:
@@ -40,18 +40,22 @@ def build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tup
         return torch.utils.data.RandomSampler(range(len(images))), iterations
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     context: BuildContext = {
-        "labels": np.asarray(images.labels), "batch_size": table.batch_size,
-        "length_before_new_iter": iterations * table.batch_size, "seed": seed,
-    }  # fmt: skip
+        "labels": np.asarray(images.labels),
+        "batch_size": table.batch_size,
+        "length_before_new_iter": iterations * table.batch_size,
+        "seed": seed,
+    }
     try:
         sampler = registry.build(table.name, "sampler", context, **table.settings)
     except PmlExtError:
         raise
     except Exception as error:  # what constructors raise is not limited
-        raise ConfigError(shortened(
-            f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
-            f"{len(classes_of(images))} classes: {error}"
-        )) from None  # fmt: skip
+        raise ConfigError(
+            shortened(
+                f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
+                f"{len(classes_of(images))} classes: {error}"
+            )
+        ) from None
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
     if passes == 0:
         raise ConfigError(
@@ -69,7 +73,7 @@ def build_sampler(table: SamplerTable, images: LabelledImages, seed: int) -> tup
 
 
 def sampler_before_clusters(
-    table: SamplerTable, pseudo: PseudoTable, images: LabelledImages, seed: int
+    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
     """A sampler of clusters of one size, to see before training whether batches can be composed at all.
 
@@ -95,8 +99,10 @@ def sampler_before_clusters(
     low, high = pseudo.batch_size
     per_class = table.settings.get("m", 1)
     if isinstance(per_class, int) and low < 2 * per_class:
-        raise ConfigError(f"data.pseudo.batch_size: found {pseudo.batch_size}, wanted at least {2 * per_class}, two "
-                          f"clusters of sampler.m = {per_class} images")  # fmt: skip
+        raise ConfigError(
+            f"data.pseudo.batch_size: found {pseudo.batch_size}, wanted at least {2 * per_class}, two "
+            f"clusters of sampler.m = {per_class} images"
+        )
     iterations = table.iterations or max(1, 2 * len(images) // (low + high))
     for size in (low, min(low + 1, high), high):
         sampler, _ = build_sampler(_sized(table, size, iterations), alike, seed)
@@ -104,7 +110,7 @@ def sampler_before_clusters(
 
 
 def sampler_of_clusters(
-    table: SamplerTable, pseudo: PseudoTable, images: LabelledImages, iterations: int, seed: int, epoch: int
+    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, iterations: int, seed: int, epoch: int
 ) -> tuple[Any, int]:
     """The sampler of an epoch, and its batch size.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import LabelledImages
+from ..data import LabeledImages
 from ..distributed import DistributedLoss, DistributedMiner, join, num_processes
 from .engine import over_processes
 from .recipe import (
@@ -96,7 +96,7 @@ def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) ->
         view.call(part, "after_step", indices, embeddings)
 
 
-def build_stages(recipe: Recipe, images: LabelledImages, device: torch.device, seed: int) -> Stages:
+def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
     """The stages of a recipe, the recipe's own loss in the last.
 
     Args:
@@ -124,14 +124,25 @@ def build_stages(recipe: Recipe, images: LabelledImages, device: torch.device, s
         if optimizer is not None and optimizer_table.scheduled:
             scheduler = _scheduler(optimizer, recipe.schedule, first)
         joined = num_processes() > 1
-        stages.append(Stage(
-            first, first + table.epochs - 1, loss, miner, sampler, table.sampler, table.sampler.batch_size, iterations,
-            optimizer, scheduler,
-            # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
-            over_processes(DistributedLoss(loss) if joined else loss, find_unused_parameters=True,
-                           broadcast_buffers=False),
-            DistributedMiner(miner) if miner is not None and joined else miner,
-        ))  # fmt: skip
+        stages.append(
+            Stage(
+                first,
+                first + table.epochs - 1,
+                loss,
+                miner,
+                sampler,
+                table.sampler,
+                table.sampler.batch_size,
+                iterations,
+                optimizer,
+                scheduler,
+                # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
+                over_processes(
+                    DistributedLoss(loss) if joined else loss, find_unused_parameters=True, broadcast_buffers=False
+                ),
+                DistributedMiner(miner) if miner is not None and joined else miner,
+            )
+        )
         first += table.epochs
     return stages
 

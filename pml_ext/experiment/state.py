@@ -99,8 +99,13 @@ class Trained:
             epoch: of the weights.
         """
         *earlier, last = (stage.loss.state_dict() for stage in self.stages)
-        return {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict(), "loss": last,
-                "earlier_losses": earlier, "epoch": epoch}  # fmt: skip
+        return {
+            "trunk": self.trunk.state_dict(),
+            "embedder": self.embedder.state_dict(),
+            "loss": last,
+            "earlier_losses": earlier,
+            "epoch": epoch,
+        }
 
     def take_model(self, state: Mapping[str, Any]) -> None:
         """Takes the weights of :meth:`model`."""
@@ -158,8 +163,12 @@ class Trained:
         with part("the number of its stages"):
             pairs = list(zip(self.stages, state["stages"], strict=True))
         for stage, saved in pairs:
-            for name, owner in (("loss", stage.loss), ("miner", stage.miner), ("optimizer", stage.optimizer),
-                                ("scheduler", stage.scheduler)):  # fmt: skip
+            for name, owner in (
+                ("loss", stage.loss),
+                ("miner", stage.miner),
+                ("optimizer", stage.optimizer),
+                ("scheduler", stage.scheduler),
+            ):
                 if owner is not None:
                     with part(f"the {name} {type(owner).__name__}"):
                         owner.load_state_dict(saved[name])

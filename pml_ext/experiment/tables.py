@@ -37,11 +37,18 @@ def tables(runs: Path | None = None) -> list[dict[str, Any]]:
                 other = f"{paper}/{table.small}"
                 by_scale["small"] = _by_scale(other, named.get(other, {}))["small"]
             reason = "" if any(by_scale.values()) else _reason(table)
-            entries.append({
-                "name": name, "title": table.title, "paper": f"{read.authors} ({read.year})", "recipes": by_scale,
-                "rows": _rows(table, mine), "measured": table.measured,
-                "runs": {scale: counted.get((name, scale), 0) for scale in SCALES}, "reason": reason,
-            })  # fmt: skip
+            entries.append(
+                {
+                    "name": name,
+                    "title": table.title,
+                    "paper": f"{read.authors} ({read.year})",
+                    "recipes": by_scale,
+                    "rows": _rows(table, mine),
+                    "measured": table.measured,
+                    "runs": {scale: counted.get((name, scale), 0) for scale in SCALES},
+                    "reason": reason,
+                }
+            )
     return entries
 
 

@@ -16,12 +16,12 @@ from ..devices import device_name
 from ..errors import DataError, TrainingError
 from ..evaluation import (
     Evaluation,
-    NearestNeighbours,
+    NearestNeighbors,
     class_means,
     evaluate,
     learned_metric,
     nearest_class_mean,
-    neighbours_under,
+    neighbors_under,
     related_means,
     reranked_under,
 )
@@ -35,7 +35,7 @@ from .stages import Stages
 from .view import View
 
 COLLAPSED = 0.99  # mean cosine similarity of different images above which the embeddings count as one point
-NEIGHBOURS = 8  # kept of a search, for the report and for neighbours.npz
+NEIGHBORS = 8  # kept of a search, for the report and for neighbors.npz
 
 Metrics = dict[str, float]
 
@@ -115,12 +115,12 @@ def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
 
     def search() -> Evaluation:
         points = {part: view.embeddings(part) for part in (view.queries, view.gallery_of(view.queries))}
-        return _searched(view, view.queries, points, neighbours_under(metric), keep=NEIGHBOURS)
+        return _searched(view, view.queries, points, neighbors_under(metric), keep=NEIGHBORS)
 
     return view.once(("nearest by", id(metric)), search)
 
 
-def metrics_by(view: View, split: str, search: NearestNeighbours) -> Metrics:
+def metrics_by(view: View, split: str, search: NearestNeighbors) -> Metrics:
     """The metrics of retrieval by another search than that of the nearest in cosine similarity.
 
     Args:
@@ -150,28 +150,34 @@ def nearest(view: View, split: str) -> Evaluation:
     return view.once(("nearest", split), search)
 
 
-def write_neighbours(view: View) -> None:
-    """Writes ``neighbours.npz``: the nearest images of every query, in one step.
+def write_neighbors(view: View) -> None:
+    """Writes ``neighbors.npz``: the nearest images of every query, in one step.
 
     Its arrays, of Q queries, K neighbors (8, or as many as there are) and G gallery images: ``query`` ``[Q]`` and
-    ``neighbours`` ``[Q, K]``, indices of images in their splits, -1 where there is none; ``distances`` ``[Q, K]``,
+    ``neighbors`` ``[Q, K]``, indices of images in their splits, -1 where there is none; ``distances`` ``[Q, K]``,
     Euclidean, of normalized embeddings; ``right`` ``[Q, K]``, whether they are of the query's class; ``relevant``
-    ``[Q]``, how many there are of it; ``query_labels`` ``[Q]`` and ``neighbour_labels`` ``[Q, K]``; ``class_names``;
+    ``[Q]``, how many there are of it; ``query_labels`` ``[Q]`` and ``neighbor_labels`` ``[Q, K]``; ``class_names``;
     and ``query_paths`` ``[Q]`` and ``gallery_paths`` ``[G]`` where images are files.
 
     Args:
         view: of the run, with the weights that are tested.
     """
     result, queries, gallery = (
-        nearest(view, view.queries), view.images(view.queries), view.images(view.gallery_of(view.queries))
-    )  # fmt: skip
+        nearest(view, view.queries),
+        view.images(view.queries),
+        view.images(view.gallery_of(view.queries)),
+    )
     indices = result.indices.numpy()
     arrays: dict[str, Any] = {
-        "query": np.arange(len(queries)), "neighbours": indices, "distances": result.distances.numpy(),
-        "right": result.right.numpy(), "relevant": result.relevant.numpy(), "query_labels": queries.labels,
-        "neighbour_labels": np.where(indices >= 0, gallery.labels[indices], -1),
+        "query": np.arange(len(queries)),
+        "neighbors": indices,
+        "distances": result.distances.numpy(),
+        "right": result.right.numpy(),
+        "relevant": result.relevant.numpy(),
+        "query_labels": queries.labels,
+        "neighbor_labels": np.where(indices >= 0, gallery.labels[indices], -1),
         "class_names": np.asarray(queries.class_names, dtype=np.str_),
-    }  # fmt: skip
+    }
     for name, images in (("query_paths", queries), ("gallery_paths", gallery)):
         if images.paths is not None:
             arrays[name] = np.asarray([str(path) for path in images.paths], dtype=np.str_)
@@ -180,15 +186,19 @@ def write_neighbours(view: View) -> None:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)
 
-    write_atomically(view.folder / "neighbours.npz", write)
+    write_atomically(view.folder / "neighbors.npz", write)
 
 
 def facts_of(view: View) -> dict[str, Any]:
     """What ``metrics.json`` says of a run itself."""
     return {
-        "seed": view.seed, "device": device_name(view.device), "processes": view.processes,
-        "versions": checkpoint.versions(), "plugins": plugins_in(view.recipe.as_dict()), "images": counts(view),
-    }  # fmt: skip
+        "seed": view.seed,
+        "device": device_name(view.device),
+        "processes": view.processes,
+        "versions": checkpoint.versions(),
+        "plugins": plugins_in(view.recipe.as_dict()),
+        "images": counts(view),
+    }
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
@@ -198,8 +208,10 @@ def counts(view: View) -> dict[str, dict[str, int]]:
         ``{split: {"images": N, "classes": C}}``; and ``"unreadable"``, what was left out since it cannot be read.
     """
     left_out = {name: {"unreadable": len(paths)} for name, paths in view.unreadable.items()}
-    return {name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
-            for name, images in view.splits.items()}  # fmt: skip
+    return {
+        name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
+        for name, images in view.splits.items()
+    }
 
 
 def _directions(view: View, split: str) -> Tensor:
@@ -210,24 +222,34 @@ def _directions(view: View, split: str) -> Tensor:
 
 
 def _searched(
-    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbours | None = None, keep: int = 0
+    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbors | None = None, keep: int = 0
 ) -> Evaluation:
     table, where = view.recipe.evaluation, view.gallery_of(split)
     apart: dict[str, Any] = {}
     if where != split:
         apart = {"gallery": points[where], "gallery_labels": view.true_labels(where)}
     return evaluate(
-        points[split], view.true_labels(split), **apart, recall_at=table.recall_at, precision_at=table.precision_at,
-        lone_queries=table.lone_queries, clusters_per_class=(), search=search,
-        keep=NEIGHBOURS if search is None else keep,
-    )  # fmt: skip
+        points[split],
+        view.true_labels(split),
+        **apart,
+        recall_at=table.recall_at,
+        precision_at=table.precision_at,
+        lone_queries=table.lone_queries,
+        clusters_per_class=(),
+        search=search,
+        keep=NEIGHBORS if search is None else keep,
+    )
 
 
 def _clustered(view: View, split: str, points: Tensor) -> Metrics:
     return evaluate(
-        points, view.true_labels(split), recall_at=(), precision_at=(), ranking=(),
+        points,
+        view.true_labels(split),
+        recall_at=(),
+        precision_at=(),
+        ranking=(),
         clusters_per_class=view.recipe.evaluation.clusters_per_class,
-    ).metrics  # fmt: skip
+    ).metrics
 
 
 def _classified(view: View, split: str) -> Metrics:
@@ -241,8 +263,10 @@ def _classified(view: View, split: str) -> Metrics:
         if where == split:
             first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
             if bool(first.all()):
-                raise DataError("evaluation.protocols: 'nearest-class-mean' wants a class with two test images, one "
-                                "for its mean and one to classify; leave it out")  # fmt: skip
+                raise DataError(
+                    "evaluation.protocols: 'nearest-class-mean' wants a class with two test images, one "
+                    "for its mean and one to classify; leave it out"
+                )
             tested, known, known_labels = (points[~first], labels[~first]), points[first], labels[first]
         values = nearest_class_mean(*tested, *class_means(known, known_labels), TOP)
         metrics |= {f"{PROTOCOLS['nearest-class-mean']}_{name}": value for name, value in values.items()}

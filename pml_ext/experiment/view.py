@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data import LabelledImages, Steps, hold_out_classes, prepare
+from ..data import LabeledImages, Steps, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import ConfigError, DataError
 from ..evaluation import some_of_each_class
@@ -43,9 +43,14 @@ class View:
     """
 
     def __init__(
-        self, recipe: Recipe, folder: Path, seed: int = 0, device: str = "cpu", root: Path | None = None,
+        self,
+        recipe: Recipe,
+        folder: Path,
+        seed: int = 0,
+        device: str = "cpu",
+        root: Path | None = None,
         tell: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.recipe, self.folder, self.seed = recipe, folder, seed
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
@@ -66,20 +71,22 @@ class View:
         splits = build_dataset(table, root)
         self.parents = splits.parents
         if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
-            raise ConfigError(f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does "
-                              "not have here; omniglot has, and imagenet with a hierarchy")  # fmt: skip
+            raise ConfigError(
+                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does "
+                "not have here; omniglot has, and imagenet with a hierarchy"
+            )
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
         self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
 
-        def ready(name: str, images: LabelledImages, steps: Steps) -> LabelledImages:
+        def ready(name: str, images: LabeledImages, steps: Steps) -> LabeledImages:
             prepared = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
             if prepared.skipped:
                 self.unreadable[name] = prepared.skipped
             return prepared.images
 
         train = ready("train", splits.train, augmented)
-        self.splits: dict[str, LabelledImages] = {
+        self.splits: dict[str, LabeledImages] = {
             name: ready(name, images, plain).with_transform(plain) for name, images in splits.tested().items()
         }
         if self.rank == 0:
@@ -190,7 +197,7 @@ class View:
         """The labels that the data have, as of :meth:`labels`: tests go by them."""
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
-    def images(self, split: str) -> LabelledImages:
+    def images(self, split: str) -> LabeledImages:
         """The images of a split, without augmentation.
 
         Raises:
@@ -213,8 +220,15 @@ class View:
         key = ("embedded", split)
 
         def embed() -> EmbeddedSplit:
-            return embed_split(self.trunk, self.embedder, self.images(split), self.device,
-                               self._test_batch(), self.recipe.data.workers, also=also)  # fmt: skip
+            return embed_split(
+                self.trunk,
+                self.embedder,
+                self.images(split),
+                self.device,
+                self._test_batch(),
+                self.recipe.data.workers,
+                also=also,
+            )
 
         if also is None:
             return self.once(key, embed)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import signal_handling
 
-from ..data import LabelledImages
+from ..data import LabeledImages
 from ..errors import DataError, shortened
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators of loaders that may have workers
@@ -25,14 +25,14 @@ class Watched(Dataset[tuple[Tensor, int]]):
     """Images of which it is known which one each worker reads.
 
     Args:
-        images: items are ``(image, label)``; with workers, :class:`LabelledImages` are read by
-            :meth:`~LabelledImages.for_workers`, and :attr:`finish` does the rest.
+        images: items are ``(image, label)``; with workers, :class:`LabeledImages` are read by
+            :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest.
         workers: how many read; 0 for none but this process.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
         self.finish: Callable[[Tensor], Tensor] = lambda batch: batch
-        if workers > 0 and isinstance(images, LabelledImages):
+        if workers > 0 and isinstance(images, LabeledImages):
             images, self.finish = images.for_workers()
         self._images = images
         self._reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -75,8 +75,9 @@ class Watched(Dataset[tuple[Tensor, int]]):
             if not dead and not isinstance(error, RuntimeError):
                 raise
             how = "; ".join(dead) or shortened(error, 200)
-            raise DataError(f"a data-loader worker died: {how}. If memory ran out, lower data.workers; else mend or "
-                            "remove the file") from error  # fmt: skip
+            raise DataError(
+                f"a data-loader worker died: {how}. If memory ran out, lower data.workers; else mend or remove the file"
+            ) from error
 
     def _dead(self, reading: Any) -> list[str]:
         """What is known of each worker that has ended: its number, how, and the image that it had."""

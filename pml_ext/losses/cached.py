@@ -115,8 +115,10 @@ class MicroBatched(nn.Module):
         warnings.warn(
             f"the network has batch norm, whose statistics come from micro-batches of {self.micro_batch}; freeze it "
             "(module.eval(), freeze_batch_norm in a recipe), or take layer or group norm, for the gradients of the "
-            "whole batch", TrainingWarning, stacklevel=3,
-        )  # fmt: skip
+            "whole batch",
+            TrainingWarning,
+            stacklevel=3,
+        )
 
 
 class _Part:

@@ -212,26 +212,34 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Any) -> None:
         if embeddings.shape[1] != self.embedding_size:
-            raise ValueError(f"CrossBatchMemory was made with embedding_size={self.embedding_size}, but the embeddings "
-                             f"have {embeddings.shape[1]} columns")  # fmt: skip
+            raise ValueError(
+                f"CrossBatchMemory was made with embedding_size={self.embedding_size}, but the embeddings "
+                f"have {embeddings.shape[1]} columns"
+            )
         entering = len(embeddings)
         if enqueue_mask is not None:
             if indices_tuple is not None:
-                raise ValueError("indices_tuple and enqueue_mask exclude each other: a tuple's rows are anchors that "
-                                 "enter the memory, a mask says which rows do not")  # fmt: skip
+                raise ValueError(
+                    "indices_tuple and enqueue_mask exclude each other: a tuple's rows are anchors that "
+                    "enter the memory, a mask says which rows do not"
+                )
             if not isinstance(enqueue_mask, Tensor) or enqueue_mask.dtype != torch.bool:
                 raise TypeError(f"enqueue_mask must be a tensor of bool of shape ({entering},); got {enqueue_mask!r}")
             if enqueue_mask.shape != (entering,):
-                raise ValueError(f"enqueue_mask must have shape ({entering},), one for each embedding; "
-                                 f"got shape {tuple(enqueue_mask.shape)}")  # fmt: skip
+                raise ValueError(
+                    f"enqueue_mask must have shape ({entering},), one for each embedding; "
+                    f"got shape {tuple(enqueue_mask.shape)}"
+                )
             entering = int(enqueue_mask.sum()) if entering > self.memory_size else entering
         if self.active and self.training and torch.is_grad_enabled():
             self._check_fits(entering)
 
     def _check_fits(self, entering: int) -> None:
         if entering > self.memory_size:
-            raise ValueError(f"{entering} embeddings do not fit into a memory of memory_size={self.memory_size}; make "
-                             "it at least as large as the batch (several batches are usual)")  # fmt: skip
+            raise ValueError(
+                f"{entering} embeddings do not fit into a memory of memory_size={self.memory_size}; make "
+                "it at least as large as the batch (several batches are usual)"
+            )
 
     def _plain(self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None) -> Tensor:
         if indices_tuple is None and self.miner is not None:
@@ -242,8 +250,12 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         told = self._warned or self.training or torch.compiler.is_compiling()
         if not told and embeddings.requires_grad and torch.is_grad_enabled():
             self._warned = True
-            warnings.warn("CrossBatchMemory is in eval mode, where no batch enters the memory, and it holds nothing to "
-                          "compare with; to train, type memory.train()", TrainingWarning, stacklevel=2)  # fmt: skip
+            warnings.warn(
+                "CrossBatchMemory is in eval mode, where no batch enters the memory, and it holds nothing to "
+                "compare with; to train, type memory.train()",
+                TrainingWarning,
+                stacklevel=2,
+            )
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
@@ -329,9 +341,15 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         destination[f"{prefix}filled"] = torch.tensor(self.filled)
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str],
-        unexpected: list[str], errors: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        metadata: Any,
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
         rest = dict(state_dict)
         saved = {name: rest.pop(f"{prefix}{name}", None) for name in _STATE}
         super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
@@ -340,8 +358,10 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             if value is None:
                 missing += [f"{prefix}{name}"] if strict else []
             elif value.shape != own.shape:
-                errors.append(f"size mismatch for {prefix}{name}: it has shape {tuple(value.shape)} in the state, "
-                              f"{tuple(own.shape)} in a memory of these sizes")  # fmt: skip
+                errors.append(
+                    f"size mismatch for {prefix}{name}: it has shape {tuple(value.shape)} in the state, "
+                    f"{tuple(own.shape)} in a memory of these sizes"
+                )
             else:  # in its own dtype: copied into float32, digits would go
                 setattr(self, name, value.detach().to(own.device, copy=True))
         cursor, filled = saved["cursor"], saved["filled"]
@@ -358,8 +378,11 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         filled = int(rows[-1]) + 1 if len(rows) else 0
         self.queue_idx, self.has_been_filled = filled % self.memory_size, filled == self.memory_size
         if self.has_been_filled:
-            warnings.warn("the state of this memory does not say which row is the oldest, as PML's does not; the next "
-                          "batch begins at row 0", stacklevel=3)  # fmt: skip
+            warnings.warn(
+                "the state of this memory does not say which row is the oldest, as PML's does not; the next "
+                "batch begins at row 0",
+                stacklevel=3,
+            )
 
     def extra_repr(self) -> str:
         """The sizes."""
@@ -370,8 +393,10 @@ def _refusal(loss: torch.nn.Module, missing: frozenset[str]) -> str:
     name = type(loss).__name__
     if getattr(loss, "joins_processes", False):
         return "DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))"
-    text = (f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
-            f"{' and '.join(sorted(missing))}")  # fmt: skip
+    text = (
+        f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
+        f"{' and '.join(sorted(missing))}"
+    )
     if name == "MultipleLosses":
         text += "; type: from pml_ext import MultipleLosses, which passes references on"
     return text

@@ -89,8 +89,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def __init__(self, tile_size: int | None = None, **kwargs: Any) -> None:
         check_tile_size(self, tile_size)
         if tile_size is not None and self.tiles is None:
-            raise ValueError(f"{type(self).__name__} has no tiles: its equation needs all anchors at a time; leave "
-                             "out tile_size")  # fmt: skip
+            raise ValueError(
+                f"{type(self).__name__} has no tiles: its equation needs all anchors at a time; leave out tile_size"
+            )
         super().__init__(**kwargs)
         if self.nearer in _REQUIRED:
             _REQUIRED[self.nearer](self, self.distance)
@@ -163,17 +164,26 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             positives.scatter_(1, own[:, None], False)
         alone = not references and indices_tuple is None
         pairs = Pairs(
-            matrix, positives, negatives, embeddings, ref_emb, self.distance, references,
-            labels=labels if alone else None, triplets=_triplets(indices_tuple, matrix.device),
+            matrix,
+            positives,
+            negatives,
+            embeddings,
+            ref_emb,
+            self.distance,
+            references,
+            labels=labels if alone else None,
+            triplets=_triplets(indices_tuple, matrix.device),
             whole_classes=not references,
             everywhere=bool(torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb)),
-        )  # fmt: skip
+        )
         self._sums = {}
         terms = self.equation(pairs)
         self._set_statistics(self._sums)
         if pairs.everywhere:
-            return {name: reduced(reduced_alike(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
-                    for name, info in terms.items()}  # fmt: skip
+            return {
+                name: reduced(reduced_alike(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
+                for name, info in terms.items()
+            }
         return without_empty(terms)
 
     def _in_tiles(
@@ -214,19 +224,34 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
                 with draw:
                     matrix = matrix.index_copy(1, own, compare(self.distance, anchors[0], whole[2]))
             pairs = Pairs(
-                matrix, *rule.masks(matrix, rows), anchors[1], whole[1], self.distance, references,
-                labels=labels[rows] if alone and labels is not None else None, triplets=rule.triplets(rows),
-                first=rows.start, whole_classes=by_class, normalized=(anchors[0], whole[0]),
+                matrix,
+                *rule.masks(matrix, rows),
+                anchors[1],
+                whole[1],
+                self.distance,
+                references,
+                labels=labels[rows] if alone and labels is not None else None,
+                triplets=rule.triplets(rows),
+                first=rows.start,
+                whole_classes=by_class,
+                normalized=(anchors[0], whole[0]),
                 compare=lambda x, y: compare(self.distance, x, y),
-            )  # fmt: skip
+            )
             values, rest = joined.flat(self.equation(pairs), rows.start, type(self).__name__)
             return [*values, *rest, *self._statistics(matrix)]
 
         values, whole = len(self._sub_loss_names()), (columns, ref_emb, *([points] if own_apart else []))
-        results = list(in_tiles(
-            part, (points, embeddings), whole, tiles_of_rows(len(points), size, ends), list(self.parameters()),
-            values=values, at_once=weighs_alike(self.reducer, points.device),
-        ))  # fmt: skip
+        results = list(
+            in_tiles(
+                part,
+                (points, embeddings),
+                whole,
+                tiles_of_rows(len(points), size, ends),
+                list(self.parameters()),
+                values=values,
+                at_once=weighs_alike(self.reducer, points.device),
+            )
+        )
         draw.finish()
         kept = len(results) - (2 * len(self.recorded) if self.collect_stats else 0)
         if self.collect_stats:

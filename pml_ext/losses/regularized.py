@@ -105,8 +105,9 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
                 f"the gradient of {type(self.regularizer).__name__} with weight {self.weight:g} is {ratio:.3g} times "
                 f"as long as that of {type(self.loss).__name__}; the weight belongs to the loss's reduction (a sum "
                 f"over pairs, or a mean): try weight={fitting:g}, where both are alike, or less",
-                RegularizationWarning, stacklevel=2,
-            )  # fmt: skip
+                RegularizationWarning,
+                stacklevel=2,
+            )
 
     def _sub_loss_names(self) -> list[str]:
         return ["loss", "regularizer"]

@@ -62,8 +62,10 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
         check_batch(embeddings)
         check_batch(ref_emb, names=("ref_emb", ""))
         if embeddings.shape != ref_emb.shape:
-            raise ValueError(f"SelfSupervisedLoss wants one view per image, in its row; got {tuple(embeddings.shape)} "
-                             f"embeddings and {tuple(ref_emb.shape)} ref_emb")  # fmt: skip
+            raise ValueError(
+                f"SelfSupervisedLoss wants one view per image, in its row; got {tuple(embeddings.shape)} "
+                f"embeddings and {tuple(ref_emb.shape)} ref_emb"
+            )
         labels = torch.arange(len(embeddings), device=embeddings.device)
         if self.symmetric:
             return call_loss(self.loss, torch.cat([embeddings, ref_emb]), torch.cat([labels, labels]))

@@ -116,15 +116,20 @@ class JoinedTerms:
         for name, info in terms.items():
             losses, indices, divisor = info["losses"], info["indices"], info.get("divisor")
             if info["reduction_type"] == "already_reduced":
-                raise TypeError(f"{owner} gives one value for the whole batch, which tiles of it do not have; return "
-                                "values per anchor, pair or triplet, or leave out the class's tiles")  # fmt: skip
+                raise TypeError(
+                    f"{owner} gives one value for the whole batch, which tiles of it do not have; return "
+                    "values per anchor, pair or triplet, or leave out the class's tiles"
+                )
             elements = divisor is None or (isinstance(divisor, int) and divisor == len(losses))
             self._kinds[name] = info["reduction_type"], elements
             anchors, *partners = (indices,) if isinstance(indices, Tensor) else indices
             values.append(losses)
             rest += [anchors + start, *partners]
-            rest.append(losses.new_full((1,), divisor) if not isinstance(divisor, Tensor) else
-                        divisor.detach().reshape(1).to(losses.dtype))  # fmt: skip
+            rest.append(
+                losses.new_full((1,), divisor)
+                if not isinstance(divisor, Tensor)
+                else divisor.detach().reshape(1).to(losses.dtype)
+            )
         return values, rest
 
     def terms(self, values: list[Tensor], rest: list[Tensor]) -> Terms:

@@ -27,8 +27,9 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
     """
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-        raise TypeError(f"{what} must be a floating point tensor of shape (batch size, embedding size); "
-                        f"got {_describe(embeddings)}")  # fmt: skip
+        raise TypeError(
+            f"{what} must be a floating point tensor of shape (batch size, embedding size); got {_describe(embeddings)}"
+        )
     if embeddings.ndim != 2:
         raise ValueError(f"{what} must have two dimensions, (batch size, embedding size); got {_describe(embeddings)}")
     if labels is None:
@@ -36,11 +37,15 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
     length = embeddings.shape[0]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
         way_out = f"; type {labels_what}.long()" if isinstance(labels, Tensor) and labels.is_floating_point() else ""
-        raise TypeError(f"{labels_what} must be a tensor of integers of shape ({length},), one for each row of {what}; "
-                        f"got {_describe(labels)}{way_out}")  # fmt: skip
+        raise TypeError(
+            f"{labels_what} must be a tensor of integers of shape ({length},), one for each row of {what}; "
+            f"got {_describe(labels)}{way_out}"
+        )
     if labels.shape != (length,):
-        raise ValueError(f"{labels_what} must have shape ({length},), one for each row of {what}, whose shape is "
-                         f"{tuple(embeddings.shape)}; got {_describe(labels)}")  # fmt: skip
+        raise ValueError(
+            f"{labels_what} must have shape ({length},), one for each row of {what}, whose shape is "
+            f"{tuple(embeddings.shape)}; got {_describe(labels)}"
+        )
 
 
 def check_indices_tuple(indices_tuple: Any) -> None:
@@ -53,9 +58,11 @@ def check_indices_tuple(indices_tuple: Any) -> None:
         TypeError: anything else.
     """
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
-        raise TypeError("indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
-                        f"gives, or None; got {_describe(indices_tuple)}. References go by name: type ref_emb=..., "
-                        "ref_labels=...")  # fmt: skip
+        raise TypeError(
+            "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
+            f"gives, or None; got {_describe(indices_tuple)}. References go by name: type ref_emb=..., "
+            "ref_labels=..."
+        )
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
@@ -72,8 +79,9 @@ def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
         return
     check_batch(ref_emb, ref_labels, names=("ref_emb", "ref_labels"))
     if ref_emb.shape[1] != embeddings.shape[1]:
-        raise ValueError(f"ref_emb must have the embedding size of embeddings, {embeddings.shape[1]}; "
-                         f"got {_describe(ref_emb)}")  # fmt: skip
+        raise ValueError(
+            f"ref_emb must have the embedding size of embeddings, {embeddings.shape[1]}; got {_describe(ref_emb)}"
+        )
 
 
 def _describe(value: Any) -> str:

@@ -150,9 +150,11 @@ def _masks_from_indices(matrix: Tensor, indices_tuple: tuple[Tensor, ...]) -> tu
 def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not isinstance(indices_tuple, (tuple, list)) or len(indices_tuple) not in (3, 4):
         length = f" of length {len(indices_tuple)}" if isinstance(indices_tuple, (tuple, list)) else ""
-        raise ValueError("indices_tuple must hold three index tensors (anchors, positives, negatives) or four "
-                         "(anchors, positives, anchors, negatives); "
-                         f"got a {type(indices_tuple).__name__}{length}")  # fmt: skip
+        raise ValueError(
+            "indices_tuple must hold three index tensors (anchors, positives, negatives) or four "
+            "(anchors, positives, anchors, negatives); "
+            f"got a {type(indices_tuple).__name__}{length}"
+        )
     indices = [index.to(device, torch.long) for index in indices_tuple]
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
     return a1, p, a2, n

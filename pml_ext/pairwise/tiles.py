@@ -203,8 +203,9 @@ class _Gradients:
         inputs = [*sliced, *self.whole, *self.parameters]
         wanted = [number for number, want in enumerate(self.needed) if want]
         if pairs and wanted:
-            slopes = torch.autograd.grad([v for v, _ in pairs], [inputs[number] for number in wanted],
-                                        [w for _, w in pairs], allow_unused=True)  # fmt: skip
+            slopes = torch.autograd.grad(
+                [v for v, _ in pairs], [inputs[number] for number in wanted], [w for _, w in pairs], allow_unused=True
+            )
             for number, gradient in zip(wanted, slopes, strict=True):
                 if gradient is not None:
                     self._add(number, tile, gradient)
@@ -314,8 +315,9 @@ def _differentiable(
     pairs = [(v, g) for v, g in zip(values, grads, strict=True) if v.requires_grad]
     if not pairs:
         return [None] * len(tensors)
-    slopes = iter(torch.autograd.grad([v for v, _ in pairs], inputs, [g for _, g in pairs], create_graph=True,
-                                     allow_unused=True))  # fmt: skip
+    slopes = iter(
+        torch.autograd.grad([v for v, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True)
+    )
     return [next(slopes) if want else None for want in needed]
 
 

@@ -32,21 +32,48 @@ def card(run: Path, recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], 
     """
     measured = _metrics(run)
     license, words = _license(recipe)
-    head = {"license": license, "library_name": "pml-ext", "pipeline_tag": "image-feature-extraction",
-            "tags": _TAGS, "metrics": list(measured.get("after", {}))}  # fmt: skip
+    head = {
+        "license": license,
+        "library_name": "pml-ext",
+        "pipeline_tag": "image-feature-extraction",
+        "tags": _TAGS,
+        "metrics": list(measured.get("after", {})),
+    }
     name = measured.get("recipe") or _of_run(run).get("recipe") or recipe.loss.name
     parts = [
-        "---", *_yaml(head), "---", "", f"# {name}", "",
+        "---",
+        *_yaml(head),
+        "---",
+        "",
+        f"# {name}",
+        "",
         f"Maps an image to an embedding of {about['embedding_size']} numbers, of length 1: images of one class are "
-        "close to each other. " + (f"{recipe.description.rstrip('.')}." if recipe.description else ""), "",
-        "## Training", "", *_table(("", ""), _facts(recipe, measured, run)), "",
-        "## Metrics", "", *_metrics_of(measured), "",
-        "## Preprocessing", "",
-        "In `preprocess.json`, with the checksums of the files; as torchvision's transforms:", "",
-        "```python", "from torchvision.transforms import v2", "", *_steps(about), "```", "",
+        "close to each other. " + (f"{recipe.description.rstrip('.')}." if recipe.description else ""),
+        "",
+        "## Training",
+        "",
+        *_table(("", ""), _facts(recipe, measured, run)),
+        "",
+        "## Metrics",
+        "",
+        *_metrics_of(measured),
+        "",
+        "## Preprocessing",
+        "",
+        "In `preprocess.json`, with the checksums of the files; as torchvision's transforms:",
+        "",
+        "```python",
+        "from torchvision.transforms import v2",
+        "",
+        *_steps(about),
+        "```",
+        "",
         *_how_to_load(recipe, trunk, about, files),
-        "## License of the weights", "", words, "",
-    ]  # fmt: skip
+        "## License of the weights",
+        "",
+        words,
+        "",
+    ]
     return "\n".join(parts)
 
 
@@ -82,16 +109,22 @@ def _facts(recipe: Recipe, measured: Mapping[str, Any], run: Path) -> list[tuple
     kind, _, path = recipe.data.name.partition(":")  # a folder's place on somebody's disk is nobody else's business
     name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
     rows = [("data", f"{kind}:{name}" if path else kind)]
-    rows += [(f"images to {split} with", f"{of['images']} of {of['classes']} classes")
-             for split, of in sorted(measured.get("images", {}).items(), reverse=True)]  # fmt: skip
+    rows += [
+        (f"images to {split} with", f"{of['images']} of {of['classes']} classes")
+        for split, of in sorted(measured.get("images", {}).items(), reverse=True)
+    ]
     settings = {**recipe.loss.settings}
     rows += [
         ("loss", f"`{recipe.loss.name}`" + (f" {_settings(settings)}" if settings else "")),
-        ("trunk", f"`{recipe.model.trunk.name}`"
-         + (f" {_settings(recipe.model.trunk.settings)}" if recipe.model.trunk.settings else "")),
-        ("epochs", str(recipe.schedule.epochs)), ("seed", str(_of_run(run).get("seed", "not known"))),
+        (
+            "trunk",
+            f"`{recipe.model.trunk.name}`"
+            + (f" {_settings(recipe.model.trunk.settings)}" if recipe.model.trunk.settings else ""),
+        ),
+        ("epochs", str(recipe.schedule.epochs)),
+        ("seed", str(_of_run(run).get("seed", "not known"))),
         ("precision", recipe.engine.precision),
-    ]  # fmt: skip
+    ]
     versions = measured.get("versions", {})
     return [*rows, ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))][
         : None if versions else -1
@@ -130,19 +163,28 @@ def _steps(about: Mapping[str, Any]) -> list[str]:
         steps.append(f"v2.Normalize({about['normalize']['mean']}, {about['normalize']['std']})")
     mode = "L" if about["channels"] == 1 else "RGB"
     return [
-        "import torch", "from PIL import Image", "", f"steps = v2.Compose([{', '.join(steps)}])",
+        "import torch",
+        "from PIL import Image",
+        "",
+        f"steps = v2.Compose([{', '.join(steps)}])",
         f'images = steps(Image.open("photo.jpg").convert("{mode}"))[None]',
-    ]  # fmt: skip
+    ]
 
 
 def _how_to_load(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], files: Sequence[str]) -> list[str]:
     ways = {
-        "model.onnx": ["import onnxruntime", 'session = onnxruntime.InferenceSession("model.onnx")',
-                       'embedding = session.run(None, {"images": images.numpy()})[0]'],
-        "model.pt2": ["import torch", 'network = torch.export.load("model.pt2").module()',
-                      "embedding = network(images)"],
+        "model.onnx": [
+            "import onnxruntime",
+            'session = onnxruntime.InferenceSession("model.onnx")',
+            'embedding = session.run(None, {"images": images.numpy()})[0]',
+        ],
+        "model.pt2": [
+            "import torch",
+            'network = torch.export.load("model.pt2").module()',
+            "embedding = network(images)",
+        ],
         "model.safetensors": ["from safetensors.torch import load_file", *_network(recipe, trunk, about)],
-    }  # fmt: skip
+    }
     lines = ["## How to load it", "", "With `images` as above, and without the package that trained it.", ""]
     for name, code in ways.items():
         if name in files:
@@ -171,8 +213,10 @@ def _license(recipe: Recipe) -> tuple[str, str]:
     """The license's short name, and what is known of it."""
     trunk = recipe.model.trunk
     weights = trunk.settings.get("weights")
-    yours = ("Trained from random weights, with no license of their own: whoever trained them says under which they "
-             "may be used. The terms of the images may bind them too.")  # fmt: skip
+    yours = (
+        "Trained from random weights, with no license of their own: whoever trained them says under which they "
+        "may be used. The terms of the images may bind them too."
+    )
     if weights is None:
         return "unknown", yours
     begun = f"Training began with the weights `{weights}` of `{trunk.name}`, "
@@ -181,9 +225,11 @@ def _license(recipe: Recipe) -> tuple[str, str]:
             meta = zoo.get_model_weights(trunk.name.removeprefix(PREFIX))[weights].meta
             if "license" in meta:
                 return "other", f"{begun}whose license is at {meta['license']}; it holds for what was made of them."
-        return "unknown", (f"{begun}for which torchvision names no license; the terms of the images that they were "
-                           "trained on (ImageNet's: research that is not commercial) may hold for what was made of "
-                           "them.")  # fmt: skip
+        return "unknown", (
+            f"{begun}for which torchvision names no license; the terms of the images that they were "
+            "trained on (ImageNet's: research that is not commercial) may hold for what was made of "
+            "them."
+        )
     if trunk.name.startswith(TIMM):
         name = trunk.name.removeprefix(TIMM)
         known = getattr(timm_library(name).get_pretrained_cfg(f"{name}.{weights}"), "license", None)

@@ -133,7 +133,7 @@ def _write_table(path: Path, grouping: Grouping) -> None:
     # Bytes of a name that are no UTF-8 go back to what they are on the disk.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
-        writer.writerow(["path", "cluster", "distance_to_centre", "class", "cluster_class", "cluster_share"])
+        writer.writerow(["path", "cluster", "distance_to_center", "class", "cluster_class", "cluster_share"])
         rows = zip(
             embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes, strict=True
         )

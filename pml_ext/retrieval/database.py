@@ -15,7 +15,7 @@ from .table import arrow
 
 TABLE = "images"
 _KIND, _ROWS = "lancedb:", 10_000  # what comes before DIR; rows that are written at a time
-_SAMPLE, _NEIGHBOURS = 20, 10  # images that ask the database, and the answers that are compared
+_SAMPLE, _NEIGHBORS = 20, 10  # images that ask the database, and the answers that are compared
 
 
 def export_to(to: str, held: Gallery) -> dict[str, Any]:
@@ -43,9 +43,14 @@ def export_to(to: str, held: Gallery) -> dict[str, Any]:
     if not isinstance(embedded, IndexedImages):
         raise ConfigError("wanted an index that was written; type: pml-ext index RUN FOLDER")
     size = embedded.embeddings.shape[1]
-    schema = pa.schema([
-        ("id", pa.int64()), ("path", pa.string()), ("class", pa.string()), ("vector", pa.list_(pa.float32(), size)),
-    ])  # fmt: skip
+    schema = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("path", pa.string()),
+            ("class", pa.string()),
+            ("vector", pa.list_(pa.float32(), size)),
+        ]
+    )
     try:
         rows = pa.RecordBatchReader.from_batches(schema, _batches(embedded, schema))
         table = lancedb.connect(to.removeprefix(_KIND)).create_table(TABLE, rows, schema=schema, mode="overwrite")
@@ -70,7 +75,7 @@ def _batches(embedded: IndexedImages, schema: Any) -> Iterator[Any]:
 
 def _agreement(table: Any, embedded: IndexedImages) -> float:
     points, count = embedded.embeddings, len(embedded.paths)
-    k = min(_NEIGHBOURS, count)
+    k = min(_NEIGHBORS, count)
     chosen = torch.from_numpy(np.unique(np.linspace(0, count - 1, _SAMPLE).round().astype(np.int64)))
     farthest = nearest_of(points[chosen], k, points)[0][:, -1]
     right = 0

@@ -209,10 +209,14 @@ class ImageEmbedder:
         points = torch.from_numpy(embeddings).to(self.device)
         new = sum(len(numbers) for each in passes for _, numbers in each.written)
         return Embedded(
-            folder, [listing.names[number] for number in kept],
-            nn.functional.normalize(points, out=points) if normalize else points, skipped,
-            listing.sizes[kept], listing.times[kept], new,
-        )  # fmt: skip
+            folder,
+            [listing.names[number] for number in kept],
+            nn.functional.normalize(points, out=points) if normalize else points,
+            skipped,
+            listing.sizes[kept],
+            listing.times[kept],
+            new,
+        )
 
     def some_images(self, folder: Path | None) -> Tensor:
         """Transformed images to compare networks by, ``[100, C, S, S]`` at most, on the CPU.
@@ -240,8 +244,10 @@ class ImageEmbedder:
         place, size = self.how.store, self.network.embedding_size
         if self.is_changed:
             if num_processes() > 1:
-                raise ConfigError(f"{self.name}: its network was changed since it was read, and several processes "
-                                  "share what they embed by the store, which is of the run; use one")  # fmt: skip
+                raise ConfigError(
+                    f"{self.name}: its network was changed since it was read, and several processes "
+                    "share what they embed by the store, which is of the run; use one"
+                )
             yield EmbeddingStore(None, self.identity, size)
             return
         if rank() > 0:
@@ -250,8 +256,10 @@ class ImageEmbedder:
             return
         with opened_store(place, self.identity, size, self.how.own) as store:
             if num_processes() > 1 and store.place is None:
-                raise ConfigError(f"{place}: several processes share what they embed by this folder, which cannot be "
-                                  "written; wanted another one, type --store FOLDER")  # fmt: skip
+                raise ConfigError(
+                    f"{place}: several processes share what they embed by this folder, which cannot be "
+                    "written; wanted another one, type --store FOLDER"
+                )
             from_rank_0(None)
             yield store
 
@@ -331,8 +339,10 @@ class ImageEmbedder:
         return embeddings.float()
 
     def _not_finite(self, bad: int, images: int, first: str) -> DataError:
-        return DataError(f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
-                         "train it again, with a lower optimizer.lr")  # fmt: skip
+        return DataError(
+            f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
+            "train it again, with a lower optimizer.lr"
+        )
 
 
 def _state_of(network: nn.Module) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..evaluation import default_neighbours, has_faiss
+from ..evaluation import default_neighbors, has_faiss
 
 _ROWS = 1 << 16  # of some images, copied at a time
 
@@ -24,7 +24,7 @@ def nearest_of(points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tenso
         Distances and numbers, two tensors ``[Q, k]``, nearest first.
     """
     if points.device.type != "cpu" or not has_faiss():
-        return default_neighbours().search(points, k, reference)
+        return default_neighbors().search(points, k, reference)
     import faiss
 
     squared, numbers = faiss.knn(_rows(points), _rows(reference), k)

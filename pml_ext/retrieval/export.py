@@ -77,8 +77,11 @@ def write_card(folder: Path, text: str, files: Mapping[str, float]) -> None:
     """
     own = {WEIGHTS, ABOUT, CARD, *files}
     if (folder / CARD).exists() and not is_summed(folder, CARD):
-        warnings.warn(f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is",
-                      StoreWarning, stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is",
+            StoreWarning,
+            stacklevel=3,
+        )
         own.remove(CARD)
     else:
         write_text(folder / CARD, text)

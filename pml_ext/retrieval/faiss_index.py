@@ -7,7 +7,7 @@ reaches 0.95 on a sample of at most 200 of the indexed images; where no effort d
 smallest within 0.01 of the best is taken. A query that gets fewer answers than it asks for is asked again with twice
 the effort, until it has enough or there is nothing more to search.
 
-With less than 64 candidates a graph finds more of the neighbours of an image that is in it than of a new one, and the
+With less than 64 candidates a graph finds more of the neighbors of an image that is in it than of a new one, and the
 measured recall would promise too much.
 
 **Which index, unless one is asked for:** up to 200,000 images are searched exactly; more of them by ``IVFn,Flat`` with
@@ -32,7 +32,7 @@ from ..evaluation import has_faiss
 from .exact import nearest_of
 
 TARGET = 0.95  # recall@10 that the effort is chosen for
-SAMPLE, NEIGHBOURS = 200, 10  # images that ask, and the exact answers of each, for measured recall
+SAMPLE, NEIGHBORS = 200, 10  # images that ask, and the exact answers of each, for measured recall
 EXACT, MOST_EXACT = "exact", 200_000  # what is typed for exact search, and the images up to which that is the default
 _FIRST = {"nprobe": 1, "efSearch": 64}  # faiss's names of what effort is, and what the doubling begins with
 _MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
@@ -173,8 +173,10 @@ class FaissIndex:
         try:
             limits, _, numbers = self.index.range_search(_rows(points), (1 + 1e-5) * radius**2 + 1e-6)
         except RuntimeError as error:
-            raise ConfigError(f"--duplicates: the index {self.factory} finds no images by a radius "
-                              f"({_reason(error)}); type: pml-ext index RUN --index exact") from None  # fmt: skip
+            raise ConfigError(
+                f"--duplicates: the index {self.factory} finds no images by a radius "
+                f"({_reason(error)}); type: pml-ext index RUN --index exact"
+            ) from None
         counts = torch.from_numpy(np.diff(limits.astype(np.int64)))
         return torch.arange(len(points)).repeat_interleave(counts), torch.from_numpy(numbers)
 
@@ -216,26 +218,26 @@ class _Sample:
 
     def __init__(self, points: Tensor) -> None:
         count = len(points)
-        self.points, self.neighbours = points, min(NEIGHBOURS, count - 1)
+        self.points, self.neighbors = points, min(NEIGHBORS, count - 1)
         self.chosen = torch.linspace(0, count - 1, min(SAMPLE, count)).round().long().to(points.device)
-        _, exact = nearest_of(points[self.chosen], self.neighbours + 1, points)
+        _, exact = nearest_of(points[self.chosen], self.neighbors + 1, points)
         distances, counted = self._distances(exact)
         # The farthest exact answer: what is as near is as right, since duplicates make several right answers.
         self.farthest = distances.where(counted, -torch.inf).amax(1, keepdim=True)
 
     def recall(self, index: FaissIndex, effort: int) -> float:
         """The share of the exact answers that a search finds."""
-        numbers = index.search(self.points[self.chosen], self.neighbours + 1, effort)[1]
+        numbers = index.search(self.points[self.chosen], self.neighbors + 1, effort)[1]
         distances, counted = self._distances(numbers)
         right = counted & (distances <= self.farthest + 1e-6)
-        return int(right.sum()) / (len(self.chosen) * self.neighbours)
+        return int(right.sum()) / (len(self.chosen) * self.neighbors)
 
     def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
         numbers = numbers.to(self.points.device)
         distances = (self.points[numbers] - self.points[self.chosen][:, None]).norm(dim=2)
         others = (numbers >= 0) & (numbers != self.chosen[:, None])
-        return distances, others & (others.cumsum(1) <= self.neighbours)
+        return distances, others & (others.cumsum(1) <= self.neighbors)
 
 
 def check_factory(factory: str, size: int, images: int, effort: int | None = None) -> None:
@@ -267,8 +269,10 @@ def check_factory(factory: str, size: int, images: int, effort: int | None = Non
         raise ConfigError(f"--index {factory}: images are numbered without IDMap; leave it out")
     wanted = max((_clusters(faiss, part) for part in _parts(faiss, index)), default=0)
     if 0 < images < wanted:
-        raise ConfigError(f"--index {factory}: wants {wanted} images or more to be trained, and there are {images}; "
-                          f'type --index "IVF{math.isqrt(images)},Flat", or leave it out')  # fmt: skip
+        raise ConfigError(
+            f"--index {factory}: wants {wanted} images or more to be trained, and there are {images}; "
+            f'type --index "IVF{math.isqrt(images)},Flat", or leave it out'
+        )
     if effort is not None and not _setting(factory, index):
         raise ConfigError(f"--effort {effort}: the index {factory} has no nprobe and no efSearch; leave out --effort")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.cluster import HDBSCAN, MiniBatchKMeans
 
 from ..errors import ConfigError
-from ..evaluation import default_neighbours, kmeans
+from ..evaluation import default_neighbors, kmeans
 from ..evaluation.drawing import some_of
 from .embedding import Embedded
 
@@ -89,8 +89,9 @@ def check_clusters(clusters: Number, smallest: int | None, images: int, where: s
         if smallest is not None and smallest < 2:
             raise ConfigError(f"--smallest {smallest}: wanted 2 or more images")
         if 0 < images < (smallest or SMALLEST):
-            raise ConfigError(f"{images} images in {where}, and a cluster has {smallest or SMALLEST} or more; "
-                              "type --clusters N")  # fmt: skip
+            raise ConfigError(
+                f"{images} images in {where}, and a cluster has {smallest or SMALLEST} or more; type --clusters N"
+            )
         return
     if not isinstance(clusters, int) or isinstance(clusters, bool):
         raise ConfigError(f"--clusters {clusters}: wanted a number, or auto")
@@ -150,7 +151,7 @@ def _by_density(embedded: Embedded, smallest: int) -> NDArray[np.int64]:
     labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)
     if len(drawn) == len(points):
         return labels
-    _, nearest = default_neighbours().search(points, 1, points[drawn])
+    _, nearest = default_neighbors().search(points, 1, points[drawn])
     return np.asarray(labels[nearest[:, 0].cpu().numpy()])
 
 

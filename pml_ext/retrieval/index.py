@@ -150,8 +150,9 @@ def alone_with(place: Path) -> Iterator[None]:
     """
 
     def waits() -> None:
-        warnings.warn(f"{place}: another process writes this index; waiting until it is done", RetrievalWarning,
-                      stacklevel=6)  # fmt: skip
+        warnings.warn(
+            f"{place}: another process writes this index; waiting until it is done", RetrievalWarning, stacklevel=6
+        )
 
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -181,10 +182,15 @@ def write_index(place: Path, owner: Owner, embedded: Embedded, faiss: FaissIndex
     _check(embedded, points)
     ids, next_id, changes = _ids(place, owner, embedded)
     about: dict[str, object] = {
-        "layout": LAYOUT, "run": str(owner.folder), "identity": owner.identity,
-        "folder": str(embedded.folder.resolve()), "factory": faiss.factory if faiss is not None else "",
-        "images": len(embedded.paths), "next_id": next_id, "skipped": embedded.skipped,
-    }  # fmt: skip
+        "layout": LAYOUT,
+        "run": str(owner.folder),
+        "identity": owner.identity,
+        "folder": str(embedded.folder.resolve()),
+        "factory": faiss.factory if faiss is not None else "",
+        "images": len(embedded.paths),
+        "next_id": next_id,
+        "skipped": embedded.skipped,
+    }
     token = secrets.token_hex(8)
     writers: dict[str, tuple[str, Callable[[Path], None]]] = {
         "embeddings": (f"embeddings-{token}.npy", lambda path: _write_points(path, points)),
@@ -223,8 +229,10 @@ def _is_named(place: Path, token: str) -> bool:
 
 def _check(embedded: Embedded, points: NDArray[np.float32]) -> None:
     if len(points) != len(embedded.paths) or points.ndim != 2 or not len(points):
-        raise DataError(f"an index wants an embedding for each of 1 image or more; there are {len(embedded.paths)} "
-                        f"paths and embeddings of shape {list(points.shape)}")  # fmt: skip
+        raise DataError(
+            f"an index wants an embedding for each of 1 image or more; there are {len(embedded.paths)} "
+            f"paths and embeddings of shape {list(points.shape)}"
+        )
     outside = next((name for name in embedded.paths if not is_inside(name)), None)
     if outside is not None:
         raise DataError(f"{shortened(outside, 100)!r} is no path inside of {embedded.folder}")
@@ -233,8 +241,10 @@ def _check(embedded: Embedded, points: NDArray[np.float32]) -> None:
         wrong = ~(np.isfinite(lengths) & ((abs(lengths - 1) < 0.01) | (lengths == 0)))
         if wrong.any():
             number = int(wrong.argmax())
-            raise DataError(f"{embedded.paths[start + number]}: its embedding has length {lengths[number]:.4g}; an "
-                            "index wants embeddings of length 1")  # fmt: skip
+            raise DataError(
+                f"{embedded.paths[start + number]}: its embedding has length {lengths[number]:.4g}; an "
+                "index wants embeddings of length 1"
+            )
 
 
 def _ids(place: Path, owner: Owner, embedded: Embedded) -> tuple[Numbers, int, Changes | None]:
@@ -327,11 +337,14 @@ def _parsed(place: Path, owner: Owner, text: bytes) -> About:
             raise DataError(f"{place / ABOUT}: an index of an earlier version; type: {_command(place, owner, value)}")
         about = About.model_validate(value)
     except (ValueError, RecursionError) as error:  # pydantic's and json's are ValueErrors
-        raise DataError(f"{place / ABOUT}: empty, cut or no index ({reason_of(error)}); "
-                        f"type: {_command(place, owner)}") from None  # fmt: skip
+        raise DataError(
+            f"{place / ABOUT}: empty, cut or no index ({reason_of(error)}); type: {_command(place, owner)}"
+        ) from None
     if about.layout != LAYOUT:
-        raise DataError(f"{place / ABOUT}: an index of layout {about.layout}, and this pml-ext reads {LAYOUT}; "
-                        f"type: {_command(place, owner, about)}")  # fmt: skip
+        raise DataError(
+            f"{place / ABOUT}: an index of layout {about.layout}, and this pml-ext reads {LAYOUT}; "
+            f"type: {_command(place, owner, about)}"
+        )
     return about
 
 
@@ -352,16 +365,24 @@ def _read_parts(place: Path, owner: Owner, about: About, thorough: bool) -> Gall
     again = _command(place, owner, about)
     points = _map_points(check_part(place, about.embeddings, ABOUT, thorough), owner)
     path = check_part(place, about.table, ABOUT, thorough)
-    table = read_table(path, lambda name: DataError(
-        f"{path}: the image {shortened(name, 100)!r} is not in the folder that was indexed; type: {again}"
-    ))  # fmt: skip
+    table = read_table(
+        path,
+        lambda name: DataError(
+            f"{path}: the image {shortened(name, 100)!r} is not in the folder that was indexed; type: {again}"
+        ),
+    )
     for which, count in ((about.embeddings, len(points)), (about.table, len(table.paths))):
         if count != about.images:
             raise UnfitError(f"{place / which.file}: {count} images, not the {about.images} of {ABOUT}")
     embedded = IndexedImages(
-        Path(about.folder), table.paths, torch.from_numpy(points).to(owner.device), about.skipped,
-        table.sizes, table.times, table=table,
-    )  # fmt: skip
+        Path(about.folder),
+        table.paths,
+        torch.from_numpy(points).to(owner.device),
+        about.skipped,
+        table.sizes,
+        table.times,
+        table=table,
+    )
     if about.faiss is None:
         return Gallery(place, embedded, "", again=again)
     faiss = _read_faiss(check_part(place, about.faiss, ABOUT, thorough), about.factory, points.shape)
@@ -386,6 +407,8 @@ def _read_faiss(path: Path, factory: str, shape: tuple[int, ...]) -> FaissIndex:
     except (RuntimeError, MemoryError) as error:
         raise UnfitError(f"{path}: empty, cut or no faiss index ({reason_of(error)})") from None
     if (faiss.index.ntotal, faiss.index.d) != shape:
-        raise UnfitError(f"{path}: {faiss.index.ntotal} points of size {faiss.index.d}, not {shape[0]} of "
-                         f"{shape[1]}, as the embeddings")  # fmt: skip
+        raise UnfitError(
+            f"{path}: {faiss.index.ntotal} points of size {faiss.index.d}, not {shape[0]} of "
+            f"{shape[1]}, as the embeddings"
+        )
     return faiss

@@ -138,22 +138,29 @@ class IndexedRun:
     def _write(self, place: Path, embedded: Embedded, factory: str, effort: int | None) -> Gallery:
         size = self.recipe.model.embedding_size
         if embedded.embeddings.shape[1:] != (size,):
-            raise DataError(f"embeddings of shape {list(embedded.embeddings.shape)}; {self.folder} has a network of "
-                            f"embeddings of size {size}")  # fmt: skip
+            raise DataError(
+                f"embeddings of shape {list(embedded.embeddings.shape)}; {self.folder} has a network of "
+                f"embeddings of size {size}"
+            )
         factory = chosen_factory(factory, len(embedded.paths))
         faiss = FaissIndex.build(factory, embedded.embeddings, effort) if factory else None
         if faiss is not None and faiss.recall is not None and faiss.recall < _FAIR:
             more = "a greater --effort, or another --index" if effort is not None else "another --index, or exact,"
-            warnings.warn(f"the index {factory} finds {faiss.recall:.0%} of what exact search finds; {more} finds more",
-                          RetrievalWarning, stacklevel=3)  # fmt: skip
+            warnings.warn(
+                f"the index {factory} finds {faiss.recall:.0%} of what exact search finds; {more} finds more",
+                RetrievalWarning,
+                stacklevel=3,
+            )
         return write_index(place, self._owner, embedded, faiss)
 
     def _check_factory(self, factory: str, images: int, effort: int | None) -> None:
         if chosen := chosen_factory(factory, images):
             check_factory(chosen, self.recipe.model.embedding_size, images, effort)
         elif effort is not None:
-            raise ConfigError(f"--effort {effort}: the index would be searched exactly; leave out --effort, or type "
-                              '--index "IVF64,Flat", say')  # fmt: skip
+            raise ConfigError(
+                f"--effort {effort}: the index would be searched exactly; leave out --effort, or type "
+                '--index "IVF64,Flat", say'
+            )
 
     def _place(self, place: str | Path | None) -> Path:
         return Path(place) if place is not None else self.folder / INDEX
@@ -253,8 +260,9 @@ class IndexedRun:
         if not learned:
             check_radius(radius)
         if learned and self.metric is None:
-            raise ConfigError(f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; "
-                              "leave out --metric learned")  # fmt: skip
+            raise ConfigError(
+                f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
+            )
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         if not isinstance(images, Tensor):
@@ -269,9 +277,16 @@ class IndexedRun:
         known = {} if self.is_changed else rows_as_indexed(held, names, own)
         points = self._points(images, held, known)
         return answers_of(
-            names, own, points, k, held, search, None if rows is None else len(rows), radius,
+            names,
+            own,
+            points,
+            k,
+            held,
+            search,
+            None if rows is None else len(rows),
+            radius,
             larger=bool(getattr(by, "is_inverted", False)),
-        )  # fmt: skip
+        )
 
     def _points(self, images: Images, held: Gallery, known: dict[int, int]) -> Tensor:
         """Embeddings of queries: those that the index has, and the others from the network."""
@@ -322,7 +337,7 @@ class IndexedRun:
             gallery: as of :meth:`query`.
 
         Returns:
-            ``rows`` written, and ``agreement``: the share of its nearest neighbours, of a sample, that exact search
+            ``rows`` written, and ``agreement``: the share of its nearest neighbors, of a sample, that exact search
             finds too.
 
         Raises:

@@ -99,8 +99,11 @@ class PictureReader:
         if self.missing:
             count, first = len(self.missing), next(iter(self.missing.values()))
             images = "an image" if count == 1 else f"{count} images"
-            warnings.warn(f"{what} a placeholder for {images} that cannot be read; the first: {first}",
-                          RetrievalWarning, stacklevel=3)  # fmt: skip
+            warnings.warn(
+                f"{what} a placeholder for {images} that cannot be read; the first: {first}",
+                RetrievalWarning,
+                stacklevel=3,
+            )
 
 
 def answers_picture(sources: Sequence[Source], channels: int) -> Figure:
@@ -129,8 +132,11 @@ def answers_pictures(sources: Sequence[Source], channels: int) -> Iterator[Figur
         yield galleries([row for number in range(first, last) for row in _rows(sources, number, start)], reader)
     reader.warn("the picture has" if len(pages) == 1 else "the pictures have")
     if len(pages) > PAGES:
-        warnings.warn(f"{PAGES} of {len(pages)} pictures: more are not drawn; all answers are in the table and in "
-                      "--json", RetrievalWarning, stacklevel=2)  # fmt: skip
+        warnings.warn(
+            f"{PAGES} of {len(pages)} pictures: more are not drawn; all answers are in the table and in --json",
+            RetrievalWarning,
+            stacklevel=2,
+        )
 
 
 def _pages(sources: Sequence[Source]) -> Iterator[tuple[int, int, int]]:

@@ -117,8 +117,10 @@ def _compared(path: Path, network: Normalized, opened: Callable[[], Any], images
             parts = (images[:1], *torch.split(images, 7))
             largest = max(float((other(part) - network(part)).abs().max()) for part in parts)
         if not largest <= MOST:  # NaN too
-            raise ConfigError(f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
-                              f"than {MOST:.0e}; it is not kept. model.safetensors has the weights")  # fmt: skip
+            raise ConfigError(
+                f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
+                f"than {MOST:.0e}; it is not kept. model.safetensors has the weights"
+            )
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -133,8 +135,10 @@ def _refused(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # torch raises what its tracers happen to raise
         reason = shortened(one_line(error), 250)
-        raise ConfigError(f"torch {torch.__version__} cannot write this network as {what} ({reason}); "
-                          "model.safetensors has the weights") from error  # fmt: skip
+        raise ConfigError(
+            f"torch {torch.__version__} cannot write this network as {what} ({reason}); "
+            "model.safetensors has the weights"
+        ) from error
 
 
 @contextlib.contextmanager

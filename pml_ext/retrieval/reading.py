@@ -93,9 +93,14 @@ def read_batches(
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
     loader: DataLoader[Any] = DataLoader(
-        watched, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator(), worker_init_fn=begin,
+        watched,
+        batch_size,
+        num_workers=workers,
+        pin_memory=pinned,
+        generator=torch.Generator(),
+        worker_init_fn=begin,
         collate_fn=_joined,
-    )  # fmt: skip
+    )
     for images, numbers, unreadable in watched.batches(loader):
         yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
 
@@ -124,8 +129,10 @@ def several(images: Any) -> Any:
         return [images] if images.ndim < 4 else images
     if isinstance(images, np.ndarray) and images.dtype != object:
         if images.ndim == 3 and images.shape[2] not in (1, 3, 4):
-            raise TypeError(f"an array of the shape {list(images.shape)} is no image [H, W] or [H, W, 3]; pass several "
-                            "as a list, or as [N, H, W, 3]")  # fmt: skip
+            raise TypeError(
+                f"an array of the shape {list(images.shape)} is no image [H, W] or [H, W, 3]; pass several "
+                "as a list, or as [N, H, W, 3]"
+            )
         return [images] if images.ndim < 4 else images
     if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
         raise TypeError(f"wanted images, or a folder, not {_described(images)}; {_WANTED}")
@@ -158,8 +165,10 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
         if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
             raise TypeError(f"{_WANTED}; not {_described(image)}")
         if image.shape[0] != channels:
-            raise TypeError(f"a tensor of {image.shape[0]} channels; the run's images have {channels}; files, PIL "
-                            "images and arrays are converted")  # fmt: skip
+            raise TypeError(
+                f"a tensor of {image.shape[0]} channels; the run's images have {channels}; files, PIL "
+                "images and arrays are converted"
+            )
         return image
     if isinstance(image, np.ndarray):
         gray = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 1)

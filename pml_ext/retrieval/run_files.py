@@ -125,11 +125,15 @@ class RunFiles:
     def _damaged(self, name: str, reason: str) -> DataError:
         """A file of the run that cannot be used, and what writes it again."""
         if name == "recipe.toml":
-            return DataError(f"{self.folder / name}: empty, cut or changed ({shortened(reason, 200)}); delete "
-                             f"{self.folder / 'metrics.json'} and type: pml-ext train RECIPE --out {self.folder} "
-                             "--resume")  # fmt: skip
+            return DataError(
+                f"{self.folder / name}: empty, cut or changed ({shortened(reason, 200)}); delete "
+                f"{self.folder / 'metrics.json'} and type: pml-ext train RECIPE --out {self.folder} "
+                "--resume"
+            )
         again = shlex.join(
             ["pml-ext", "train", str(self.folder / "recipe.toml"), "--out", str(self.folder), "--resume"]
         )
-        return DataError(f"{self.folder / 'network.json'}: empty, cut or of another run ({reason}); delete "
-                         f"{self.folder / 'metrics.json'} and type: {again}")  # fmt: skip
+        return DataError(
+            f"{self.folder / 'network.json'}: empty, cut or of another run ({reason}); delete "
+            f"{self.folder / 'metrics.json'} and type: {again}"
+        )

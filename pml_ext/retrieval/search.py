@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, shortened, unknown
-from ..evaluation import Search, neighbours_under, reranked_under
+from ..evaluation import Search, neighbors_under, reranked_under
 from .checks import RetrievalWarning
 from .embedding import class_of
 from .exact import nearest_among, nearest_of
@@ -74,13 +74,16 @@ def check_search(
     if held.faiss is None:
         raise ConfigError(f"--effort {effort}: {held.place} is searched exactly; leave out --effort")
     if not held.faiss.setting:
-        raise ConfigError(f"--effort {effort}: the index {held.factory} has no nprobe and no efSearch; "
-                          "leave out --effort")  # fmt: skip
+        raise ConfigError(
+            f"--effort {effort}: the index {held.factory} has no nprobe and no efSearch; leave out --effort"
+        )
     if within is not None:
         raise ConfigError(f"--effort {effort}: the images of a class are searched exactly; leave out --effort")
     if learned and shortlist is None:
-        raise ConfigError(f"--effort {effort}: the learned metric is compared with all images; "
-                          "add --shortlist K, or leave out --effort")  # fmt: skip
+        raise ConfigError(
+            f"--effort {effort}: the learned metric is compared with all images; "
+            "add --shortlist K, or leave out --effort"
+        )
 
 
 def rows_within(held: Gallery, name: str) -> Numbers:
@@ -126,7 +129,7 @@ def search_of(
         return nearest
     if shortlist is not None:
         return reranked_under(metric, shortlist, nearest, normalized=True).search
-    learned = neighbours_under(metric).search
+    learned = neighbors_under(metric).search
     return learned if rows is None else functools.partial(_among, learned, rows)
 
 
@@ -143,9 +146,16 @@ def _among(search: Search, rows: Numbers, points: Tensor, k: int, reference: Ten
 
 
 def answers_of(
-    names: Sequence[str], own: Sequence[int | None], points: Tensor, k: int, held: Gallery, search: Search,
-    count: int | None = None, radius: float | None = None, larger: bool = False,
-) -> list[Answer]:  # fmt: skip
+    names: Sequence[str],
+    own: Sequence[int | None],
+    points: Tensor,
+    k: int,
+    held: Gallery,
+    search: Search,
+    count: int | None = None,
+    radius: float | None = None,
+    larger: bool = False,
+) -> list[Answer]:
     """The answers to queries; an image of the index is no answer to itself.
 
     Args:
@@ -164,16 +174,23 @@ def answers_of(
     distances, numbers = search(points, min(k + 1, images), embedded.embeddings)
     answers = []
     for row, (near, values) in enumerate(zip(numbers.tolist(), distances.tolist(), strict=True)):
-        kept = [(number, float(value)) for number, value in zip(near, values, strict=True)
-                if number not in (-1, own[row]) and (radius is None or (value >= radius if larger else value <= radius))
-                ][:k]  # fmt: skip
+        kept = [
+            (number, float(value))
+            for number, value in zip(near, values, strict=True)
+            if number not in (-1, own[row]) and (radius is None or (value >= radius if larger else value <= radius))
+        ][:k]
         paths = [embedded.paths[number] for number, _ in kept]
         mine = own[row]
-        answers.append(Answer(
-            names[row] or f"image {row}", paths, [value for _, value in kept], [class_of(path) for path in paths],
-            class_of(embedded.paths[mine]) or None if mine is not None else None,
-            [int(embedded.ids[number]) for number, _ in kept] if isinstance(embedded, IndexedImages) else [],
-        ))  # fmt: skip
+        answers.append(
+            Answer(
+                names[row] or f"image {row}",
+                paths,
+                [value for _, value in kept],
+                [class_of(path) for path in paths],
+                class_of(embedded.paths[mine]) or None if mine is not None else None,
+                [int(embedded.ids[number]) for number, _ in kept] if isinstance(embedded, IndexedImages) else [],
+            )
+        )
     if radius is None:
         _warn_of_fewer(answers, k, held, images)
     _warn_of_gone(answers, held)
@@ -247,8 +264,12 @@ def _warn_of_fewer(answers: Sequence[Answer], k: int, held: Gallery, images: int
     why = f"the index holds {images} images" + " of the class" * (not everything)
     if everything and images - 1 > len(fewest.paths):
         why += f", and {held.factory} finds no more; an index by --index exact does"
-    warnings.warn(f"fewer than {k} answers for {len(short)} of {len(answers)} queries ({fewest.query}: "
-                  f"{len(fewest.paths)}): {why}", RetrievalWarning, stacklevel=4)  # fmt: skip
+    warnings.warn(
+        f"fewer than {k} answers for {len(short)} of {len(answers)} queries ({fewest.query}: "
+        f"{len(fewest.paths)}): {why}",
+        RetrievalWarning,
+        stacklevel=4,
+    )
 
 
 def _warn_of_gone(answers: Sequence[Answer], held: Gallery) -> None:

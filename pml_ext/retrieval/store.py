@@ -163,12 +163,13 @@ class EmbeddingStore:
             "path": pa.array(map(os.fsencode, chosen), pa.binary()),
             "size": pa.array(listing.sizes[numbers]),
             "modified_ns": pa.array(listing.times[numbers]),
-            "class": pa.array([os.fsencode(name.partition("/")[0]) if "/" in name else b"" for name in chosen],
-                              pa.binary()),
+            "class": pa.array(
+                [os.fsencode(name.partition("/")[0]) if "/" in name else b"" for name in chosen], pa.binary()
+            ),
             "embedding": pa.FixedSizeListArray.from_arrays(
                 pa.array(np.ascontiguousarray(embeddings, dtype=np.float32).reshape(-1)), self.size
             ),
-        }  # fmt: skip
+        }
         name = self._write(pa.table(columns))
         self._rows[name] = numbers
         return name
@@ -251,8 +252,11 @@ class EmbeddingStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            warnings.warn(f"{self.place}: cannot be read ({error.strerror or error}); what it has is embedded again",
-                          StoreWarning, stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"{self.place}: cannot be read ({error.strerror or error}); what it has is embedded again",
+                StoreWarning,
+                stacklevel=4,
+            )
             return []
         return [name for name in there if (match := _NAME.fullmatch(name)) is not None and match[1] == self._identity]
 
@@ -287,8 +291,11 @@ class EmbeddingStore:
         except FileNotFoundError:  # another process has joined it with others
             return None
         except OSError as error:
-            warnings.warn(f"{self._path(name)}: cannot be read ({error.strerror or error}); its images are embedded "
-                          "again", StoreWarning, stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"{self._path(name)}: cannot be read ({error.strerror or error}); its images are embedded again",
+                StoreWarning,
+                stacklevel=4,
+            )
             return None
         try:
             if hashlib.sha256(content).hexdigest()[:32] != name[17:49]:
@@ -301,8 +308,11 @@ class EmbeddingStore:
             raise
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             why = shortened(error if str(error) else one_line(error), 100)
-            warnings.warn(f"{self._path(name)}: damaged ({why}); removed, its images are embedded again", StoreWarning,
-                          stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"{self._path(name)}: damaged ({why}); removed, its images are embedded again",
+                StoreWarning,
+                stacklevel=4,
+            )
             with contextlib.suppress(OSError):
                 self._path(name).unlink()
             return None
@@ -345,14 +355,19 @@ def opened_store(place: Path, identity: str, size: int, own: bool) -> Iterator[E
         UnwritableError: the disk is full, say.
     """
     if (why := _why_not(place)) is not None:
-        warnings.warn(f"{place}: cannot be written ({why}), so embeddings are not kept; --store FOLDER names another "
-                      "place for them", StoreWarning, stacklevel=4)  # fmt: skip
+        warnings.warn(
+            f"{place}: cannot be written ({why}), so embeddings are not kept; --store FOLDER names another "
+            "place for them",
+            StoreWarning,
+            stacklevel=4,
+        )
         yield EmbeddingStore(None, identity, size)
         return
 
     def waits() -> None:
-        warnings.warn(f"{place}: another process embeds images into it; waiting until it is done", StoreWarning,
-                      stacklevel=6)  # fmt: skip
+        warnings.warn(
+            f"{place}: another process embeds images into it; waiting until it is done", StoreWarning, stacklevel=6
+        )
 
     with alone_in(place, waits):
         remove_left_overs(place, ())
@@ -360,8 +375,12 @@ def opened_store(place: Path, identity: str, size: int, own: bool) -> Iterator[E
         if others and own:
             for name in others:
                 (place / name).unlink(missing_ok=True)
-            warnings.warn(f"{place}: {len(others)} file{'s' * (len(others) > 1)} of an earlier state of the run (other "
-                          "weights, preprocessing or precision) removed", StoreWarning, stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"{place}: {len(others)} file{'s' * (len(others) > 1)} of an earlier state of the run (other "
+                "weights, preprocessing or precision) removed",
+                StoreWarning,
+                stacklevel=4,
+            )
         yield EmbeddingStore(place, identity, size)
 
 

@@ -206,8 +206,9 @@ def read_table(path: Path, refused: Callable[[str], Exception]) -> Table:
         return Table(
             Paths(ends, memoryview(content or b""), numbers[3], refused),
             [name.decode("utf-8", "surrogateescape") for name in classes.dictionary.to_pylist()],
-            np.frombuffer(classes.indices.buffers()[1], np.int32, batch.num_rows), *numbers[:3],
-        )  # fmt: skip
+            np.frombuffer(classes.indices.buffers()[1], np.int32, batch.num_rows),
+            *numbers[:3],
+        )
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise UnfitError(f"{path}: empty, cut or no table of images ({reason_of(error)})") from None
 

@@ -89,9 +89,13 @@ class TrainedRun(IndexedRun):
         self.trunk, self.embedder = self.network.trunk, self.network.embedder
         place = (folder / STORE if store is None else Path(store)).absolute()
         self._images = ImageEmbedder(
-            str(folder), self.network, self.device, self.identity, self.recipe.engine.precision,
+            str(folder),
+            self.network,
+            self.device,
+            self.identity,
+            self.recipe.engine.precision,
             HowToRead(place, store is None, workers, listener),
-        )  # fmt: skip
+        )
         self.transform = self._images.transform
 
     @property
@@ -166,8 +170,9 @@ class TrainedRun(IndexedRun):
 
     # Pictures; indexes and queries are of IndexedRun
 
-    def picture(self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None,
-                beside: Sequence[Source] = ()) -> Figure:  # fmt: skip
+    def picture(
+        self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None, beside: Sequence[Source] = ()
+    ) -> Figure:
         """Queries and the nearest of their answers, framed green and red where the classes are known.
 
         An image that cannot be read any more is a gray square with a cross, and a :class:`RetrievalWarning`.
@@ -182,8 +187,9 @@ class TrainedRun(IndexedRun):
 
         return answers_picture(self._sources(answers, gallery, beside), self.network.preprocessing.channels)
 
-    def pictures(self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None,
-                 beside: Sequence[Source] = ()) -> Iterator[Figure]:  # fmt: skip
+    def pictures(
+        self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None, beside: Sequence[Source] = ()
+    ) -> Iterator[Figure]:
         """All answers, 50 of a query in each picture, in up to 20 pictures; for the arguments see :meth:`picture`."""
         from .pictures import answers_pictures
 

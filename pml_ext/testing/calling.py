@@ -71,8 +71,9 @@ def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol:
     same = actual.shape == expected.shape
     # that neither is NaN is what other checks say
     if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
-        raise AssertionError(f"{text}: {actual.detach().flatten()[:4].tolist()} instead of "
-                             f"{expected.detach().flatten()[:4].tolist()}")  # fmt: skip
+        raise AssertionError(
+            f"{text}: {actual.detach().flatten()[:4].tolist()} instead of {expected.detach().flatten()[:4].tolist()}"
+        )
 
 
 def is_random(subject: Subject) -> bool:

@@ -42,10 +42,14 @@ class _Pair:
         group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         environment = os.environ | group | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._processes = [
-            subprocess.Popen([sys.executable, "-m", "pml_ext.testing.worker"], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, env=environment | {"RANK": str(rank)})
+            subprocess.Popen(
+                [sys.executable, "-m", "pml_ext.testing.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment | {"RANK": str(rank)},
+            )
             for rank in range(2)
-        ]  # fmt: skip
+        ]
 
     def alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)

@@ -144,8 +144,9 @@ def _chosen(subject: Subject, names: Iterable[str] | None) -> list[Check]:
     by_name = {check.__name__: check for check in every}
     for name in names:
         if name not in by_name:
-            raise ValueError(f"checks names {name!r}, which is no check of a {subject.kind}; checks: "
-                             f"{', '.join(sorted(by_name))}")  # fmt: skip
+            raise ValueError(
+                f"checks names {name!r}, which is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}"
+            )
     return [by_name[name] for name in names]
 
 

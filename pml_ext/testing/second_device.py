@@ -26,14 +26,25 @@ DEVICE = torch.device("meta")  # the one device beside the CPU that every torch 
 _aten = torch.ops.aten
 # These take tensors of two devices, as on a GPU: copies, and an index on the CPU into a tensor elsewhere.
 _COPIES = (_aten._to_copy.default, _aten.copy_.default)
-_INDEXED = (_aten.index.Tensor, _aten._unsafe_index.Tensor, _aten.index_put.default, _aten.index_put_.default,
-            _aten._index_put_impl_.default, _aten._unsafe_index_put.default)  # fmt: skip
+_INDEXED = (
+    _aten.index.Tensor,
+    _aten._unsafe_index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+    _aten._unsafe_index_put.default,
+)
 # The shape of what these give depends on values, so that the host waits to learn it.
 _SHAPES = {
-    _aten.nonzero.default: "nonzero", _aten.masked_select.default: "masked_select", _aten._unique.default: "unique",
-    _aten._unique2.default: "unique", _aten.unique_dim.default: "unique", _aten.unique_consecutive.default: "unique",
-    _aten.bincount.default: "bincount", _aten.repeat_interleave.Tensor: "repeat_interleave",
-}  # fmt: skip
+    _aten.nonzero.default: "nonzero",
+    _aten.masked_select.default: "masked_select",
+    _aten._unique.default: "unique",
+    _aten._unique2.default: "unique",
+    _aten.unique_dim.default: "unique",
+    _aten.unique_consecutive.default: "unique",
+    _aten.bincount.default: "bincount",
+    _aten.repeat_interleave.Tensor: "repeat_interleave",
+}
 
 
 class OtherDeviceError(RuntimeError):
@@ -49,9 +60,14 @@ class _Elsewhere(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> _Elsewhere:
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
-            layout=held.layout, device=DEVICE,
-        )  # fmt: skip
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
+            device=DEVICE,
+        )
 
     def __init__(self, held: Tensor) -> None:
         self.held = held

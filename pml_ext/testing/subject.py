@@ -19,8 +19,20 @@ from ..building import BuildContext, check_settings, filled
 from ..errors import ConfigError
 
 # What PML's base classes take, which are components of their own, or no part of the equation.
-OF_PML = frozenset({"distance", "reducer", "embedding_regularizer", "embedding_reg_weight", "weight_regularizer",
-                     "weight_reg_weight", "weight_init_func", "collect_stats", "is_inverted", "tile_size"})  # fmt: skip
+OF_PML = frozenset(
+    {
+        "distance",
+        "reducer",
+        "embedding_regularizer",
+        "embedding_reg_weight",
+        "weight_regularizer",
+        "weight_reg_weight",
+        "weight_init_func",
+        "collect_stats",
+        "is_inverted",
+        "tile_size",
+    }
+)
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
 
 
@@ -111,8 +123,10 @@ def subject_of(
     subject = _plain(component, grid[0], known)
     given = {name for each in grid for name in each} | set(without_effect)
     if given and subject.cls is None:
-        raise ConfigError(f"settings are varied by building a class, and {subject.name} is built already; give the "
-                          f"class {subject.name}, or leave the settings out")  # fmt: skip
+        raise ConfigError(
+            f"settings are varied by building a class, and {subject.name} is built already; give the "
+            f"class {subject.name}, or leave the settings out"
+        )
     if subject.cls is not None:
         check_settings(subject.name, registry.settings_of(subject.cls), given)
     if embedding_size or num_classes:
@@ -130,8 +144,9 @@ def _grid(settings: Settings) -> list[dict[str, Any]]:
     for table in tables:
         for name, values in table.items():
             if not isinstance(values, (list, tuple)) or not values:
-                raise ConfigError(f"settings name a list of values each, such as {{{name!r}: [{values!r}]}}; "
-                                  f"got {name!r}: {values!r}")  # fmt: skip
+                raise ConfigError(
+                    f"settings name a list of values each, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
+                )
     return [dict(zip(table, values, strict=True)) for table in tables for values in itertools.product(*table.values())]
 
 
@@ -188,8 +203,9 @@ def _of_factory(function: Callable[..., Any], known: BuildContext) -> Subject:
     name = getattr(function, "__name__", type(function).__name__)
     values, missing = registry.required(function, known)
     if missing:
-        raise ConfigError(f"{name} needs {', '.join(missing)}; give a function that needs embedding_size and "
-                          "num_classes at most")  # fmt: skip
+        raise ConfigError(
+            f"{name} needs {', '.join(missing)}; give a function that needs embedding_size and num_classes at most"
+        )
 
     def make(_: Any = None) -> Any:
         return _in_float64(_seeded(lambda: function(**values)))
@@ -210,8 +226,12 @@ def _of_class(
         raise ConfigError(str(error)) from None
     fixed = fixed or {}
     settings = {**fixed, **settings}
-    context: BuildContext = {"labels": labels_of((CLASSES, 4)).numpy(), "batch_size": 12, "length_before_new_iter": 24,
-                             **known}  # fmt: skip
+    context: BuildContext = {
+        "labels": labels_of((CLASSES, 4)).numpy(),
+        "batch_size": 12,
+        "length_before_new_iter": 24,
+        **known,
+    }
     _, missing = registry.required(cls, context, settings)
     if missing:
         raise ConfigError(
@@ -302,8 +322,15 @@ class Batch:
         return Batch(fresh(self.embeddings[order]), self.labels[order])
 
 
-def batch_of(subject: Subject, labels: Tensor | tuple[int, int] = (CLASSES, 4), dtype: torch.dtype = torch.float64,
-             seed: int = 0, spread: float = 1.2, common: float = 0, scale: float = 1) -> Batch:  # fmt: skip
+def batch_of(
+    subject: Subject,
+    labels: Tensor | tuple[int, int] = (CLASSES, 4),
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    spread: float = 1.2,
+    common: float = 0,
+    scale: float = 1,
+) -> Batch:
     """A batch for a subject.
 
     Args:

@@ -26,8 +26,7 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
     components = registry.components()
-    for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what],
-                  registry.meant(what)):  # fmt: skip
+    for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what], registry.meant(what)):
         if matching:
             names = [c.name for c in matching]
             return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in matching]
@@ -36,8 +35,10 @@ def components_of(what: str) -> list[tuple[str, Any]]:
         return [(imported.__name__, imported)]
     classes = [(name, value) for name, value in vars(imported).items() if _is_component(value, imported.__name__)]
     if not classes:
-        raise ConfigError(f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, "
-                          "distances, samplers or reducers")  # fmt: skip
+        raise ConfigError(
+            f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, "
+            "distances, samplers or reducers"
+        )
     return classes
 
 
@@ -64,9 +65,10 @@ def with_settings(components: Sequence[tuple[str, Any]], texts: Iterable[str]) -
             settings.setdefault(each, {})[setting] = toml_value(value.strip())
     return [
         (name, functools.partial(getattr(component, "cls", component), **settings[name]))
-        if name in settings else (name, component)
+        if name in settings
+        else (name, component)
         for name, component in components
-    ]  # fmt: skip
+    ]
 
 
 def expectations(components: Sequence[tuple[str, Any]], texts: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -84,8 +86,9 @@ def expectations(components: Sequence[tuple[str, Any]], texts: Iterable[str]) ->
         key, _, reason = text.partition("=")
         name, _, check = key.strip().rpartition(".")
         if not reason.strip():
-            raise ConfigError(f"--expect-failure {text}: wanted CHECK=REASON, such as check_reducers='a value of the "
-                              "whole batch'")  # fmt: skip
+            raise ConfigError(
+                f"--expect-failure {text}: wanted CHECK=REASON, such as check_reducers='a value of the whole batch'"
+            )
         known: list[str] = []
         for each, component in _named(name, components, f"--expect-failure {text}") if name else components:
             names = [one.__name__ for one in checks_of(_kind(component))]
@@ -118,8 +121,10 @@ def _imported(what: str) -> Any:
     try:
         return importlib.import_module(what)
     except SystemExit as error:
-        raise ConfigError(f"{what}: importing it ends the program (sys.exit({error.code!r})); leave that to a function "
-                          "under 'if __name__ == \"__main__\":'") from error  # fmt: skip
+        raise ConfigError(
+            f"{what}: importing it ends the program (sys.exit({error.code!r})); leave that to a function "
+            "under 'if __name__ == \"__main__\":'"
+        ) from error
     except ModuleNotFoundError as error:
         module, _, name = what.rpartition(".")
         if error.name not in (what, module, what.partition(".")[0]) or not module:

@@ -19,8 +19,16 @@ def run(pml_ext_command):
     return pml_ext_command
 
 
-QUICK = ["--set", "schedule.epochs=2", "--set", "schedule.milestones=[1]", "--set", "sampler.iterations=2",
-         "--set", "model.trunk.width=8"]  # fmt: skip
+QUICK = [
+    "--set",
+    "schedule.epochs=2",
+    "--set",
+    "schedule.milestones=[1]",
+    "--set",
+    "sampler.iterations=2",
+    "--set",
+    "model.trunk.width=8",
+]
 
 
 def test_help_imports_no_torch(run):
@@ -40,8 +48,12 @@ def test_help_imports_no_torch(run):
 def test_without_the_extra_it_says_what_to_install(tmp_path):
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-m", "pml_ext", "list"], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pml_ext", "list"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.returncode == 2
     assert done.stderr == (
         "pml-ext: the command line needs the package 'typer', which is not installed. "

@@ -113,15 +113,17 @@ def run(place, images, classes, workers, training_images):
     measure, testing.metrics_of = testing.metrics_of, of_split
     runs.metrics_before = with_loop(runs.metrics_before, before=True)
     runs.metrics_after = clock("tests", runs.metrics_after)
-    runs.write_neighbours = with_loop(runs.write_neighbours, before=False)
+    runs.write_neighbors = with_loop(runs.write_neighbors, before=False)
     runs.write_run_report = clock("report", runs.write_run_report)
     with tempfile.TemporaryDirectory() as folder:
         overrides = [
-            "data={name='sop', image_size=224}", f"data.workers={workers}", "schedule={epochs=1}",
+            "data={name='sop', image_size=224}",
+            f"data.workers={workers}",
+            "schedule={epochs=1}",
             "model={trunk={name='convnet', width=4}, embedding_size=64}",
             "sampler={name='pml/m-per-class', m=4, batch_size=64, iterations=50}",
             f"evaluation.training_images={training_images}",
-        ]  # fmt: skip
+        ]
         metrics = train(RECIPE, out=Path(folder) / "run", device="cpu", data=place, overrides=overrides)[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     seconds = {name: [round(number, 1) for number in pair] for name, pair in clock.total.items()}
@@ -151,9 +153,11 @@ def main():
     for number, unit in enumerate(("clock", "processor")):
         of = {name: pair[number] for name, pair in told["wall, processor"].items()}
         more = of["tests of training images"]
-        print(f"tests in {of['tests']:.0f} s of the {unit}, {of['tests'] / of['bare']:.2f} times the bare loop's "
-              f"{of['bare']:.0f} s; without the {more:.0f} s of training images "
-              f"{(of['tests'] - more) / of['bare']:.2f} times")  # fmt: skip
+        print(
+            f"tests in {of['tests']:.0f} s of the {unit}, {of['tests'] / of['bare']:.2f} times the bare loop's "
+            f"{of['bare']:.0f} s; without the {more:.0f} s of training images "
+            f"{(of['tests'] - more) / of['bare']:.2f} times"
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from pml_ext.data import LabelledImages, build_transforms
+from pml_ext.data import LabeledImages, build_transforms
 from pml_ext.experiment.workers import Watched
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -37,7 +37,7 @@ def photographs(place: Path, count: int, width: int, height: int) -> list[Path]:
     return paths
 
 
-def seconds(images: LabelledImages, workers: int) -> float:
+def seconds(images: LabeledImages, workers: int) -> float:
     watched = Watched(images, workers)
     loader = DataLoader(watched, 16, num_workers=workers, persistent_workers=workers > 0)
     if workers:
@@ -58,7 +58,7 @@ def main() -> None:
         for count, size in ((128, (500, 375)), (8, (4000, 3000))):
             paths = photographs(Path(folder), count, *size)
             print(f"{size[0]} x {size[1]}: {paths[0].stat().st_size / 1e6:.2f} MB per file")
-            files = LabelledImages(paths, [0] * count, ["one"])
+            files = LabeledImages(paths, [0] * count, ["one"])
             _, plain = build_transforms(224, 3, crop=True, normalize=NORMALIZE)
             ways = {"decoded": files.with_transform(plain)}
             try:

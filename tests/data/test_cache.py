@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext.data import Box, LabelledImages, Pipeline, build_transforms, prepare
+from pml_ext.data import Box, LabeledImages, Pipeline, build_transforms, prepare
 from pml_ext.data import cache as cache_module
 from pml_ext.data.cache import MappedImages, cache_folder
 from pml_ext.errors import ConfigError, DataError
@@ -32,11 +32,11 @@ def photos(tmp_path):
     return paths
 
 
-def labeled(paths, **settings) -> LabelledImages:
-    return LabelledImages(paths, [0] * len(paths), ["one"], **settings)
+def labeled(paths, **settings) -> LabeledImages:
+    return LabeledImages(paths, [0] * len(paths), ["one"], **settings)
 
 
-def items(images: LabelledImages, transform) -> list[torch.Tensor]:
+def items(images: LabeledImages, transform) -> list[torch.Tensor]:
     torch.manual_seed(3)
     images = images.with_transform(transform)
     return [images[index][0] for index in range(len(images))]
@@ -125,7 +125,7 @@ def test_unreadable_files_are_left_out_and_told(photos, where):
 
 
 def test_what_cannot_be_kept(photos, monkeypatch):
-    numbers = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    numbers = LabeledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
     with pytest.raises(ConfigError, match="data.cache: found 'disk', but the images of this data set are in memory"):
         prepare(numbers, TRAIN, "disk")
     assert prepare(numbers, TRAIN, skip_unreadable=True).skipped == {}

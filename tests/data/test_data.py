@@ -10,7 +10,7 @@ from torchvision.transforms.v2.functional import resize
 
 from pml_ext.data import (
     DataSplits,
-    LabelledImages,
+    LabeledImages,
     build_transforms,
     digits,
     digits_unseen,
@@ -159,9 +159,15 @@ def test_an_unreadable_image_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "color", "wanted"),
-    [("RGB", (10, 20, 30), (10, 20, 30)), ("L", 77, (77, 77, 77)), ("RGBA", (10, 20, 30, 0), (255, 255, 255)),
-     ("LA", (40, 255), (40, 40, 40)), ("I;16", 256 * 99, (99, 99, 99)), ("1", 1, (255, 255, 255))],
-)  # fmt: skip
+    [
+        ("RGB", (10, 20, 30), (10, 20, 30)),
+        ("L", 77, (77, 77, 77)),
+        ("RGBA", (10, 20, 30, 0), (255, 255, 255)),
+        ("LA", (40, 255), (40, 40, 40)),
+        ("I;16", 256 * 99, (99, 99, 99)),
+        ("1", 1, (255, 255, 255)),
+    ],
+)
 def test_images_of_every_mode(tmp_path, mode, color, wanted):
     path = tmp_path / "image.png"
     if mode == "I;16":
@@ -196,13 +202,13 @@ def test_held_out_classes():
     ("settings", "text"), [({"channels": 4}, "channels must be 1"), ({"image_size": 0}, "1 pixel")]
 )
 def test_splits_that_no_network_takes_are_refused(settings, text):
-    images = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    images = LabeledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
     with pytest.raises(DataError, match=text):
         DataSplits(images, images, **{"image_size": 4, "channels": 1, **settings})
 
 
 def test_splits_are_tested_by_test_or_by_query_and_gallery():
-    images = LabelledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
+    images = LabeledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
     about = {"image_size": 4, "channels": 1}
     assert list(DataSplits(images, images, **about).tested()) == ["test"]
     assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
@@ -213,7 +219,7 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
 
 
 def test_splits_by_image_are_disjoint_and_complete():
-    images = LabelledImages(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), [0] * 10 + [1] * 10, ["a", "b"])
+    images = LabeledImages(torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1), [0] * 10 + [1] * 10, ["a", "b"])
     first, second = split_by_image(images, 0.3, 0)
     assert (len(first), len(second)) == (14, 6)
     assert sorted(first.images.flatten().tolist() + second.images.flatten().tolist()) == list(range(20))
@@ -238,9 +244,12 @@ def test_raw_pixels_of_photographs_are_those_of_thumbnails(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"split": "classes"}, "'class' or 'image', not 'classes'"), ({"channels": 2}, "1 .* or 3 .* not 2"),
-     ({"image_size": 0}, "at least 1 pixel, not 0")],
-)  # fmt: skip
+    [
+        ({"split": "classes"}, "'class' or 'image', not 'classes'"),
+        ({"channels": 2}, "1 .* or 3 .* not 2"),
+        ({"image_size": 0}, "at least 1 pixel, not 0"),
+    ],
+)
 def test_options_that_a_folder_refuses(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
         folder(path=str(photos(tmp_path / "photos", classes=2)), **options)
@@ -284,4 +293,4 @@ def test_transforms_are_picklable():
 
 def test_wrong_lengths():
     with pytest.raises(ValueError, match="2 images, but 3 labels"):
-        LabelledImages(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), [0, 1, 2], ["a", "b", "c"])
+        LabeledImages(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), [0, 1, 2], ["a", "b", "c"])

@@ -169,10 +169,16 @@ def test_archives_are_unpacked_over_what_is_there(tmp_path, pack):
 @pytest.mark.usefixtures("python")
 @pytest.mark.parametrize(
     "body",
-    [tarred({"../out.txt": b"x"}), tarred({}, {"set/link": "/etc"}), tarred({}, {"link": "../.."}),
-     zipped({"../out.txt": b"x"}), zipped({"/tmp/out.txt": b"x"}), zipped({"a\\..\\..\\out.txt": b"x"})],
+    [
+        tarred({"../out.txt": b"x"}),
+        tarred({}, {"set/link": "/etc"}),
+        tarred({}, {"link": "../.."}),
+        zipped({"../out.txt": b"x"}),
+        zipped({"/tmp/out.txt": b"x"}),
+        zipped({"a\\..\\..\\out.txt": b"x"}),
+    ],
     ids=["tar above", "tar link to root", "tar link above", "zip above", "zip at root", "zip backslashes"],
-)  # fmt: skip
+)
 def test_archives_cannot_write_outside_of_their_folder(tmp_path, body):
     place = tmp_path / "place"
     place.mkdir()
@@ -197,17 +203,25 @@ def drawings(name: str, alphabets: dict[str, int]) -> bytes:
     buffer = io.BytesIO()
     Image.new("1", (105, 105), 1).save(buffer, "png")
     stem = name.removesuffix(".zip")
-    return zipped({f"{stem}/{alphabet}/character{number:02}/0001_01.png": buffer.getvalue()
-                   for alphabet, characters in alphabets.items() for number in range(characters)})  # fmt: skip
+    return zipped(
+        {
+            f"{stem}/{alphabet}/character{number:02}/0001_01.png": buffer.getvalue()
+            for alphabet, characters in alphabets.items()
+            for number in range(characters)
+        }
+    )
 
 
 def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("PML_EXT_DATA", raising=False)
     sets = {omniglot.TRAIN: {"Greek": 5}, omniglot.TEST: {"Greek": 2, "Sanskrit": 4}}
-    about = dataclasses.replace(omniglot.SMALL, archives=tuple(
-        archive(server, name, drawings(name, alphabets), unpack=False) for name, alphabets in sets.items()
-    ))  # fmt: skip
+    about = dataclasses.replace(
+        omniglot.SMALL,
+        archives=tuple(
+            archive(server, name, drawings(name, alphabets), unpack=False) for name, alphabets in sets.items()
+        ),
+    )
     monkeypatch.setattr(omniglot, "SMALL", about)
     for _ in range(2):
         assert (len(omniglot_small().train), len(omniglot_small().test)) == (5, 4)

@@ -86,8 +86,10 @@ def test_imagenet_is_divided_as_the_papers_do(tmp_path):
 def test_a_set_with_an_image_missing_says_which(tmp_path):
     place = cub_folder(tmp_path)
     (place / "images" / "001.Bird_1" / "Bird_1.jpg").unlink()
-    message = (r"expected 6 training images of 2 classes, found 5; is an image missing\? "
-               r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again")  # fmt: skip
+    message = (
+        r"expected 6 training images of 2 classes, found 5; is an image missing\? "
+        r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again"
+    )
     with pytest.raises(DataError, match=message):
         cub.read(place, 64, False, COUNTS)
     with pytest.raises(DataError, match="expected 5,864 training images of 100 classes, found 11 of 4; is an image"):
@@ -172,8 +174,11 @@ def test_a_table_of_ones_own(tmp_path):
 
 
 def test_a_table_with_queries_and_a_gallery(tmp_path):
-    tested = ["7,photos/3.jpg,validation,True,False,,,,", "7,photos/4.jpg,validation,False,True,,,,",
-              "8,photos/5.jpg,validation,False,True,,,,"]  # fmt: skip
+    tested = [
+        "7,photos/3.jpg,validation,True,False,,,,",
+        "7,photos/4.jpg,validation,False,True,,,,",
+        "8,photos/5.jpg,validation,False,True,,,,",
+    ]
     splits = table(path=str(table_of(tmp_path, TRAIN + tested)))
     assert splits.test is None
     assert [path.name for path in splits.query.paths] == ["3.jpg"]
@@ -182,17 +187,19 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [("7,photos/3.jpg,test,,,,,,", "line 5: found split 'test', wanted train or validation"),
-     ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
-     ("10,photos/3.jpg,validation,True,True,,,,", "1 of the classes of train are in validation too, 10 first"),
-     ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
-     ("7,photos/3.jpg,validation,yes,True,,,,", "line 5: found is_query 'yes', wanted True or False"),
-     ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
-     ("7,photos/3.jpg,validation,True,True,5,,1,2", "wanted four numbers, or none"),
-     ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
-     ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted two or more"),
-     (",photos/3.jpg,validation,True,True,,,,", "line 5: no label")],
-)  # fmt: skip
+    [
+        ("7,photos/3.jpg,test,,,,,,", "line 5: found split 'test', wanted train or validation"),
+        ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
+        ("10,photos/3.jpg,validation,True,True,,,,", "1 of the classes of train are in validation too, 10 first"),
+        ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
+        ("7,photos/3.jpg,validation,yes,True,,,,", "line 5: found is_query 'yes', wanted True or False"),
+        ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
+        ("7,photos/3.jpg,validation,True,True,5,,1,2", "wanted four numbers, or none"),
+        ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
+        ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted two or more"),
+        (",photos/3.jpg,validation,True,True,,,,", "line 5: no label"),
+    ],
+)
 def test_tables_that_do_not_serve(tmp_path, row, message):
     with pytest.raises(DataError, match=message):
         table(path=str(table_of(tmp_path, [*TRAIN, row])))

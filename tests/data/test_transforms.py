@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from pml_ext.data import Box, LabelledImages, Pipeline, build_transforms, read_image
+from pml_ext.data import Box, LabeledImages, Pipeline, build_transforms, read_image
 from pml_ext.errors import ConfigError, DataError
 
 PHOTO = torch.randint(256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -53,8 +53,14 @@ def test_squashed_images_are_cut_at_random_in_their_size():
 
 def test_a_part_of_the_resized_image_is_cut_and_mirrored():
     train, plain = pair(size=20, resize=30, random_crop_scale=(0.16, 1.0), flip=True)
-    by_hand = v2.Compose([v2.Resize(30, antialias=True), v2.RandomResizedCrop(20, scale=(0.16, 1.0), antialias=True),
-                          v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])  # fmt: skip
+    by_hand = v2.Compose(
+        [
+            v2.Resize(30, antialias=True),
+            v2.RandomResizedCrop(20, scale=(0.16, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
     for seed in range(5):
         torch.manual_seed(seed)
         seen = train(PHOTO)
@@ -74,10 +80,13 @@ def test_blue_green_red_less_a_mean():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"resize": 19}, "resize must be at least what is cut out, 20 pixels, not 19"),
-     ({"random_crop_scale": (0.5, 1.5)}, "above 0 and up to 1"), ({"random_crop_scale": (0.0, 1.0)}, "above 0"),
-     ({"random_crop": True, "random_crop_scale": (0.1, 1.0)}, "leave one of them out")],
-)  # fmt: skip
+    [
+        ({"resize": 19}, "resize must be at least what is cut out, 20 pixels, not 19"),
+        ({"random_crop_scale": (0.5, 1.5)}, "above 0 and up to 1"),
+        ({"random_crop_scale": (0.0, 1.0)}, "above 0"),
+        ({"random_crop": True, "random_crop_scale": (0.1, 1.0)}, "leave one of them out"),
+    ],
+)
 def test_pipelines_that_do_not_fit(settings, message):
     with pytest.raises(ConfigError, match=message):
         pair(**settings)
@@ -170,7 +179,7 @@ def test_photographs_of_every_color_model(tmp_path, mode, suffix):
 
 
 def test_an_item_is_read_as_small_as_its_transform_allows(large):
-    images = LabelledImages([large], [0], ["one"])
+    images = LabeledImages([large], [0], ["one"])
     sizes = []
     _, plain = pair(size=20, resize=60)
     plain.first.register_forward_hook(lambda _, inputs, output: sizes.extend([inputs[0].shape[1:], output.shape[1:]]))

@@ -102,29 +102,37 @@ def cases():
         "random triplets": (losses.TripletMarginLoss(triplets_per_anchor=3), None),
         "learned targets": (RegularizedLoss(losses.ContrastiveLoss(), LearnedTargets(), weight=0.3), None),
         "density": (
-            RegularizedLoss(losses.ContrastiveLoss(), DensityRegularizer(CLASSES, 0.3, [0.2, 0.5, 0.1, 0.4]), 0.3), None
+            RegularizedLoss(losses.ContrastiveLoss(), DensityRegularizer(CLASSES, 0.3, [0.2, 0.5, 0.1, 0.4]), 0.3),
+            None,
         ),
         "dropout": (WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)), None),
         "memory": (CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40), None),
         "memory, regularized, two losses": (
             CrossBatchMemory(
                 RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), LearnedTargets()),
-                SIZE, 24, miner=miners.MultiSimilarityMiner(),
+                SIZE,
+                24,
+                miner=miners.MultiSimilarityMiner(),
             ),
             None,
         ),
-        **{f"in tiles, {type(loss).__name__}": (loss, None) for loss in (
-            pml_ext.CBMLLoss(tile_size=3), pml_ext.NPairAngularLoss(tile_size=3, reducer=reducers.MeanReducer()),
-            pml_ext.BatchAllTripletLoss(kind="soft", tile_size=1), pml_ext.TiledContrastiveLoss(tile_size=16),
-            CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
-            RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), LearnedTargets(), weight=0.3),
-            pml_ext.TiledMultiSimilarityLoss(
-                tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=reducers.ThresholdReducer(low=0.5)
-            ),
-        )},
+        **{
+            f"in tiles, {type(loss).__name__}": (loss, None)
+            for loss in (
+                pml_ext.CBMLLoss(tile_size=3),
+                pml_ext.NPairAngularLoss(tile_size=3, reducer=reducers.MeanReducer()),
+                pml_ext.BatchAllTripletLoss(kind="soft", tile_size=1),
+                pml_ext.TiledContrastiveLoss(tile_size=16),
+                CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
+                RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), LearnedTargets(), weight=0.3),
+                pml_ext.TiledMultiSimilarityLoss(
+                    tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=reducers.ThresholdReducer(low=0.5)
+                ),
+            )
+        },
         "in tiles, mined": (pml_ext.TiledTripletMarginLoss(tile_size=2), miners.BatchHardMiner()),
         "two losses of PML": (losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()]), None),
-    }  # fmt: skip
+    }
     return {name: (loss.double(), miner) for name, (loss, miner) in found.items()}
 
 

@@ -41,13 +41,18 @@ def free_port():
 def two(tmp_path_factory):
     """What both processes found."""
     folder = tmp_path_factory.mktemp("two-processes")
-    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                           "OMP_NUM_THREADS": "1"}  # fmt: skip
+    common = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     processes = [
-        subprocess.Popen([sys.executable, SCRIPT, folder], env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE,
-                         text=True)
+        subprocess.Popen(
+            [sys.executable, SCRIPT, folder], env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     for process in processes:
         _, stderr = process.communicate(timeout=240)
         assert process.returncode == 0, stderr[-4000:]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pml_ext.evaluation import NearestNeighbours, default_neighbours
+from pml_ext.evaluation import NearestNeighbors, default_neighbors
 
 
-class Watched(NearestNeighbours):
-    """The default search, which notes how many queries and neighbours it is asked for."""
+class Watched(NearestNeighbors):
+    """The default search, which notes how many queries and neighbors it is asked for."""
 
     def __init__(self):
         super().__init__(self.noted)
@@ -14,7 +14,7 @@ class Watched(NearestNeighbours):
 
     def noted(self, query, k, reference):
         self.asked.append((len(query), k))
-        return default_neighbours().search(query, k, reference)
+        return default_neighbors().search(query, k, reference)
 
 
 @pytest.fixture

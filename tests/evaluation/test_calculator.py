@@ -14,11 +14,11 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext import RetrievalAccuracyCalculator
 from pml_ext.evaluation import (
-    NearestNeighbours,
-    default_neighbours,
+    NearestNeighbors,
+    default_neighbors,
     kmeans,
-    neighbours,
-    neighbours_under,
+    neighbors,
+    neighbors_under,
     pairwise_f1,
     purity,
     retrieval_metrics,
@@ -93,8 +93,10 @@ def test_pmls_metrics_keep_their_values(k):
 def test_mean_reciprocal_rank_alone():
     points, labels = data()
     found = RetrievalAccuracyCalculator(include=("mean_reciprocal_rank",), k=None).get_accuracy(points, labels)
-    wanted = [1 / (1 + next(i for i, j in enumerate(row) if labels[j] == labels[n]))
-              for n, row in enumerate(ranked(points, points, True))]  # fmt: skip
+    wanted = [
+        1 / (1 + next(i for i, j in enumerate(row) if labels[j] == labels[n]))
+        for n, row in enumerate(ranked(points, points, True))
+    ]
     assert found["mean_reciprocal_rank"] == pytest.approx(float(np.mean(wanted)), abs=1e-6)
 
 
@@ -111,11 +113,11 @@ def test_exact_duplicates_leave_out_the_query_itself():
     found = RetrievalAccuracyCalculator(recall_at=(1, 5)).get_accuracy(points, labels)
     assert found["recall_at_5"] == pytest.approx(2 / 6)  # only the two of class 0 have a partner
     pml = CustomKNN(LpDistance())
-    for search in (default_neighbours(), neighbours_under(LpDistance()), pml):
+    for search in (default_neighbors(), neighbors_under(LpDistance()), pml):
         _, indices = search(points, 4, points, True)
         assert indices.shape == (6, 4)
         assert not (indices == torch.arange(6)[:, None]).any()
-    assert "first neighbour" not in type(default_neighbours()).__doc__  # PML's searches do the same
+    assert "first neighbor" not in type(default_neighbors()).__doc__  # PML's searches do the same
 
 
 def test_per_class_and_average_of_averages():
@@ -138,8 +140,9 @@ def test_only_lone_queries():
     )
     assert all(math.isnan(value) for value in dropped.get_accuracy(points, labels).values())
     settings = {"include": ("precision_at_1", "r_precision"), "return_per_class": True}
-    ours, theirs = (base(**settings).get_accuracy(points, labels)
-                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    ours, theirs = (
+        base(**settings).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
+    )
     for name in settings["include"]:
         assert ours[name] == pytest.approx(theirs[name], nan_ok=True)
         assert len(ours[name]) == 5
@@ -197,7 +200,7 @@ def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
     points, labels = data()
     with_faiss = RetrievalAccuracyCalculator().get_accuracy(points, labels)
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    assert not neighbours.has_faiss()
+    assert not neighbors.has_faiss()
     without = RetrievalAccuracyCalculator().get_accuracy(points, labels)
     for name in set(without) - {"NMI", "AMI", "f1", "purity"}:
         assert without[name] == pytest.approx(with_faiss[name]), name
@@ -209,7 +212,7 @@ def test_under_a_learned_metric():
     points, labels = data()
     normalized = torch.nn.functional.normalize(points)
     wanted = RetrievalAccuracyCalculator().get_accuracy(normalized, labels)
-    found = RetrievalAccuracyCalculator(knn_func=neighbours_under(CosineSimilarity(), tile=7)).get_accuracy(
+    found = RetrievalAccuracyCalculator(knn_func=neighbors_under(CosineSimilarity(), tile=7)).get_accuracy(
         points, labels
     )
     assert found["recall_at_4"] == wanted["recall_at_4"]
@@ -224,7 +227,7 @@ def test_under_a_learned_metric():
             return super().compute_mat(query * self.weight, reference * self.weight)
 
     learned = Learned()
-    found = RetrievalAccuracyCalculator(knn_func=neighbours_under(learned)).get_accuracy(points, labels)
+    found = RetrievalAccuracyCalculator(knn_func=neighbors_under(learned)).get_accuracy(points, labels)
     assert found["recall_at_1"] == RetrievalAccuracyCalculator().get_accuracy(points[:, 4:], labels)["recall_at_1"]
     assert learned.training
 
@@ -272,8 +275,10 @@ def extended(base):
 )
 def test_metrics_of_a_subclass_are_those_of_pmls_calculator(include, k):
     points, labels = data()
-    ours, theirs = (extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(points, labels)
-                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    ours, theirs = (
+        extended(base)(include=include, k=k, kmeans_func=kmeans).get_accuracy(points, labels)
+        for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
+    )
     assert ours == pytest.approx(theirs)
     assert all(value > 0 for value in ours.values())
 
@@ -300,8 +305,9 @@ def test_a_subclass_may_build_on_pmls_methods(k):
         return Calculator(include=("r_precision", "twice", "precision_at_1"), k=k)
 
     points, labels = data()
-    ours, theirs = (doubled(base).get_accuracy(points, labels)
-                    for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+    ours, theirs = (
+        doubled(base).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
+    )
     assert ours == theirs
 
 
@@ -317,7 +323,7 @@ def test_a_subclass_sees_the_labels_that_were_given():
     labels = 16777216 + labels
     Calculator(include=("seen", "precision_at_1"), k=4).get_accuracy(points, labels)
     assert torch.equal(seen[0], labels)
-    assert torch.equal(seen[1], labels[default_neighbours()(points, 4, points, True)[1]])
+    assert torch.equal(seen[1], labels[default_neighbors()(points, 4, points, True)[1]])
 
 
 @pytest.mark.parametrize(
@@ -332,7 +338,7 @@ def test_a_subclass_sees_the_labels_that_were_given():
         (("mean_reciprocal_rank",), "default", "largest class"),
     ],
 )
-def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked, watched):
+def test_one_search_for_as_many_neighbors_as_the_metrics_need(include, k, asked, watched):
     points, labels = data()
     settings = {} if k == "default" else {"k": k}
     RetrievalAccuracyCalculator(include=include, knn_func=watched, **settings).get_accuracy(points, labels)
@@ -343,22 +349,22 @@ def test_one_search_for_as_many_neighbours_as_the_metrics_need(include, k, asked
 def test_tiles_change_nothing(monkeypatch, watched):
     points, labels = data()
     whole = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None).get_accuracy(points, labels)
-    monkeypatch.setattr(neighbours, "_NEIGHBOURS", 600)
+    monkeypatch.setattr(neighbors, "_NEIGHBORS", 600)
     tiled = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), k=None, knn_func=watched).get_accuracy(points, labels)
     assert tiled == whole
     assert watched.asked == [(10, 60)] * 6
 
 
-def test_a_neighbour_that_an_index_did_not_have_is_wrong():
+def test_a_neighbor_that_an_index_did_not_have_is_wrong():
     points, labels = data()
     labels[-1] = labels[0]  # what an index of -1 would pick
 
     def search(query, k, reference):
-        distances, indices = default_neighbours().search(query, k, reference)
+        distances, indices = default_neighbors().search(query, k, reference)
         return distances, indices.masked_fill(torch.arange(indices.shape[1]) > 1, -1)
 
     calculator = RetrievalAccuracyCalculator(
-        include=("recall_at_1", "recall_at_8", "precision_at_8"), precision_at=(8,), knn_func=NearestNeighbours(search)
+        include=("recall_at_1", "recall_at_8", "precision_at_8"), precision_at=(8,), knn_func=NearestNeighbors(search)
     )
     found = calculator.get_accuracy(points, labels)
     assert found["recall_at_8"] == found["recall_at_1"] == pytest.approx(8 * found["precision_at_8"])
@@ -396,8 +402,9 @@ def test_clustering_metrics_that_are_named_stay():
     calculator = RetrievalAccuracyCalculator(include=("recall_at_1", "NMI", "f1"))
     assert set(calculator.get_accuracy(points, labels, exclude=("NMI",))) == {"recall_at_1", "f1"}
     calculator = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), clusters_per_class=(1, 2))
-    assert {"nmi_2", "f1_2", "purity_2"} == {name for name in calculator.get_curr_metrics()
-                                             if name in calculator.requires_clustering()}  # fmt: skip
+    assert {"nmi_2", "f1_2", "purity_2"} == {
+        name for name in calculator.get_curr_metrics() if name in calculator.requires_clustering()
+    }
 
 
 def test_other_numbers_of_clusters_alone_run_k_means_once():
@@ -420,10 +427,15 @@ def test_label_comparison():
         (two, lambda x, y: (x[..., 0] == y[..., 0]) & (x[..., 1] != y[..., 1])),
         (first / 4, lambda x, y: (x - y).abs() < 0.3),
     ):
-        settings = {"exclude": ("NMI", "AMI"), "label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance()),
-                    "k": None}  # fmt: skip
-        ours, theirs = (base(**settings).get_accuracy(points, labels)
-                        for base in (RetrievalAccuracyCalculator, AccuracyCalculator))  # fmt: skip
+        settings = {
+            "exclude": ("NMI", "AMI"),
+            "label_comparison_fn": compare,
+            "knn_func": CustomKNN(SNRDistance()),
+            "k": None,
+        }
+        ours, theirs = (
+            base(**settings).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
+        )
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs)  # PML has one of them in float32
         assert ours["recall_at_1"] == theirs["precision_at_1"]
     for wrong in ({}, {"include": ("recall_at_1", "nmi_3"), "clusters_per_class": (3,)}):
@@ -457,8 +469,17 @@ def test_positional_arguments_are_in_pmls_order():
 def test_names_for_json():
     points, labels = data()
     found = retrieval_metrics(RetrievalAccuracyCalculator(recall_at=(8, 1, 2)).get_accuracy(points, labels))
-    assert list(found) == ["recall_at_1", "recall_at_2", "recall_at_8", "precision_at_1", "r_precision", "map_at_r",
-                           "nmi", "f1", "purity"]  # fmt: skip
+    assert list(found) == [
+        "recall_at_1",
+        "recall_at_2",
+        "recall_at_8",
+        "precision_at_1",
+        "r_precision",
+        "map_at_r",
+        "nmi",
+        "f1",
+        "purity",
+    ]
     assert all(type(value) is float for value in found.values())
 
 

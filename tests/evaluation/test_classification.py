@@ -77,10 +77,20 @@ def test_what_nearest_class_mean_refuses():
 
 
 TREE = {  # two parents of one class, a class without relatives nearer than the root, one without parents
-    "tit": ["songbird"], "wren": ["songbird"], "hawk": ["raptor", "hunter"], "owl": ["raptor"], "cat": ["hunter"],
-    "songbird": ["bird"], "raptor": ["bird"], "bird": ["animal"], "hunter": ["animal"], "gull": ["waterbird"],
-    "waterbird": ["bird"], "oak": ["tree"], "tree": ["plant"],
-}  # fmt: skip
+    "tit": ["songbird"],
+    "wren": ["songbird"],
+    "hawk": ["raptor", "hunter"],
+    "owl": ["raptor"],
+    "cat": ["hunter"],
+    "songbird": ["bird"],
+    "raptor": ["bird"],
+    "bird": ["animal"],
+    "hunter": ["animal"],
+    "gull": ["waterbird"],
+    "waterbird": ["bird"],
+    "oak": ["tree"],
+    "tree": ["plant"],
+}
 
 
 def slow_related(name, known, parents):
@@ -148,10 +158,19 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alphabets")
     alphabets(folder / omniglot.TRAIN, {"Greek": 7, "Latin": 5})
     alphabets(folder / omniglot.TEST, {"Greek": 7, "Sanskrit": 11})
-    (recipe,) = load_recipes("cbml/omniglot-small", (
-        "schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "sampler.batch_size=8", "sampler.m=2",
-        "model.trunk.width=4", "data.split=characters", "evaluation.protocols=['nearest-class-mean', 'zero-shot']",
-    )).values()  # fmt: skip
+    (recipe,) = load_recipes(
+        "cbml/omniglot-small",
+        (
+            "schedule.epochs=2",
+            "schedule.milestones=[1]",
+            "sampler.iterations=2",
+            "sampler.batch_size=8",
+            "sampler.m=2",
+            "model.trunk.width=4",
+            "data.split=characters",
+            "evaluation.protocols=['nearest-class-mean', 'zero-shot']",
+        ),
+    ).values()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
         out = tmp_path_factory.mktemp("run")

@@ -80,15 +80,18 @@ def test_a_sweep_has_every_seed_and_the_means():
 
 def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
     figure = figures.gallery(
-        [(0, [1, 2]), (2, [1])], [0, 0, 1], lambda index: torch.full((1, 4, 4), 50 * index, dtype=torch.uint8),
-        ["cat", "dog"], [[0.25, 0.5], [0.75]],
-    )  # fmt: skip
+        [(0, [1, 2]), (2, [1])],
+        [0, 0, 1],
+        lambda index: torch.full((1, 4, 4), 50 * index, dtype=torch.uint8),
+        ["cat", "dog"],
+        [[0.25, 0.5], [0.75]],
+    )
     captions = [text.get_text() for text in figure.axes[0].texts]
     assert captions == ["query\ncat", "✓ 0.25\ncat", "✗ 0.50\ndog", "query\ndog", "✗ 0.75\ncat"]
     from matplotlib.colors import to_rgba
 
     frames = [patch.get_edgecolor() for patch in figure.axes[0].patches]
-    assert frames == [to_rgba(getattr(figures, name)) for name in ("GREY", "RIGHT", "WRONG", "GREY", "WRONG")]
+    assert frames == [to_rgba(getattr(figures, name)) for name in ("GRAY", "RIGHT", "WRONG", "GRAY", "WRONG")]
     assert len(figure.axes[0].images) == 5
     image = pixels(figure)
     close = np.abs(image[..., :3] - np.array(to_rgba(figures.RIGHT))[:3]).max(axis=2) < 0.02
@@ -102,9 +105,13 @@ def test_a_gallery_of_other_images_than_the_queries():
         return lambda index: shown.append((kind, index)) or torch.zeros(3, 400, 200, dtype=torch.uint8)
 
     figure = figures.gallery(
-        [(0, [1, 2])], [7], image("query"), [f"class {number}" for number in range(9)],
-        answer_labels=[0, 7, 8], answer_image=image("answer"),
-    )  # fmt: skip
+        [(0, [1, 2])],
+        [7],
+        image("query"),
+        [f"class {number}" for number in range(9)],
+        answer_labels=[0, 7, 8],
+        answer_image=image("answer"),
+    )
     assert shown == [("query", 0), ("answer", 1), ("answer", 2)]
     assert [text.get_text() for text in figure.axes[0].texts] == ["query\nclass 7", "✓\nclass 7", "✗\nclass 8"]
     for picture in figure.axes[0].images:  # a large photograph is drawn small, in its own shape
@@ -114,8 +121,12 @@ def test_a_gallery_of_other_images_than_the_queries():
 
 
 def test_curves_over_epochs_have_a_panel_per_metric():
-    figure = figures.epoch_curves({"recall_at_1": {"test images": ([0, 5], [0.5, 0.75]), "held out": ([5], [0.25])},
-                                   "nmi": {"test images": ([5], [0.1])}})  # fmt: skip
+    figure = figures.epoch_curves(
+        {
+            "recall_at_1": {"test images": ([0, 5], [0.5, 0.75]), "held out": ([5], [0.25])},
+            "nmi": {"test images": ([5], [0.1])},
+        }
+    )
     assert [axes.get_title() for axes in figure.axes] == ["recall_at_1, %", "nmi, %"]
     assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[50.0, 75.0], [25.0]]
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["test images", "held out"]

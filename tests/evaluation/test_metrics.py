@@ -1,4 +1,4 @@
-"""Metrics on neighbours against loops written from the formulas, and against PML's calculator."""
+"""Metrics on neighbors against loops written from the formulas, and against PML's calculator."""
 
 import math
 import tracemalloc
@@ -14,7 +14,7 @@ from pml_ext.evaluation import ami, metrics, nmi, purity
 
 
 class Case:
-    """Queries whose neighbours are drawn at random: metrics see labels and order alone."""
+    """Queries whose neighbors are drawn at random: metrics see labels and order alone."""
 
     def __init__(self, query_labels, gallery_labels=None, seed=0):
         rng = np.random.default_rng(seed)
@@ -29,7 +29,7 @@ class Case:
         self.relevant = metrics.relevant_counts(self.query_labels, self.gallery_labels, self.itself)
 
     def pml(self, k, **settings):
-        """PML's values for these neighbours."""
+        """PML's values for these neighbors."""
         calculator = AccuracyCalculator(
             exclude=("NMI", "AMI"), k=k, knn_func=lambda _q, k, _r, _i: (self.indices[:, :k],) * 2, **settings
         )
@@ -92,7 +92,7 @@ def test_values_per_query_equal_loops(case, k, columns):
 
 
 @cases
-def test_relevant_items_and_right_neighbours_equal_loops(case):
+def test_relevant_items_and_right_neighbors_equal_loops(case):
     gallery = case.gallery_labels.tolist()
     labels = case.query_labels.tolist()
     assert case.relevant.tolist() == [gallery.count(label) - case.itself for label in labels]
@@ -108,16 +108,19 @@ def test_relevant_items_of_many_classes():
     assert metrics.relevant_counts(labels, labels).tolist() == [wanted[label] for label in labels.tolist()]
 
 
-def test_a_neighbour_that_a_search_did_not_have_is_wrong():
+def test_a_neighbor_that_a_search_did_not_have_is_wrong():
     labels = torch.tensor([5, 6, 5])
     right = metrics.is_right(labels, labels, torch.tensor([[2, -1], [-1, -1], [1, -1]]))
     assert right.tolist() == [[True, False], [False, False], [False, False]]
 
 
 PML_NAMES = {
-    "precision_at_1": "precision_at_k", "r_precision": "r_precision", "mean_average_precision_at_r": "map_at_r",
-    "mean_average_precision": "average_precision", "mean_reciprocal_rank": "reciprocal_rank",
-}  # fmt: skip
+    "precision_at_1": "precision_at_k",
+    "r_precision": "r_precision",
+    "mean_average_precision_at_r": "map_at_r",
+    "mean_average_precision": "average_precision",
+    "mean_reciprocal_rank": "reciprocal_rank",
+}
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.relevant.any()])

@@ -10,12 +10,12 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch.nn.functional import normalize
 
 from pml_ext.evaluation import (
-    NearestNeighbours,
-    default_neighbours,
+    NearestNeighbors,
+    default_neighbors,
     evaluate,
     kmeans,
-    neighbours,
-    neighbours_under,
+    neighbors,
+    neighbors_under,
     nmi,
     pairwise_f1,
     purity,
@@ -28,8 +28,8 @@ def data(count=80, classes=9, seed=0, lone=2, copies=6):
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.rand(count, generator=generator).square() * classes).long()
     labels[:lone] = 1000 + torch.arange(lone)
-    centres = torch.randn(1002, 6, generator=generator)
-    points = normalize(torch.randn(count, 6, generator=generator) + centres[labels])
+    centers = torch.randn(1002, 6, generator=generator)
+    points = normalize(torch.randn(count, 6, generator=generator) + centers[labels])
     points[10 : 10 + copies] = points[30 : 30 + copies]
     return points, labels
 
@@ -47,8 +47,16 @@ def test_metrics_equal_loops(separate, lone_queries):
     query, labels = data(copies=0)
     gallery, gallery_labels = data(40, 7, seed=1, copies=0) if separate else (query, labels)
     more = {"gallery": gallery, "gallery_labels": gallery_labels} if separate else {}
-    result = evaluate(query, labels, **more, recall_at=(3, 1, 500), precision_at=(1, 5), lone_queries=lone_queries,
-                     ranking=("r_precision", "map_at_r", "map", "mrr"), clusters_per_class=())  # fmt: skip
+    result = evaluate(
+        query,
+        labels,
+        **more,
+        recall_at=(3, 1, 500),
+        precision_at=(1, 5),
+        lone_queries=lone_queries,
+        ranking=("r_precision", "map_at_r", "map", "mrr"),
+        clusters_per_class=(),
+    )
     lists = {name: [] for name in result.metrics}
     for label, row in zip(labels.tolist(), ranked(query, gallery, not separate), strict=True):
         right = [bool(gallery_labels[j] == label) for j in row]
@@ -65,8 +73,17 @@ def test_metrics_equal_loops(separate, lone_queries):
         lists["map_at_r"].append(sum(at[:relevant]) / relevant)
         lists["map"].append(sum(at) / relevant)
         lists["mrr"].append(1 / (1 + right.index(True)))
-    assert list(result.metrics) == ["recall_at_1", "recall_at_3", "recall_at_500", "precision_at_1", "precision_at_5",
-                                   "r_precision", "map_at_r", "map", "mrr"]  # fmt: skip
+    assert list(result.metrics) == [
+        "recall_at_1",
+        "recall_at_3",
+        "recall_at_500",
+        "precision_at_1",
+        "precision_at_5",
+        "r_precision",
+        "map_at_r",
+        "map",
+        "mrr",
+    ]
     for name, wanted in lists.items():
         assert result.metrics[name] == pytest.approx(sum(wanted) / len(wanted), abs=1e-12), name
         assert type(result.metrics[name]) is float
@@ -79,11 +96,20 @@ def test_values_are_pmls_to_the_last_digit(separate, count):
     gallery, gallery_labels = data(count // 2, count // 8, seed=1) if separate else (None, None)
     calculator = AccuracyCalculator(
         include=("precision_at_1", "r_precision", "mean_average_precision_at_r", *(("NMI",) if count < 100 else ())),
-        k="max_bin_count", knn_func=default_neighbours(), kmeans_func=kmeans, device=torch.device("cpu"),
-    )  # fmt: skip
+        k="max_bin_count",
+        knn_func=default_neighbors(),
+        kmeans_func=kmeans,
+        device=torch.device("cpu"),
+    )
     theirs = calculator.get_accuracy(query, labels, gallery, gallery_labels)
-    mine = evaluate(query, labels, gallery=gallery, gallery_labels=gallery_labels, recall_at=(1, 100),
-                    clusters_per_class=(1,) if count < 100 else ()).metrics  # fmt: skip
+    mine = evaluate(
+        query,
+        labels,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        recall_at=(1, 100),
+        clusters_per_class=(1,) if count < 100 else (),
+    ).metrics
     names = {"mean_average_precision_at_r": "map_at_r", "NMI": "nmi"}
     assert {names.get(name, name): value for name, value in theirs.items()} == {
         name: mine[name] for name in mine if name in {*theirs, *names.values()}
@@ -102,7 +128,7 @@ def test_values_are_pmls_to_the_last_digit(separate, count):
         ({"recall_at": (1,), "ranking": (), "keep": 5}, 5),
     ],
 )
-def test_one_search_for_as_many_neighbours_as_the_metrics_need(settings, k, watched):
+def test_one_search_for_as_many_neighbors_as_the_metrics_need(settings, k, watched):
     points, labels = data()
     evaluate(points, labels, search=watched, clusters_per_class=(), **settings)
     k = int(labels.bincount().max()) - 1 if k == "largest class" else k
@@ -121,7 +147,7 @@ def test_tiles_change_nothing(monkeypatch, separate, watched):
     more = dict(zip(("gallery", "gallery_labels"), data(50, seed=3, copies=0), strict=True)) if separate else {}
     settings = {"ranking": ("map_at_r", "map", "mrr"), "clusters_per_class": (), "keep": 6, **more}
     whole = evaluate(points, labels, **settings)
-    monkeypatch.setattr(neighbours, "_NEIGHBOURS", 1000)
+    monkeypatch.setattr(neighbors, "_NEIGHBORS", 1000)
     tiled = evaluate(points, labels, search=watched, **settings)
     assert len(watched.asked) > 3
     assert all(rows * k < 2000 for rows, k in watched.asked)
@@ -133,18 +159,18 @@ def test_tiles_change_nothing(monkeypatch, separate, watched):
     torch.testing.assert_close(tiled.per_query, whole.per_query, rtol=0, atol=0, equal_nan=True)
 
 
-def test_no_query_is_its_own_neighbour_in_any_tile(monkeypatch):
+def test_no_query_is_its_own_neighbor_in_any_tile(monkeypatch):
     points, labels = torch.zeros(50, 3), torch.arange(50) // 2  # a query need not be among so many duplicates
     for limit in (50, 1 << 20):
-        monkeypatch.setattr(neighbours, "_NEIGHBOURS", limit)
+        monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)
         result = evaluate(points, labels, clusters_per_class=(), recall_at=(4,), ranking=(), keep=4)
         assert result.indices.shape == (50, 4)
         assert not (result.indices == torch.arange(50)[:, None]).any()
 
 
-def test_neighbours_that_are_kept():
+def test_neighbors_that_are_kept():
     points, labels = data()
-    distances, indices = default_neighbours()(points, 5, points, ref_includes_query=True)
+    distances, indices = default_neighbors()(points, 5, points, ref_includes_query=True)
     result = evaluate(points, labels, recall_at=(1, 20), clusters_per_class=(), keep=5)
     assert torch.equal(result.indices, indices)
     assert torch.equal(result.distances, distances)
@@ -157,8 +183,15 @@ def test_neighbours_that_are_kept():
 
 def test_queries_that_are_part_of_a_gallery():
     points, labels = data()
-    result = evaluate(points[:20], labels[:20], gallery=points, gallery_labels=labels, gallery_has_queries=True,
-                     clusters_per_class=(), keep=79)  # fmt: skip
+    result = evaluate(
+        points[:20],
+        labels[:20],
+        gallery=points,
+        gallery_labels=labels,
+        gallery_has_queries=True,
+        clusters_per_class=(),
+        keep=79,
+    )
     whole = evaluate(points, labels, clusters_per_class=(), keep=79)
     wanted = {name: values[:20] for name, values in whole.per_query.items()}
     torch.testing.assert_close(result.per_query, wanted, rtol=0, atol=0, equal_nan=True)
@@ -168,19 +201,19 @@ def test_queries_that_are_part_of_a_gallery():
 def test_by_another_search():
     points, labels = data(copies=0)
     learned = LpDistance(normalize_embeddings=False, p=1)
-    result = evaluate(points, labels, search=neighbours_under(learned), clusters_per_class=(), keep=3)
+    result = evaluate(points, labels, search=neighbors_under(learned), clusters_per_class=(), keep=3)
     wanted = learned(points).fill_diagonal_(math.inf).topk(3, largest=False)
     torch.testing.assert_close(result.distances, wanted.values)
     exact = evaluate(points, labels, search=reranked_under(learned, 80), clusters_per_class=())
     assert exact.metrics == pytest.approx(result.metrics, abs=1e-12)
-    # One neighbour besides the query itself: what is missing counts as wrong.
-    short = evaluate(points, labels, search=NearestNeighbours(missing), recall_at=(1, 8), clusters_per_class=())
+    # One neighbor besides the query itself: what is missing counts as wrong.
+    short = evaluate(points, labels, search=NearestNeighbors(missing), recall_at=(1, 8), clusters_per_class=())
     assert short.metrics["recall_at_8"] == short.metrics["recall_at_1"] > 0
 
 
 def missing(query, k, reference):
     """As an approximate index does it: -1 where it has no more."""
-    distances, indices = default_neighbours().search(query, k, reference)
+    distances, indices = default_neighbors().search(query, k, reference)
     return distances, indices.masked_fill(torch.arange(indices.shape[1]) > 1, -1)
 
 
@@ -230,11 +263,13 @@ def test_a_single_image_and_lone_queries():
         ({"gallery": torch.zeros(3, 6)}, r"gallery want .* not shapes \[3, 6\] and \[0\]"),
         ({"gallery": torch.zeros(3, 5), "gallery_labels": torch.zeros(3).long()}, "5 dimensions, the embeddings 6"),
         ({"gallery_labels": torch.zeros(3)}, "go with a gallery"),
-        ({"gallery": torch.zeros(90, 6), "gallery_labels": torch.zeros(90).long(), "gallery_has_queries": True},
-         "must begin with them, all 80, and with their labels"),
+        (
+            {"gallery": torch.zeros(90, 6), "gallery_labels": torch.zeros(90).long(), "gallery_has_queries": True},
+            "must begin with them, all 80, and with their labels",
+        ),
         ({"clusters_per_class": (40,)}, "clusters of 80 points"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments(settings, message):
     points, labels = data()
     with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from pml_ext import registry
-from pml_ext.data import LabelledImages, Pipeline, build_transforms
+from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, draw
 from pml_ext.experiment.embedding import embed_batches
@@ -46,16 +46,20 @@ def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
 
 def test_seeds_differ_between_images_epochs_and_runs():
     joined = [[0] * 50, [0] * 50]
-    seeds = [seed for run in (0, 1) for epoch in (1, 2) for batch in EpochBatches(joined, run, epoch)
-             for _, seed in batch]  # fmt: skip
+    seeds = [
+        seed for run in (0, 1) for epoch in (1, 2) for batch in EpochBatches(joined, run, epoch) for _, seed in batch
+    ]
     assert len(set(seeds)) == 400
 
 
 def test_draws_from_samplers_of_indices_and_of_batches():
     assert draw(SequentialSampler(range(10)), 3, 5) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
-    assert draw(BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), 99, 9) == [[0, 1, 2, 3], [4, 5, 6, 7],
-                                                                                          [8, 9]]  # fmt: skip
+    assert draw(BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), 99, 9) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
     labels = torch.arange(40) % 4
     for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
         assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
@@ -82,7 +86,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     pixels = torch.randint(256, (6, 3, 20, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
     augmented, plain = build_transforms(16, 3, True, normalize, shift=2, pipeline=Pipeline(flip=True, **settings))
-    images = LabelledImages(pixels, [0, 1] * 3, ["a", "b"])
+    images = LabeledImages(pixels, [0, 1] * 3, ["a", "b"])
     epoch = EpochBatches([[5, 5, 0], [1, 2, 3]], 3, 1)
     drawn = []
     for workers in (0, 1):

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from pml_ext.data import LabelledImages
+from pml_ext.data import LabeledImages
 from pml_ext.experiment.embedding import embed_batches, embed_split
 
 CPU = torch.device("cpu")
 
 
-class Counted(LabelledImages):
+class Counted(LabeledImages):
     """Counts how often each image is read."""
 
     def __getitem__(self, index):

@@ -10,7 +10,7 @@ from pytorch_metric_learning.trainers import MetricLossOnly
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pml_ext.data import LabelledImages
+from pml_ext.data import LabeledImages
 from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
@@ -29,14 +29,16 @@ def noisy(image):
 def images():
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (32, 1, 8, 8), generator=generator, dtype=torch.uint8)
-    return LabelledImages(pixels, torch.arange(32) % 4, list("abcd"), noisy, channels=1)
+    return LabeledImages(pixels, torch.arange(32) % 4, list("abcd"), noisy, channels=1)
 
 
 @pytest.fixture(scope="module")
 def batches(images):
     generator = torch.Generator().manual_seed(1)
-    drawn = [[torch.randperm(len(images), generator=generator)[:BATCH].tolist() for _ in range(ITERATIONS)]
-             for _ in range(EPOCHS)]  # fmt: skip
+    drawn = [
+        [torch.randperm(len(images), generator=generator)[:BATCH].tolist() for _ in range(ITERATIONS)]
+        for _ in range(EPOCHS)
+    ]
     return [EpochBatches(joined, 0, epoch) for epoch, joined in enumerate(drawn, start=1)]
 
 
@@ -66,8 +68,11 @@ class Parts:
         return Objective(self.loss, self.optimizers, **settings)
 
     def state(self):
-        return {f"{name}.{key}": value.clone() for name in ("trunk", "embedder", "loss")
-                for key, value in getattr(self, name).state_dict().items()}  # fmt: skip
+        return {
+            f"{name}.{key}": value.clone()
+            for name in ("trunk", "embedder", "loss")
+            for key, value in getattr(self, name).state_dict().items()
+        }
 
     def train(self, images, batches, workers=0, freeze=False, **settings):
         """Trains by the engine; all steps."""
@@ -84,11 +89,20 @@ def train_by_pml(parts, images, batches, workers, freeze):
     found = []
     for epoch, drawn in enumerate(batches, start=1):
         trainer = MetricLossOnly(
-            {"trunk": parts.trunk, "embedder": parts.embedder}, parts.optimizers, BATCH, {"metric_loss": parts.loss},
-            SeededImages(images), {"tuple_miner": parts.miner}, ITERATIONS, CPU, sampler=drawn,
-            lr_schedulers=parts.schedulers, freeze_trunk_batchnorm=freeze, dataloader_num_workers=workers,
+            {"trunk": parts.trunk, "embedder": parts.embedder},
+            parts.optimizers,
+            BATCH,
+            {"metric_loss": parts.loss},
+            SeededImages(images),
+            {"tuple_miner": parts.miner},
+            ITERATIONS,
+            CPU,
+            sampler=drawn,
+            lr_schedulers=parts.schedulers,
+            freeze_trunk_batchnorm=freeze,
+            dataloader_num_workers=workers,
             end_of_iteration_hook=lambda trainer: found.append(trainer.losses["total_loss"].item()),
-        )  # fmt: skip
+        )
         trainer.train(epoch, epoch)
     return found
 
@@ -183,8 +197,10 @@ def test_clipping_is_torchs_over_trunk_and_embedder_and_leaves_the_loss_alone(im
 def test_micro_batches_train_as_the_whole_batch_does(images, batches):
     """With dropout, a miner and a loss that has parameters; batch norm is frozen."""
     whole, cut = Parts(), Parts()
-    steps = [parts.train(images, batches, freeze=True, **settings)
-             for parts, settings in ((whole, {}), (cut, {"micro_batch": 5}))]  # fmt: skip
+    steps = [
+        parts.train(images, batches, freeze=True, **settings)
+        for parts, settings in ((whole, {}), (cut, {"micro_batch": 5}))
+    ]
     for one, other in zip(*steps, strict=True):
         torch.testing.assert_close(other.loss, one.loss, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(other.embeddings, one.embeddings, rtol=1e-4, atol=1e-5)
@@ -213,8 +229,9 @@ def test_channels_last_changes_nothing_but_the_order_of_sums(images, batches):
     ours, plain = Parts(), Parts()
     ours.trunk[3].p = plain.trunk[3].p = 0.0  # random numbers are drawn in the order of the memory
     layouts = []
-    ours.trunk[0].register_forward_pre_hook(lambda module, inputs: layouts.append(
-        module.weight.is_contiguous(memory_format=torch.channels_last)))  # fmt: skip
+    ours.trunk[0].register_forward_pre_hook(
+        lambda module, inputs: layouts.append(module.weight.is_contiguous(memory_format=torch.channels_last))
+    )
     for one, other in zip(ours.train(images, batches, channels_last=True), plain.train(images, batches), strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-3)
     assert all(layouts)
@@ -265,12 +282,15 @@ class Planted(nn.Module):
         return loss * self.value if self.calls == self.when and not self.in_gradient else loss
 
 
-@pytest.mark.parametrize(("value", "in_gradient", "text"), [
-    (math.nan, False, "the loss became nan"),
-    (math.inf, False, "the loss became inf"),
-    (math.nan, True, "the gradient of trunk.0.weight became nan"),
-    (math.inf, True, "the gradient of trunk.0.weight became (nan|-?inf)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "in_gradient", "text"),
+    [
+        (math.nan, False, "the loss became nan"),
+        (math.inf, False, "the loss became inf"),
+        (math.nan, True, "the gradient of trunk.0.weight became nan"),
+        (math.inf, True, "the gradient of trunk.0.weight became (nan|-?inf)"),
+    ],
+)
 @pytest.mark.parametrize("settings", [{}, {"clip_gradient": 1.0}, {"precision": "bfloat16"}])
 def test_what_is_not_finite_stops_before_anything_changes(images, batches, value, in_gradient, text, settings):
     parts, good = Parts(Planted(3, value, in_gradient)), Parts(Planted(99, value, in_gradient))
@@ -336,11 +356,14 @@ def test_embeddings_that_a_loss_hides_are_not_finite_either(images, batches):
         parts.train(images, batches)
 
 
-@pytest.mark.parametrize(("function", "text"), [
-    (lambda x: x.sum(1), r"a tensor of shape \[12\], wanted one value"),
-    (lambda x: {"loss": x.sum()}, "a dict, wanted one value"),
-    (lambda x: x.detach().sum(), "depends on no parameter that is trained"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x.sum(1), r"a tensor of shape \[12\], wanted one value"),
+        (lambda x: {"loss": x.sum()}, "a dict, wanted one value"),
+        (lambda x: x.detach().sum(), "depends on no parameter that is trained"),
+    ],
+)
 def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function, text):
     with pytest.raises(TrainingError, match=text):
         Parts(Given(function)).train(images, batches)

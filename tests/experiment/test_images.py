@@ -72,7 +72,12 @@ def trained(tmp_path_factory, photos):
 def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
     facts = json.loads((trained / "network.json").read_text())
     assert {key: facts[key] for key in ("image_size", "resize", "squash", "bgr", "value_range")} == {
-        "image_size": 18, "resize": 24, "squash": True, "bgr": True, "value_range": 255}  # fmt: skip
+        "image_size": 18,
+        "resize": 24,
+        "squash": True,
+        "bgr": True,
+        "value_range": 255,
+    }
     assert facts["normalize"] == {"mean": [104, 117, 128], "std": [1, 1, 1]}
     run = load_run(trained, device="cpu")
     view = View(run.recipe, tmp_path / "view")
@@ -101,11 +106,16 @@ def test_runs_from_before_there_were_pipelines_load(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [("crop=30", r"data.images: resize \(24\) must be at least crop \(30\)"),
-     ("mean=[1.0]", "mean and std go together"), ("std=[1.0, 0.0, 1.0]", "greater than 0"),
-     ("random_crop_scale=[0.2, 1.0]", "leave out one"), ("value_range=7", "input should be 1 or 255"),
-     ("random_crop_scale=[0.0, 1.0]", "areas above 0"), ("size=3", "no key 'size'")],
-)  # fmt: skip
+    [
+        ("crop=30", r"data.images: resize \(24\) must be at least crop \(30\)"),
+        ("mean=[1.0]", "mean and std go together"),
+        ("std=[1.0, 0.0, 1.0]", "greater than 0"),
+        ("random_crop_scale=[0.2, 1.0]", "leave out one"),
+        ("value_range=7", "input should be 1 or 255"),
+        ("random_crop_scale=[0.0, 1.0]", "areas above 0"),
+        ("size=3", "no key 'size'"),
+    ],
+)
 def test_settings_of_images_that_are_refused(tmp_path, photos, setting, message):
     with pytest.raises(ConfigError, match=message):
         load_recipes(recipe_file(tmp_path, photos), [f"data.images.{setting}"])
@@ -203,8 +213,11 @@ def test_a_named_networks_weights_move_as_by_hand(photos, tmp_path, monkeypatch,
         place = few / str(number % 2)
         place.mkdir(parents=True, exist_ok=True)
         shutil.copy(photos / str(number % 3) / f"{number}.jpg", place)
-    text = RECIPE.partition("[data.images]")[0].replace("image_size = 16", "image_size = 224").replace(
-        ', "pipelines/bn-inception"', "") + """
+    text = (
+        RECIPE.partition("[data.images]")[0]
+        .replace("image_size = 16", "image_size = 224")
+        .replace(', "pipelines/bn-inception"', "")
+        + """
 train_fraction = 0.67
 [model]
 embedding_size = 4
@@ -222,7 +235,8 @@ iterations = 1
 name = "constant"
 epochs = 1
 milestones = []
-"""  # fmt: skip
+"""
+    )
     recipe = recipe_file(tmp_path, few, text)
     view = View(next(iter(load_recipes(recipe).values())), tmp_path / "view")
     network = view.network.eval()

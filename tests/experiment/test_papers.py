@@ -92,12 +92,15 @@ def test_a_recipe_names_table_and_row(mine):
     file = mine('table = "mine/2"\nrow = "Small, Mine"')
     (values,) = quotes(file).values()
     assert [(each.heading, each.column, each.metric, each.phase, each.value, each.text) for each in values] == [
-        ("Figures", "R@1", "recall_at_1", "after", 0.975, "97.50")]  # fmt: skip
+        ("Figures", "R@1", "recall_at_1", "after", 0.975, "97.50")
+    ]
     (values,) = quotes(file, ["paper.column=Birds"]).values()
     assert texts(values) == ["Small, Mine, Birds: R@1 50, NMI 61.25"]
     (values,) = quotes(file, ["paper.row='Small, Scores'"]).values()
     assert [(each.column, each.metric, each.phase) for each in values] == [
-        ("R@1", "recall_at_1", "learned_metric"), ("time", "", "learned_metric")]  # fmt: skip
+        ("R@1", "recall_at_1", "learned_metric"),
+        ("time", "", "learned_metric"),
+    ]
     (values,) = quotes(file, ["paper.row='Large, Threes'", "paper.column=Birds"]).values()
     assert [each.metric for each in values] == ["recall_at_1_3", "nmi_3"]
     assert quotes(file, ["paper.row=[]"]) == {file: []}
@@ -137,7 +140,11 @@ def test_plain_values_stay_as_they_are(mine):
     }
     (table,) = _paper_tables(recipe, {"after": {}})
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["table", "Table 3, ours"], ["data", "CUB"], ["recall_at_1", "0.5"], ["nmi@0.1", "0.4"]]  # fmt: skip
+        ["table", "Table 3, ours"],
+        ["data", "CUB"],
+        ["recall_at_1", "0.5"],
+        ["nmi@0.1", "0.4"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_a_column_that_does_not_follow_from_the_data_is_asked_for(mine):
         ("[data]", "[dat]", "dat: Extra inputs"),
         ("title = ", "title ", "not valid TOML"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_none_of_a_paper(mine, old, new, message):
     file = mine('table = "mine/2"\nrow = "Small, Mine"')
     mine(text=PAPER.replace(old, new, 1))
@@ -205,10 +212,15 @@ def test_the_report_has_the_papers_values_beside_the_runs(mine):
     metrics = {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}}
     about, values = _paper_tables(recipe, metrics)
     assert {row[0].text: row[1].text for row in about.rows} == {
-        "paper": "Me (2026). Mine. ", "table": "mine/2: Two data sets", "note": "ours"}  # fmt: skip
+        "paper": "Me (2026). Mine. ",
+        "table": "mine/2: Two data sets",
+        "note": "ours",
+    }
     assert [[cell.text for cell in row] for row in values.rows] == [
-        ["Small, Mine, Figures, R@1", "97.5", "90.0"], ["Small, Scores, Figures, R@1", "98.0", "80.0"],
-        ["Small, Scores, Figures, time", "3.0", ""]]  # fmt: skip
+        ["Small, Mine, Figures, R@1", "97.5", "90.0"],
+        ["Small, Scores, Figures, R@1", "98.0", "80.0"],
+        ["Small, Scores, Figures, time", "3.0", ""],
+    ]
 
 
 def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
@@ -236,8 +248,12 @@ def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path):
     assert table["recipes"] == {"full": ["mine/full"], "small": ["mine/small"]}
     assert table["runs"] == {"full": 1, "small": 1}
     assert [(row["row"], row["recipes"], row["reason"]) for row in table["rows"]] == [
-        ("Small, Mine", ["mine/full"], ""), ("Small, Scores", [], ""), ("Large, Mine", ["mine/small"], ""),
-        ("Large, Threes", [], ""), ("Large, Theirs", [], "of another paper")]  # fmt: skip
+        ("Small, Mine", ["mine/full"], ""),
+        ("Small, Scores", [], ""),
+        ("Large, Mine", ["mine/small"], ""),
+        ("Large, Threes", [], ""),
+        ("Large, Theirs", [], "of another paper"),
+    ]
     assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
     told = CliRunner().invoke(app, ["list", "tables", "--json", "--runs", str(tmp_path / "runs")])
     assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2") == table

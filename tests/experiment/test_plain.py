@@ -31,15 +31,40 @@ def same(one, other):
 @pytest.mark.parametrize(
     "value",
     [
-        None, True, 3, 1 << 127, 0.1, float("-inf"), "text", b"bytes", [], (), (1, [2, (3,)]), {1, 2}, {},
+        None,
+        True,
+        3,
+        1 << 127,
+        0.1,
+        float("-inf"),
+        "text",
+        b"bytes",
+        [],
+        (),
+        (1, [2, (3,)]),
+        {1, 2},
+        {},
         range(2, 9, 3),
-        {"a": 1, 2: "b"}, {(1, 2): 3, True: None, 0.5: 1}, {"__kind__": "tuple", "items": [1]}, torch.arange(3),
-        np.arange(6, dtype=np.uint32).reshape(2, 3), np.zeros((0, 2)), np.array(["a", "bc"]), np.float32(0.1),
-        np.int64(7), np.bool_(True), np.array(True), collections.Counter({3: 2}), collections.deque([1, 2], 5),
-        torch.Size([2, 3]), np.random.get_state(), random.getstate(), np.random.default_rng(3).bit_generator.state,
+        {"a": 1, 2: "b"},
+        {(1, 2): 3, True: None, 0.5: 1},
+        {"__kind__": "tuple", "items": [1]},
+        torch.arange(3),
+        np.arange(6, dtype=np.uint32).reshape(2, 3),
+        np.zeros((0, 2)),
+        np.array(["a", "bc"]),
+        np.float32(0.1),
+        np.int64(7),
+        np.bool_(True),
+        np.array(True),
+        collections.Counter({3: 2}),
+        collections.deque([1, 2], 5),
+        torch.Size([2, 3]),
+        np.random.get_state(),
+        random.getstate(),
+        np.random.default_rng(3).bit_generator.state,
     ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_what_goes_in_comes_out(tmp_path, value):
     assert same(through_a_file({"value": value}, tmp_path / "x.pt")["value"], value)
 
@@ -47,13 +72,15 @@ def test_what_goes_in_comes_out(tmp_path, value):
 @pytest.mark.parametrize(
     ("make", "draw"),
     [
-        *((lambda kind=kind: np.random.Generator(kind(5)), lambda made: made.random())
-          for kind in (np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64, np.random.PCG64DXSM)),
+        *(
+            (lambda kind=kind: np.random.Generator(kind(5)), lambda made: made.random())
+            for kind in (np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64, np.random.PCG64DXSM)
+        ),
         (lambda: np.random.RandomState(5), lambda made: made.normal()),
         (lambda: random.Random(5), lambda made: made.gauss(0, 1)),
         (lambda: torch.Generator().manual_seed(5), lambda made: torch.rand(3, generator=made).tolist()),
     ],
-)  # fmt: skip
+)
 def test_generators_go_on(tmp_path, make, draw):
     one = make()
     draw(one)

@@ -77,15 +77,31 @@ def parts(slow=""):
 BATCHES = EpochBatches([list(range(8))] * 5, 0, 1)
 
 
-@pytest.mark.parametrize("slow", [
-    "reading", "network forward", "network backward", "miner", "loss forward", "loss backward", "optimizer", "records",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "slow",
+    [
+        "reading",
+        "network forward",
+        "network backward",
+        "miner",
+        "loss forward",
+        "loss backward",
+        "optimizer",
+        "records",
+    ],
+)
 def test_what_is_slow_is_found_in_its_part(slow):
     trunk, embedder, objective = parts(slow)
     profile = profile_steps(
-        trunk, embedder, Images(NAP * (slow == "reading")), BATCHES, objective, CPU, warm_up=1,
+        trunk,
+        embedder,
+        Images(NAP * (slow == "reading")),
+        BATCHES,
+        objective,
+        CPU,
+        warm_up=1,
         record=lambda step: time.sleep(NAP * (slow == "records")),
-    )  # fmt: skip
+    )
     assert set(profile.milliseconds) == set(PARTS)
     assert max(profile.milliseconds, key=profile.milliseconds.get) == slow.partition(" ")[0]
     assert profile.milliseconds[slow.partition(" ")[0]] >= 1e3 * NAP

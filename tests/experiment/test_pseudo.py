@@ -15,7 +15,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.data import LabelledImages
+from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
@@ -28,8 +28,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 import kills  # the tests are no package
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
-QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8",
-         "evaluation.training_images=0", "evaluation.baselines=false")  # fmt: skip
+QUICK = (
+    *CLUSTERS,
+    "schedule.epochs=4",
+    "schedule.milestones=[2]",
+    "sampler.iterations=3",
+    "model.trunk.width=8",
+    "evaluation.training_images=0",
+    "evaluation.baselines=false",
+)
 
 
 def weights(folder):
@@ -190,8 +197,10 @@ def test_every_loss_without_classes_of_its_own_can_have_clusters():
 
 @pytest.mark.parametrize("features", ["embedder", "trunk"])
 def test_normalized_features_of_the_layer_are_clustered(features):
-    points = {name: torch.randn(40, 5, generator=torch.Generator().manual_seed(seed))
-              for seed, name in enumerate(("embedder", "trunk"))}  # fmt: skip
+    points = {
+        name: torch.randn(40, 5, generator=torch.Generator().manual_seed(seed))
+        for seed, name in enumerate(("embedder", "trunk"))
+    }
     stand = SimpleNamespace(rank=0, embeddings=lambda split, layer: 7 * points[layer])
     labels = clusters_of(stand, PseudoTable(clusters=4, features=features))
     np.testing.assert_array_equal(labels, kmeans(torch.nn.functional.normalize(points[features]), 4).numpy())
@@ -199,7 +208,7 @@ def test_normalized_features_of_the_layer_are_clustered(features):
 
 def test_batches_need_two_clusters_and_clusters_that_differ():
     recipe = load_recipes("cbml/digits", CLUSTERS)["cbml/digits"]
-    images = LabelledImages(torch.zeros(40, 1, 8, 8), np.zeros(40, dtype=np.int64), ["cluster 0"])
+    images = LabeledImages(torch.zeros(40, 1, 8, 8), np.zeros(40, dtype=np.int64), ["cluster 0"])
     small = PseudoTable(clusters=5, batch_size=[3, 9])
     with pytest.raises(ConfigError, match=r"found \[3, 9\], wanted at least 6, two clusters of sampler.m = 3"):
         sampler_before_clusters(recipe.sampler, small, images, 0)

@@ -105,8 +105,11 @@ def test_sweeps():
 
 
 def test_a_sweep_over_two_keys_and_over_tables(tmp_path):
-    file = write(tmp_path, 'extends = "cbml/digits"\n[sweep]\n"loss" = [{name = "cbml"}, {name = "pml/ntxent"}]\n'
-                           '"schedule.epochs" = [13, 15]\n')  # fmt: skip
+    file = write(
+        tmp_path,
+        'extends = "cbml/digits"\n[sweep]\n"loss" = [{name = "cbml"}, {name = "pml/ntxent"}]\n'
+        '"schedule.epochs" = [13, 15]\n',
+    )
     recipes = load_recipes(file)
     assert [name.partition("@")[2] for name in recipes] == ["cbml,13", "cbml,15", "pml/ntxent,13", "pml/ntxent,15"]
 
@@ -127,7 +130,10 @@ data.name = "digits-unseen"
     const, triplets = list(recipes.values())[:2]
     assert (const.loss.settings["delta"], const.loss.settings["alpha_pos"], const.schedule.epochs) == (0.25, 0.5, 13)
     assert (triplets.loss.name, triplets.data.name, triplets.data.images.resize) == (
-        "pml/triplet-margin", "digits-unseen", 256)  # fmt: skip
+        "pml/triplet-margin",
+        "digits-unseen",
+        256,
+    )
     assert triplets.sampler == const.sampler
     overridden = load_recipes(file, ["loss.delta=2.0", "loss.name=cbml"])
     assert {recipe.loss.settings["delta"] for recipe in overridden.values()} == {2.0}
@@ -194,7 +200,7 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("data.augment.scale=[1, 2, 3]", r"data.augment.scale: found \[1, 2, 3\]; .* at most 2 items"),
         ("model.trunk.widht=3", r"model.trunk.widht: no setting of convnet 'widht'; nearest: width"),
         ("data.name=digit", r"data.name: no data set 'digit'; nearest: digits"),
-        ("data.colour=true", r"data.colour: no setting of digits 'colour'"),
+        ("data.color=true", r"data.color: no setting of digits 'color'"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
         ("optimizer.name=adm", r"optimizer.name: no optimizer 'adm'; nearest: adam"),
         ("optimizer.momentum=0.9", r"optimizer.momentum: no setting of adam 'momentum'"),
@@ -220,8 +226,15 @@ class Mode(StrEnum):
     fast = "fast"
 
 
-def plugins_images(root: "Path | None" = None, *, mode: "Mode" = Mode.fast, mask: "Path | None" = None,
-                   size: "Unknown" = 3, parts: "Sequence['Unknown']" = (), path: str = "") -> DataSplits:  # noqa: F821  # fmt: skip
+def plugins_images(
+    root: "Path | None" = None,
+    *,
+    mode: "Mode" = Mode.fast,
+    mask: "Path | None" = None,
+    size: "Unknown" = 3,  # noqa: F821
+    parts: "Sequence['Unknown']" = (),  # noqa: F821
+    path: str = "",
+) -> DataSplits:
     """A data set whose annotations are texts, and two of which stand for nothing."""
     assert mask is None or mask.name == "mask.png"
     if size > 5:

@@ -44,11 +44,14 @@ def collecting(monkeypatch):
 
 
 @pytest.mark.usefixtures("collecting")
-@pytest.mark.parametrize("make", [
-    lambda: RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
-    lambda: losses.MarginLoss(),  # it has a parameter of one element
-    lambda: losses.MultiSimilarityLoss(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
+        lambda: losses.MarginLoss(),  # it has a parameter of one element
+        lambda: losses.MultiSimilarityLoss(),
+    ],
+)
 def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
     """The names of tables and columns, and the values."""
     record_keeper = pytest.importorskip("record_keeper")
@@ -74,16 +77,20 @@ def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
     HookContainer(keeper, save_models=False).end_of_iteration_hook(Trainer())
     theirs = {
         (table, column, values[7])
-        for table, columns in keeper.record_writer.records.items() if table != "loss_histories"
-        for column, values in columns.items() if not isinstance(values[7], list)
-    }  # fmt: skip
+        for table, columns in keeper.record_writer.records.items()
+        if table != "loss_histories"
+        for column, values in columns.items()
+        if not isinstance(values[7], list)
+    }
     terms = Terms(loss, miner, optimizers)
     rows = terms.rows([value.item() if torch.is_tensor(value) else value for value in terms.values()])
     ours = {(table, column, value) for table, row in rows.items() for column, value in row.items()}
     roots = ("metric_loss_", "tuple_miner_", "trunk_optimizer_")
     assert {entry for entry in theirs if entry[0].startswith(roots)} == {e for e in ours if e[0].count("__mod") < 2}
-    deep = [{(table.rpartition("__modules_")[2], *rest) for table, *rest in found if (table, *rest) not in near}
-            for found, near in ((theirs, ours), (ours, theirs))]  # fmt: skip
+    deep = [
+        {(table.rpartition("__modules_")[2], *rest) for table, *rest in found if (table, *rest) not in near}
+        for found, near in ((theirs, ours), (ours, theirs))
+    ]
     assert deep[0] == deep[1]  # inside a part of the loss PML's names begin with that part, ours with the loss
 
 
@@ -96,9 +103,11 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
     records.close()
     assert tables(tmp_path) == {
         "loss_histories": [{"~iteration~": n, "total_loss": value} for n, value in ((1, 2.5), (2, 1.5), (3, 0.5))],
-        "metric_loss_X": [{"~iteration~": 1, "pairs": 3, "term": 0.25, "late": None},
-                          {"~iteration~": 2, "pairs": 4, "term": None, "late": 9.0}],
-    }  # fmt: skip
+        "metric_loss_X": [
+            {"~iteration~": 1, "pairs": 3, "term": 0.25, "late": None},
+            {"~iteration~": 2, "pairs": 4, "term": None, "late": 9.0},
+        ],
+    }
     rows = csv_rows(tmp_path / "records" / "loss_histories.csv")
     assert rows == [["~iteration~", "total_loss"], ["1", "2.5"], ["2", "1.5"], ["3", "0.5"]]
     assert csv_rows(tmp_path / "records" / "metric_loss_X.csv")[1:] == [["1", "3", "0.25", ""], ["2", "4", "", "9.0"]]
@@ -107,7 +116,7 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
         "metric_loss_X/pairs": [(1, 3.0), (2, 4.0)],
         "metric_loss_X/term": [(1, 0.25)],
         "metric_loss_X/late": [(2, 9.0)],
-    }  # fmt: skip
+    }
 
 
 def record(folder, first, last, warn=None):

@@ -185,8 +185,10 @@ def main() -> int:
     seconds = time.monotonic() - started
     ours = sum(times for (name, _), times in kinds.items() if is_ours(name))
     chosen = sum(not given.ours or is_ours(name) for name in subjects())
-    print(f"{number} batches over {chosen} components, {sum(kinds.values())} surprises of {len(kinds)} kinds, {ours} "
-          f"of them of our components; {seconds:.0f} s")  # fmt: skip
+    print(
+        f"{number} batches over {chosen} components, {sum(kinds.values())} surprises of {len(kinds)} kinds, {ours} "
+        f"of them of our components; {seconds:.0f} s"
+    )
     return 1 if ours else 0
 
 

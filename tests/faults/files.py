@@ -27,8 +27,13 @@ import kills
 
 DAMAGES = ("flipped", "cut", "empty", "garbage", "another's")
 RECIPE = "cbml/digits"
-OVERRIDES = (*kills.QUICK, "evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56",
-             "engine.checkpoint_minutes=1e-9")  # fmt: skip
+OVERRIDES = (
+    *kills.QUICK,
+    "evaluation.validation=0.3",
+    "evaluation.select=map_at_r",
+    "sampler.batch_size=56",
+    "engine.checkpoint_minutes=1e-9",
+)
 
 
 class Ear:
@@ -125,13 +130,15 @@ class Made:
         shutil.copytree(self.place / "one" / what, out)
         whole = (out / name).read_bytes()
         half = len(whole) // 2
-        (out / name).write_bytes({
-            "flipped": lambda: whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :],
-            "cut": lambda: whole[:half],
-            "empty": lambda: b"",
-            "garbage": lambda: b"\x80garbage\xff" * 50,
-            "another's": lambda: self._twin(what, name).read_bytes(),
-        }[damage]())  # fmt: skip
+        (out / name).write_bytes(
+            {
+                "flipped": lambda: whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :],
+                "cut": lambda: whole[:half],
+                "empty": lambda: b"",
+                "garbage": lambda: b"\x80garbage\xff" * 50,
+                "another's": lambda: self._twin(what, name).read_bytes(),
+            }[damage]()
+        )
         return out
 
     def _twin(self, what: str, name: str) -> Path:
@@ -247,9 +254,9 @@ def _different(whole: Path, folder: Path, checks: Sequence[Callable[[Path, Path]
         metrics.append({key: value for key, value in values.items() if key not in ("seconds", "sha256", "warnings")})
     if metrics[0] != metrics[1]:
         return "metrics.json differs"
-    one, other = (dict(np.load(each / "neighbours.npz")) for each in (whole, folder))
+    one, other = (dict(np.load(each / "neighbors.npz")) for each in (whole, folder))
     if not all(np.array_equal(one[key], other[key]) for key in one):
-        return "neighbours.npz differs"
+        return "neighbors.npz differs"
     for check in checks:
         if text := check(whole, folder):
             return text
@@ -267,8 +274,13 @@ def _index(folder: Path, whole: Path, run: Path) -> str:
 
 def _export(folder: Path, name: str) -> str:
     """What the program says that the lines are for."""
-    done = subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=folder,
-                          capture_output=True, text=True, errors="replace")  # fmt: skip
+    done = subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     if name == "SHA256SUMS":  # cut behind a line it says nothing; what it is for is whole
         return ""
     return "" if done.returncode != 0 and name in done.stdout else "it does not say so"

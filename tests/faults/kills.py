@@ -137,9 +137,15 @@ class Counter:
 
 
 def execute(
-    scenario: Scenario, out: Path, at: int = 0, resume: bool = False, log: Path | None = None,
-    how: int = signal.SIGKILL, report: bool = False, rank: int = 0,
-) -> int:  # fmt: skip
+    scenario: Scenario,
+    out: Path,
+    at: int = 0,
+    resume: bool = False,
+    log: Path | None = None,
+    how: int = signal.SIGKILL,
+    report: bool = False,
+    rank: int = 0,
+) -> int:
     """Does a scenario's runs in processes of their own, forked from this one.
 
     Args:
@@ -163,8 +169,13 @@ def execute(
         child = os.fork()
         if child == 0:
             if scenario.processes > 1:
-                os.environ |= {"RANK": str(number), "WORLD_SIZE": str(scenario.processes), "MASTER_PORT": str(port),
-                               "MASTER_ADDR": "localhost", "LOCAL_RANK": str(number)}  # fmt: skip
+                os.environ |= {
+                    "RANK": str(number),
+                    "WORLD_SIZE": str(scenario.processes),
+                    "MASTER_PORT": str(port),
+                    "MASTER_ADDR": "localhost",
+                    "LOCAL_RANK": str(number),
+                }
             mine = number == rank
             _work(scenario, out, at if mine else 0, resume, log if mine else None, how, report)
         children.append(child)
@@ -177,9 +188,7 @@ def execute(
     return ended
 
 
-def _work(
-    scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool
-) -> None:  # fmt: skip
+def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool) -> None:
     """In a forked process: the runs, and its end."""
     from pml_ext.errors import PmlExtError
     from pml_ext.experiment import run, train

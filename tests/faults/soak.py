@@ -59,8 +59,13 @@ def main() -> int:
     from pml_ext.experiment import train
 
     watcher, epochs = Watcher(), max(2, given.iterations // 200)
-    overrides = [f"schedule.epochs={epochs}", f"schedule.milestones=[{epochs - 1}]", "sampler.iterations=200",
-                 "model.trunk.width=8", f"data.workers={given.workers}"]  # fmt: skip
+    overrides = [
+        f"schedule.epochs={epochs}",
+        f"schedule.milestones=[{epochs - 1}]",
+        "sampler.iterations=200",
+        "model.trunk.width=8",
+        f"data.workers={given.workers}",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         train(given.recipe, Path(folder) / "run", device="cpu", overrides=overrides, listener=watcher)
     first, last = watcher.seen[FIRST], watcher.seen[max(watcher.seen)]

@@ -22,9 +22,12 @@ class Environment:
         # pip's own options: no second torch, and what builds is what is installed
         self.variables = os.environ | {
             "PATH": f"{self.bin}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "PIP_NO_INDEX": "1", "VIRTUAL_ENV": str(place),
-        }  # fmt: skip
+            "PIP_NO_DEPS": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_INDEX": "1",
+            "VIRTUAL_ENV": str(place),
+        }
         for name in ("pml-ext", "pytest"):
             module = {"pml-ext": "pml_ext", "pytest": "pytest"}[name]
             script = self.bin / name

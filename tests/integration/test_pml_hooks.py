@@ -41,12 +41,17 @@ def trainer_of(hooks, loss, miner=None, end_of_epoch_hook=None):
         optimizers["metric_loss_optimizer"] = torch.optim.SGD(own, lr=0.01)
     dataset = images()
     return trainers.MetricLossOnly(
-        models={"trunk": trunk, "embedder": torch.nn.Identity()}, optimizers=optimizers, batch_size=BATCH,
-        loss_funcs={"metric_loss": loss}, mining_funcs={"tuple_miner": miner} if miner is not None else {},
-        dataset=dataset, sampler=MPerClassSampler(dataset.tensors[1], m=4, batch_size=BATCH, length_before_new_iter=60),
-        dataloader_num_workers=0, end_of_iteration_hook=hooks.end_of_iteration_hook,
+        models={"trunk": trunk, "embedder": torch.nn.Identity()},
+        optimizers=optimizers,
+        batch_size=BATCH,
+        loss_funcs={"metric_loss": loss},
+        mining_funcs={"tuple_miner": miner} if miner is not None else {},
+        dataset=dataset,
+        sampler=MPerClassSampler(dataset.tensors[1], m=4, batch_size=BATCH, length_before_new_iter=60),
+        dataloader_num_workers=0,
+        end_of_iteration_hook=hooks.end_of_iteration_hook,
         end_of_epoch_hook=end_of_epoch_hook,
-    )  # fmt: skip
+    )
 
 
 def cases():

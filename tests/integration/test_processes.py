@@ -34,8 +34,9 @@ def command(recipe, out, *overrides, **settings):
 
 def run(*arguments, extra=(), path="", **settings):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
-    return subprocess.run([*command(*arguments, **settings), *extra], capture_output=True, text=True, env=environment,
-                          timeout=280)  # fmt: skip
+    return subprocess.run(
+        [*command(*arguments, **settings), *extra], capture_output=True, text=True, env=environment, timeout=280
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,13 @@ def test_an_index_that_two_processes_embedded_is_that_of_one(with_memory, tmp_pa
         (images / str(number % 7)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(images / str(number % 7) / f"{number}.png")
     store = ("-o", tmp_path / "index", "--store", tmp_path / "store")
-    done = subprocess.run(torchrun("index", trained, images, *store, "--json"), capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=280)  # fmt: skip
+    done = subprocess.run(
+        torchrun("index", trained, images, *store, "--json"),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)  # written once
     assert (told["new"], told["images"]) == (60, 60)

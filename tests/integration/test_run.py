@@ -17,7 +17,7 @@ from pytorch_metric_learning.distances import LpDistance
 import pml_ext
 from pml_ext import CBMLLoss, registry
 from pml_ext.cli import main
-from pml_ext.data import LabelledImages
+from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
 from pml_ext.experiment import FailedRunsError, draw_report, load_recipes, plan, summarize, train
 from pml_ext.experiment.run import Run
@@ -28,9 +28,17 @@ from pml_ext.sums import changed_files, gone_files
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {
-    "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8", "precision_at_1", "r_precision", "map_at_r", "nmi",
-    "f1", "purity",
-}  # fmt: skip
+    "recall_at_1",
+    "recall_at_2",
+    "recall_at_4",
+    "recall_at_8",
+    "precision_at_1",
+    "r_precision",
+    "map_at_r",
+    "nmi",
+    "f1",
+    "purity",
+}
 
 
 def quick(out: Path, *overrides: str, recipe: str = "cbml/digits", **settings):
@@ -148,10 +156,13 @@ def test_the_epoch_is_chosen_on_held_out_training_classes(tmp_path):
 @pytest.mark.usefixtures("without_report")
 def test_stages_frozen_batch_norm_and_a_faster_head(tmp_path):
     metrics = quick(
-        tmp_path / "out", "stages=[{epochs = 1, loss = {name = 'pml/triplet-margin', margin = 0.2}, "
+        tmp_path / "out",
+        "stages=[{epochs = 1, loss = {name = 'pml/triplet-margin', margin = 0.2}, "
         "sampler = {name = 'shuffle', batch_size = 64}}]",
-        "model.freeze_batch_norm=true", "optimizer.head_lr_factor=10", "loss.miner=pml/batch-hard",
-    )  # fmt: skip
+        "model.freeze_batch_norm=true",
+        "optimizer.head_lr_factor=10",
+        "loss.miner=pml/batch-hard",
+    )
     assert metrics["after"]["recall_at_1"] > 0.5
     from pml_ext.experiment.records import loss_series
 
@@ -202,7 +213,7 @@ def test_a_component_takes_part_in_its_run(tmp_path):
     assert Watcher.seen == [("prepare", 0), ("start", 1), ("start", 2), ("start", 3)]
     report = (tmp_path / "out" / "report.html").read_text()
     assert "The watcher&#39;s own figure" in report or "The watcher's own figure" in report
-    # squared Euclidean distance of normalised embeddings ranks as the cosine does
+    # squared Euclidean distance of normalized embeddings ranks as the cosine does
     assert metrics["learned_metric"]["recall_at_1"] == pytest.approx(metrics["after"]["recall_at_1"], abs=0.01)
 
 
@@ -278,7 +289,7 @@ def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
 def test_each_image_is_read_and_embedded_once_for_each_state_of_the_network(tmp_path, monkeypatch, validation):
     """In a run of E epochs: training images E + 1 times, test images twice, held-out ones once per test on them."""
     reads, passed = Counter(), Counter()
-    read = LabelledImages.__getitem__
+    read = LabeledImages.__getitem__
 
     def counted(images, index):
         reads[id(images.labels), images.transform is not None, int(index)] += 1
@@ -293,7 +304,7 @@ def test_each_image_is_read_and_embedded_once_for_each_state_of_the_network(tmp_
             )
 
     mine = {}
-    monkeypatch.setattr(LabelledImages, "__getitem__", counted)
+    monkeypatch.setattr(LabeledImages, "__getitem__", counted)
     monkeypatch.setattr("pml_ext.experiment.runs.Run", Counted)
     epochs = 3
     overrides = [o for o in QUICK if "sampler" not in o] + ["sampler={name = 'shuffle', batch_size = 64}", *validation]
@@ -412,7 +423,7 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
 def test_what_is_gone_of_a_finished_run_is_made_again(finished, tmp_path):
     out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
     table = next((out / "records").glob("*.csv"))
-    gone = [out / "network.json", out / "neighbours.npz", table]
+    gone = [out / "network.json", out / "neighbors.npz", table]
     whole = {path: path.read_bytes() for path in gone if path.suffix != ".npz"}
     for path in gone:
         path.unlink()
@@ -424,7 +435,7 @@ def test_what_is_gone_of_a_finished_run_is_made_again(finished, tmp_path):
     assert {path: path.read_bytes() for path in whole} == whole
     assert (changed_files(out), gone_files(out)) == ([], [])
     assert "notes.txt" not in (out / "SHA256SUMS").read_text()
-    assert "neighbours.npz" in (out / "SHA256SUMS").read_text()
+    assert "neighbors.npz" in (out / "SHA256SUMS").read_text()
 
 
 @pytest.mark.usefixtures("without_report")

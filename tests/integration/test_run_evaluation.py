@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from pml_ext import registry
-from pml_ext.data import LabelledImages
+from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import draw_report, load_recipes, train
 from pml_ext.experiment.curves import metric_series
@@ -21,7 +21,7 @@ from pml_ext.plugin import RunView
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 SHOP = """
     import torch
-    from pml_ext.plugin import DataSplits, LabelledImages, hookimpl
+    from pml_ext.plugin import DataSplits, LabeledImages, hookimpl
 
     def shop(root=None):
         names = [f"item {number}" for number in range(20)]
@@ -30,7 +30,7 @@ SHOP = """
         def part(count, first, classes):
             labels = torch.arange(count) % classes + first
             noise = torch.randint(160, (count, 1, 8, 8), generator=generator)
-            return LabelledImages((noise + 4 * labels[:, None, None, None]).byte(), labels, names, channels=1)
+            return LabeledImages((noise + 4 * labels[:, None, None, None]).byte(), labels, names, channels=1)
 
         parts = {"query": part(33, 10, 6), "gallery": part(57, 12, 8)}  # nothing in the gallery is of items 10 and 11
         return DataSplits(part(160, 0, 10), **parts, image_size=8, channels=1)
@@ -102,34 +102,39 @@ def directions(run, split):
 @pytest.mark.usefixtures("shop")
 def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     metrics = quick(
-        tmp_path / "out", "data.name=shop", "data.augment={}", "sampler={name='shuffle', batch_size=40, iterations=4}",
-        "evaluation.recall_at=[1, 10, 100]", "evaluation.training_images=50", "evaluation.test_every=2",
-    )  # fmt: skip
+        tmp_path / "out",
+        "data.name=shop",
+        "data.augment={}",
+        "sampler={name='shuffle', batch_size=40, iterations=4}",
+        "evaluation.recall_at=[1, 10, 100]",
+        "evaluation.training_images=50",
+        "evaluation.test_every=2",
+    )
     run = runs[0]
     assert isinstance(run, RunView)
     assert list(run.splits) == ["query", "gallery", "train", "train_sample"]
     assert metrics["images"] == {
-        "query": {"images": 33, "classes": 6}, "gallery": {"images": 57, "classes": 8},
-        "train": {"images": 160, "classes": 10}, "train_sample": {"images": 50, "classes": 4},
-    }  # fmt: skip
+        "query": {"images": 33, "classes": 6},
+        "gallery": {"images": 57, "classes": 8},
+        "train": {"images": 160, "classes": 10},
+        "train_sample": {"images": 50, "classes": 4},
+    }
     labels, others = run.labels("query"), run.labels("gallery")
     assert (len(run.embeddings("query")), len(run.embeddings("gallery"))) == (len(labels), len(others)) == (33, 57)
-    wanted, rows, hits = by_a_loop(
-        directions(run, "query"), labels, directions(run, "gallery"), others, (1, 10, 100)
-    )  # fmt: skip
+    wanted, rows, hits = by_a_loop(directions(run, "query"), labels, directions(run, "gallery"), others, (1, 10, 100))
     assert {name: metrics["after"][name] for name in wanted} == pytest.approx(wanted)
     assert wanted["recall_at_100"] == pytest.approx(int((labels >= 12).sum()) / 33)  # the others are lone
     sample = directions(run, "train_sample")
     wanted = by_a_loop(sample, run.labels("train_sample"), sample, run.labels("train_sample"), (1, 10), True)[0]
     assert {name: metrics["training"][name] for name in wanted} == pytest.approx(wanted)
 
-    held = np.load(tmp_path / "out" / "neighbours.npz")
-    assert held["neighbours"].tolist() == [row[:8] for row in rows]
+    held = np.load(tmp_path / "out" / "neighbors.npz")
+    assert held["neighbors"].tolist() == [row[:8] for row in rows]
     assert held["right"].tolist() == [hit[:8] for hit in hits]
     assert held["query"].tolist() == list(range(33))
     assert held["relevant"].tolist() == [sum(hit) for hit in hits]
     assert held["query_labels"].tolist() == labels.tolist()
-    assert held["class_names"][held["neighbour_labels"]][0, 0] == f"item {others[rows[0][0]]}"
+    assert held["class_names"][held["neighbor_labels"]][0, 0] == f"item {others[rows[0][0]]}"
     far = (directions(run, "query")[7] - directions(run, "gallery")[rows[7][5]]).norm()
     assert held["distances"][7, 5] == pytest.approx(float(far), rel=1e-3)
     assert "query_paths" not in held  # the images are no files
@@ -157,9 +162,9 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
 def bare(tmp_path_factory):
     """A run that tests nothing but what it must, its folder, and how many images it reads."""
     read = []
-    item = LabelledImages.__getitem__
+    item = LabeledImages.__getitem__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LabelledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
+        patch.setattr(LabeledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
         patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
         out = tmp_path_factory.mktemp("bare") / "out"
         return quick(out, *BARE), out, len(read)
@@ -194,7 +199,7 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     assert projected == [["after training"]] * 4
 
 
-def test_neighbours_of_files_have_their_paths(tmp_path):
+def test_neighbors_of_files_have_their_paths(tmp_path):
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -214,9 +219,9 @@ def test_neighbours_of_files_have_their_paths(tmp_path):
         """
     )
     train(str(recipe), out=tmp_path / "out", device="cpu")
-    held = np.load(tmp_path / "out" / "neighbours.npz")
+    held = np.load(tmp_path / "out" / "neighbors.npz")
     assert np.array_equal(held["query_paths"], held["gallery_paths"])
-    for query, nearest, right in zip(held["query"], held["neighbours"], held["right"], strict=True):
+    for query, nearest, right in zip(held["query"], held["neighbors"], held["right"], strict=True):
         paths = [Path(held["gallery_paths"][index]) for index in (query, *nearest)]
         assert all(path.is_file() for path in paths)
         assert [path.parent == paths[0].parent for path in paths[1:]] == right.tolist()
@@ -225,8 +230,12 @@ def test_neighbours_of_files_have_their_paths(tmp_path):
 
 
 def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():
-    view = SimpleNamespace(device=torch.device("cpu"), channels=3, image_size=224,
-                           recipe=SimpleNamespace(evaluation=SimpleNamespace(batch_size=256)))  # fmt: skip
+    view = SimpleNamespace(
+        device=torch.device("cpu"),
+        channels=3,
+        image_size=224,
+        recipe=SimpleNamespace(evaluation=SimpleNamespace(batch_size=256)),
+    )
     assert View._test_batch(view) == 66
     view.image_size, view.channels = 28, 1
     assert View._test_batch(view) == 256
@@ -245,7 +254,7 @@ def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():
         (["evaluation.recall_at=[10, 100]"], "recall_at includes 1"),
         (["evaluation.training_images=-1"], "found -1"),
     ],
-)  # fmt: skip
+)
 def test_settings_of_evaluation_that_do_not_fit(overrides, text):
     with pytest.raises(ConfigError, match=text):
         load_recipes("cbml/digits", overrides)

@@ -71,21 +71,42 @@ def pddm(**settings):
 
 # One of each, and each setting that takes another path through the code.
 COMPONENTS = {
-    **{f"{c.__name__}{'' if normalized else ', raw'}": c(normalize_embeddings=normalized)
-       for c in (AngularLoss, AngularTripletLoss, NPairLoss, NPairAngularLoss) for normalized in (True, False)},
+    **{
+        f"{c.__name__}{'' if normalized else ', raw'}": c(normalize_embeddings=normalized)
+        for c in (AngularLoss, AngularTripletLoss, NPairLoss, NPairAngularLoss)
+        for normalized in (True, False)
+    },
     "AngularLoss, gathered rows": AngularLoss(alpha=70),
-    **{f"CBMLLoss, {settings}": CBMLLoss(**settings)
-       for settings in ({}, {"skip_unmined": True}, {"mining": False}, {"averaging": "sqrt", "delta": "ratio"},
-                        {"averaging": "const", "mvc_weight": 0})},
+    **{
+        f"CBMLLoss, {settings}": CBMLLoss(**settings)
+        for settings in (
+            {},
+            {"skip_unmined": True},
+            {"mining": False},
+            {"averaging": "sqrt", "delta": "ratio"},
+            {"averaging": "const", "mvc_weight": 0},
+        )
+    },
     "CBMLLoss, quadratic": CBMLLoss(statistics=(0.7, 0.2, 0.1, 0.3)),
     "SoftmaxLoss": SoftmaxLoss(400, SIZE),
-    **{f"BatchAllTripletLoss, {kind}, {triplets}, {positives}": BatchAllTripletLoss(0.2, kind, triplets, positives)
-       for kind in ("hinge", "squared-hinge", "ratio", "soft") for triplets in ("violating", "all")
-       for positives in ("all", "local")},
-    **{f"PDDMLoss, {settings}": pddm(**settings)
-       for settings in ({}, {"per_class": True}, {"num_quadruplets": 99, "embedding_weight": 0.0},
-                        {"normalize_scores": False, "embedding_weight": 0.0}, {"detach_embeddings": True},
-                        {"pointwise": "logistic"}, {"pointwise": "fisher", "embedding_weight": 0.0})},
+    **{
+        f"BatchAllTripletLoss, {kind}, {triplets}, {positives}": BatchAllTripletLoss(0.2, kind, triplets, positives)
+        for kind in ("hinge", "squared-hinge", "ratio", "soft")
+        for triplets in ("violating", "all")
+        for positives in ("all", "local")
+    },
+    **{
+        f"PDDMLoss, {settings}": pddm(**settings)
+        for settings in (
+            {},
+            {"per_class": True},
+            {"num_quadruplets": 99, "embedding_weight": 0.0},
+            {"normalize_scores": False, "embedding_weight": 0.0},
+            {"detach_embeddings": True},
+            {"pointwise": "logistic"},
+            {"pointwise": "fisher", "embedding_weight": 0.0},
+        )
+    },
     "EntropyRegularizer": Unlabeled(EntropyRegularizer()),
     "DensityRegularizer": DensityRegularizer(400),
     "GlobalOrthogonalRegularizer": GlobalOrthogonalRegularizer(),
@@ -98,14 +119,22 @@ COMPONENTS = {
     "HardQuadrupletMiner, per class": Mined(pddm(normalize_scores=False), HardQuadrupletMiner(per_class=True)),
     "AnchorSwapMiner": Mined(AngularTripletLoss(), AnchorSwapMiner(HardQuadrupletMiner(num_quadruplets=99))),
     "PDDMDistance": Mined(AngularTripletLoss(), HardQuadrupletMiner(PDDMDistance(SIZE))),
-    **{f"{c.__name__}, {size}": c(tile_size=size) for size in (None, 7)
-       for c in (TiledContrastiveLoss, TiledMultiSimilarityLoss, TiledNTXentLoss, TiledSupConLoss,
-                 TiledTripletMarginLoss)},
+    **{
+        f"{c.__name__}, {size}": c(tile_size=size)
+        for size in (None, 7)
+        for c in (
+            TiledContrastiveLoss,
+            TiledMultiSimilarityLoss,
+            TiledNTXentLoss,
+            TiledSupConLoss,
+            TiledTripletMarginLoss,
+        )
+    },
     "CBMLLoss, in tiles": CBMLLoss(tile_size=7),
     "NPairAngularLoss, in tiles": NPairAngularLoss(tile_size=7),
     "RegularizedLoss": RegularizedLoss(CBMLLoss(), EntropyRegularizer(), weight=0.1),
     "MultipleLosses": MultipleLosses([CBMLLoss(), BatchAllTripletLoss(positives="local")], weights=[0.5, 0]),
-}  # fmt: skip
+}
 
 
 def test_every_registered_class_is_here():
@@ -124,11 +153,16 @@ def batch(sizes, lone=False):
 
 
 BAD = [  # (classes, images per class), whether the image has a class of its own, where, what
-    ((6, 4), False, 5, math.nan), ((6, 4), False, (5, 3), math.nan), ((6, 4), False, slice(None), math.nan),
-    ((6, 4), False, 5, math.inf), ((6, 4), False, (5, 0), -math.inf), ((6, 4), True, 5, math.nan),
-    ((50, 4), True, 5, math.nan), ((3, 26), True, 5, math.nan),
+    ((6, 4), False, 5, math.nan),
+    ((6, 4), False, (5, 3), math.nan),
+    ((6, 4), False, slice(None), math.nan),
+    ((6, 4), False, 5, math.inf),
+    ((6, 4), False, (5, 0), -math.inf),
+    ((6, 4), True, 5, math.nan),
+    ((50, 4), True, 5, math.nan),
+    ((3, 26), True, 5, math.nan),
     *(((2, 4), False, row, math.nan) for row in (0, 3, 4, 7)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
@@ -210,9 +244,19 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
 
 
 WITHOUT_VMAP = (  # how much these list depends on the values; PML's reducer of several terms writes in place
-    "BatchAllTripletLoss", "MultipleLosses", "NPairAngularLoss, in", "TiledNTXent", "TiledTriplet", "TiledContrastive",
-    "PDDM", "LocalPositiveMiner", "SemiHardTripletMiner", "HardPairMiner", "HardQuadrupletMiner", "AnchorSwapMiner",
-)  # fmt: skip
+    "BatchAllTripletLoss",
+    "MultipleLosses",
+    "NPairAngularLoss, in",
+    "TiledNTXent",
+    "TiledTriplet",
+    "TiledContrastive",
+    "PDDM",
+    "LocalPositiveMiner",
+    "SemiHardTripletMiner",
+    "HardPairMiner",
+    "HardQuadrupletMiner",
+    "AnchorSwapMiner",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in COMPONENTS if not name.startswith(WITHOUT_VMAP)])

@@ -109,14 +109,20 @@ def without_numbers(value):
     """The same with every fraction as one: rows that differ in a weight alone take the same steps."""
     if isinstance(value, dict):
         return {key: without_numbers(each) for key, each in value.items()}
-    return [without_numbers(each) for each in value] if isinstance(value, list) else (
-        1.0 if isinstance(value, float) else value)  # fmt: skip
+    return (
+        [without_numbers(each) for each in value]
+        if isinstance(value, list)
+        else (1.0 if isinstance(value, float) else value)
+    )
 
 
 def step(stage, embeddings, labels):
     """One value of a stage's loss, with its miner, and what comes of it backward."""
-    value = stage.loss(embeddings, labels, stage.miner(embeddings, labels)) if stage.miner else (
-        stage.loss(embeddings, labels))  # fmt: skip
+    value = (
+        stage.loss(embeddings, labels, stage.miner(embeddings, labels))
+        if stage.miner
+        else (stage.loss(embeddings, labels))
+    )
     assert torch.isfinite(value)
     value.backward()
     if stage.optimizer is not None:
@@ -149,11 +155,17 @@ def test_every_row_is_built(name, made_up_sets, built):
     for recipe in recipes.values():
         splits = splits_of(recipe, made_up_sets, built)
         check_network(recipe, made_up_sets, built)
-        what = [recipe.model_dump(include={"stages", "loss", "sampler"}), recipe.model.embedding_size,
-                recipe.data.model_dump(include={"labels", "pseudo"})]  # fmt: skip
+        what = [
+            recipe.model_dump(include={"stages", "loss", "sampler"}),
+            recipe.model.embedding_size,
+            recipe.data.model_dump(include={"labels", "pseudo"}),
+        ]
         once(built, without_numbers(what), lambda recipe=recipe, splits=splits: check_stages(recipe, splits))
-        reported = {"learned_metric": metric_names(recipe), "training": metric_names(recipe),
-                    "after": metric_names(recipe)}  # fmt: skip
+        reported = {
+            "learned_metric": metric_names(recipe),
+            "training": metric_names(recipe),
+            "after": metric_names(recipe),
+        }
         for value in quoted(recipe.paper, recipe.data.name):
             if recipe.data.name != "omniglot-small" and value.metric:  # small ones report fewer K
                 assert value.metric in reported[value.phase], f"{name} does not test {value.metric}, which it quotes"

@@ -67,13 +67,23 @@ Soft Loss, 3 Clusters, Local .21 .35""",
 TOTALS = {
     "angular": {"1": (36, 2064.9), "2": (36, 2272.3), "3": (36, 2668.7), "4": (20, 1644.7), "5": (5, 341.3)},
     "cbml": {
-        "2": (265, 23868.2), "3": (176, 11589.7), "4": (144, 12876.3), "5": (60, 5402.7), "6": (8, 548.5),
-        "7": (28, 2232.5), "8": (140, 7890.5), "9": (4, 63.0), "10": (27, 1256.4), "11": (27, 1329.7),
-        "12": (16, 1120.3), "13": (4, 203.7)},
+        "2": (265, 23868.2),
+        "3": (176, 11589.7),
+        "4": (144, 12876.3),
+        "5": (60, 5402.7),
+        "6": (8, 548.5),
+        "7": (28, 2232.5),
+        "8": (140, 7890.5),
+        "9": (4, 63.0),
+        "10": (27, 1256.4),
+        "11": (27, 1329.7),
+        "12": (16, 1120.3),
+        "13": (4, 203.7),
+    },
     "density": {"1": (189, 15145.5)},
     "pddm": {"1": (84, 6025.1), "2": (13, 364.7)},
     "triplets": {"1": (18, 4.55)},
-}  # fmt: skip
+}
 
 
 def printed(name):
@@ -88,7 +98,8 @@ def test_numbers_are_those_of_the_table(name, heading):
         row, numbers = re.fullmatch(r"(.+?)((?: \d*\.\d+)+)", line).groups()
         values = {column: cell for above, column, cell in printed(name).values(row) if above == heading}
         assert {column: values[column] for column in head.split()} == dict(
-            zip(head.split(), map(float, numbers.split()), strict=True))  # fmt: skip
+            zip(head.split(), map(float, numbers.split()), strict=True)
+        )
 
 
 @pytest.mark.parametrize("paper", TOTALS)
@@ -103,8 +114,11 @@ def test_misprints_stand_as_printed_with_a_note():
         return next(cell for above, each, cell in printed(name).values(row) if (above, each) == (heading, column))
 
     assert value("cbml/1", "ResNet-50, Ours: CBML, 512", "CUB", "R@8") == 92.3
-    assert {value("cbml/4", "ResNet-50, CBML", "CUB", "R@8"), value("cbml/5", "512", "CUB", "R@8"),
-            value("cbml/7", "CBML + MVC + Hard Mining", "CUB", "R@8")} == {92.5}  # fmt: skip
+    assert {
+        value("cbml/4", "ResNet-50, CBML", "CUB", "R@8"),
+        value("cbml/5", "512", "CUB", "R@8"),
+        value("cbml/7", "CBML + MVC + Hard Mining", "CUB", "R@8"),
+    } == {92.5}
     assert value("cbml/2", "BN-Inception, Ours: CBML, 512", "In-Shop", "R@1") == 91.7
     assert value("cbml/4", "BN-Inception, CBML", "In-Shop", "R@1") == 91.0
     assert all(figure in printed("cbml/1").note for figure in ("92.3", "92.5", "garbled"))

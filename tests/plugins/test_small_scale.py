@@ -46,7 +46,9 @@ def test_angular_rows_are_all_raw_or_all_normalized():
         assert "embedding_reg_weight" not in losses[1]
         assert raw[row].sampler == normalized[row].sampler
     assert {name: row.sampler.name for name, row in raw.items()} == {
-        **dict.fromkeys(raw, "pml/m-per-class"), "t-i": "hard-negative-pool"}  # fmt: skip
+        **dict.fromkeys(raw, "pml/m-per-class"),
+        "t-i": "hard-negative-pool",
+    }
 
 
 def test_pddm_as_printed():

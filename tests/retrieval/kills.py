@@ -66,16 +66,20 @@ def main() -> None:
             process.wait()
             now = rows(place / "store")
             assert now >= kept
-            print(f"killed {moment:.1f} s after its first shard: the store has {now} of {settings.count} images, "
-                  f"{now - kept} new")  # fmt: skip
+            print(
+                f"killed {moment:.1f} s after its first shard: the store has {now} of {settings.count} images, "
+                f"{now - kept} new"
+            )
         kept = rows(place / "store")
         subprocess.run(line, check=True)
         trained = load_run(run, "cpu", store=place / "store")
         whole = trained.gallery(place / "index").embedded
         print("index:", same(whole, trained.gallery(place / "calm").embedded))
         twice = rows(place / "store") - settings.count
-        print(f"after {settings.kills} kills the last command embedded {settings.count - kept} images, {twice} of "
-              f"which the store had; a shard has {SHARD} images, to a batch")  # fmt: skip
+        print(
+            f"after {settings.kills} kills the last command embedded {settings.count - kept} images, {twice} of "
+            f"which the store had; a shard has {SHARD} images, to a batch"
+        )
         assert twice == 0
         changed(place, folder, run, settings.count)
 
@@ -96,8 +100,10 @@ def changed(place: Path, folder: Path, run: Path, count: int) -> None:
     again = load_run(run, "cpu", store=place / "store").embed_folder(folder)
     taken = time.perf_counter() - begun
     used = sum(os.times()[:4]) - sum(processors[:4])
-    print(f"{added} added, {deleted} deleted, {replaced} replaced: {again.new} embedded in {taken:.1f} s, {used:.1f} s "
-          "of processors, the network's loading included")  # fmt: skip
+    print(
+        f"{added} added, {deleted} deleted, {replaced} replaced: {again.new} embedded in {taken:.1f} s, {used:.1f} s "
+        "of processors, the network's loading included"
+    )
     assert again.new == added + replaced
     print("from scratch:", same(again, load_run(run, "cpu", store=place / "scratch").embed_folder(folder)))
 

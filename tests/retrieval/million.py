@@ -68,10 +68,12 @@ def write_query(place: Path) -> Path:
 
 def measured(arguments: Sequence[str]) -> tuple[float, float, float]:
     """Seconds of a process by the clock, and of processors, and the most memory that it held, in bytes."""
-    script = ("import resource, subprocess, sys, time; begun = time.perf_counter(); "
-              "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE); "
-              "used = resource.getrusage(resource.RUSAGE_CHILDREN); clock = time.perf_counter() - begun; "
-              "print(clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, done.returncode)")  # fmt: skip
+    script = (
+        "import resource, subprocess, sys, time; begun = time.perf_counter(); "
+        "done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE); "
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); clock = time.perf_counter() - begun; "
+        "print(clock, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, done.returncode)"
+    )
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
     seconds, processors, memory, code = done.stdout.split()
     if code != "0":
@@ -100,8 +102,14 @@ def from_the_shell(run: Path, place: Path, query: Path, turns: int) -> dict[str,
     cold = measured(command)[0]
     rows = [(measured(torch_alone), measured(command), measured(importing)) for _ in range(turns)]
     middle = lambda which, what: statistics.median(row[which][what] for row in rows)  # noqa: E731
-    return {"torch": middle(0, 0), "cold": cold, "warm": middle(1, 0), "above": middle(1, 0) - middle(0, 0),
-            "processors": middle(1, 1) - middle(0, 1), "memory": middle(1, 2) - middle(2, 2)}  # fmt: skip
+    return {
+        "torch": middle(0, 0),
+        "cold": cold,
+        "warm": middle(1, 0),
+        "above": middle(1, 0) - middle(0, 0),
+        "processors": middle(1, 1) - middle(0, 1),
+        "memory": middle(1, 2) - middle(2, 2),
+    }
 
 
 def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, float]:
@@ -163,16 +171,23 @@ def main() -> None:
                 load_run(run, "cpu").write_index(embedded, index, FACTORIES[kind])
                 print(f"{kind}: built in {time.perf_counter() - begun:.0f} s", flush=True)
             about = json.loads((index / "index.json").read_bytes())
-            print(f"{kind}: {about['factory'] or 'exact'}, effort {about.get('effort')}, "
-                  f"recall@10 {about.get('recall_at_10') or 1:.3f}")  # fmt: skip
+            print(
+                f"{kind}: {about['factory'] or 'exact'}, effort {about.get('effort')}, "
+                f"recall@10 {about.get('recall_at_10') or 1:.3f}"
+            )
             shell = from_the_shell(run, index, query, given.turns)
-            print(f"  shell: import torch {shell['torch']:.2f} s; query {shell['warm']:.2f} s, {shell['above']:.2f} s "
-                  f"above it ({shell['processors']:.2f} of processors); the first time {shell['cold']:.2f} s; "
-                  f"memory above importing {shell['memory'] / bytes_of_all:.2f} x the embeddings")  # fmt: skip
+            print(
+                f"  shell: import torch {shell['torch']:.2f} s; query {shell['warm']:.2f} s, {shell['above']:.2f} s "
+                f"above it ({shell['processors']:.2f} of processors); the first time {shell['cold']:.2f} s; "
+                f"memory above importing {shell['memory'] / bytes_of_all:.2f} x the embeddings"
+            )
             python = from_python(run, index, query, 100)
-            print(f"  Python: first query {1e3 * python['first']:.1f} ms, further ones "
-                  f"{1e3 * python['second']:.1f} ms; embedding and faiss alone {1e3 * python['faiss']:.1f} ms: "
-                  f"{python['second'] / python['faiss']:.2f} x", flush=True)  # fmt: skip
+            print(
+                f"  Python: first query {1e3 * python['first']:.1f} ms, further ones "
+                f"{1e3 * python['second']:.1f} ms; embedding and faiss alone {1e3 * python['faiss']:.1f} ms: "
+                f"{python['second'] / python['faiss']:.2f} x",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -49,11 +49,18 @@ def a_run(place: Path, trunk: str, side: int) -> Path:
     """A run of one iteration."""
     photographs(place / "training", 80, 100, 75)
     train(
-        "pml/contrastive/digits", out=place / "run", device="cpu",
-        overrides=(f"data.name=folder:{place / 'training'}", f"data.image_size={side}", "data.augment={}",
-                   f"model.trunk={trunk}", "sampler={name='shuffle', batch_size=8, iterations=1}",
-                   "schedule={epochs=1}"),
-    )  # fmt: skip
+        "pml/contrastive/digits",
+        out=place / "run",
+        device="cpu",
+        overrides=(
+            f"data.name=folder:{place / 'training'}",
+            f"data.image_size={side}",
+            "data.augment={}",
+            f"model.trunk={trunk}",
+            "sampler={name='shuffle', batch_size=8, iterations=1}",
+            "schedule={epochs=1}",
+        ),
+    )
     return place / "run"
 
 
@@ -123,8 +130,10 @@ def main() -> None:
         folder, path = place / "photographs", a_run(place, settings.trunk, settings.side)
         run = load_run(path, "cpu", store=place / "unused")
         laps = [parts(run, folder, place / "part") for _ in range(settings.passes)]
-        print(f"{settings.count} JPEGs of {width} x {height}, {settings.trunk} at {settings.side} pixels, "
-              f"{torch.get_num_threads()} threads, {os.cpu_count()} processors")  # fmt: skip
+        print(
+            f"{settings.count} JPEGs of {width} x {height}, {settings.trunk} at {settings.side} pixels, "
+            f"{torch.get_num_threads()} threads, {os.cpu_count()} processors"
+        )
         for name in laps[0]:
             print(f"  {name:<28}{statistics.median(lap[name] for lap in laps):8.0f} images per second")
 
@@ -132,8 +141,11 @@ def main() -> None:
             load_run(path, "cpu", workers, place / "store").index(folder, place / "index")
             shutil.rmtree(place / "store")
 
-        ways = {"as before, embedded": lambda: as_before(run, folder), "index, 0 workers": lambda: whole(0),
-                "index, 2 workers": lambda: whole(2)}  # fmt: skip
+        ways = {
+            "as before, embedded": lambda: as_before(run, folder),
+            "index, 0 workers": lambda: whole(0),
+            "index, 2 workers": lambda: whole(2),
+        }
         taken = {name: [] for name in ways}
         for _ in range(settings.passes):
             for name, way in ways.items():
@@ -141,8 +153,10 @@ def main() -> None:
         for name, passes in taken.items():
             clock, processor = (statistics.median(column) for column in zip(*passes, strict=True))
             ratios = [first[0] / own[0] for first, own in zip(taken["as before, embedded"], passes, strict=True)]
-            print(f"  {name:<28}{settings.count / clock:8.0f} images per second, {statistics.median(ratios):.2f} times "
-                  f"as fast, {1000 * processor / settings.count:.2f} ms of processors per image")  # fmt: skip
+            print(
+                f"  {name:<28}{settings.count / clock:8.0f} images per second, {statistics.median(ratios):.2f} times "
+                f"as fast, {1000 * processor / settings.count:.2f} ms of processors per image"
+            )
 
 
 if __name__ == "__main__":

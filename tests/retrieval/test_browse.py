@@ -52,8 +52,9 @@ def test_the_nearest_of_an_image_are_the_answers_of_a_query(collection, folder):
 def test_duplicates_and_images_without_classes():
     collection = made([[1, 0], [1, 0], [0, 1]], ["a/1.png", "a/2.png", "3.png"])
     assert [(each.number, each.distance, each.right) for each in collection.nearest(0, 5)] == [
-        (1, 0.0, True), (2, pytest.approx(2**0.5), None)
-    ]  # fmt: skip
+        (1, 0.0, True),
+        (2, pytest.approx(2**0.5), None),
+    ]
     judged = collection.judged()
     assert judged.numbers.tolist() == [0, 1]
     assert judged.nearest.tolist() == [1, 0]
@@ -75,8 +76,10 @@ def test_right_and_wrong_against_a_loop(collection, monkeypatch):
     assert count == (~judged.right).sum() == len(wrong[0]["items"]) > 0
     distances = [float(each["lines"][0].split()[1]) for each in wrong[0]["items"]]
     assert distances == sorted(distances)
-    assert all(one.partition("  →  ")[0] != one.partition("  →  ")[2] for one in
-               [each["lines"][1] for each in wrong[0]["items"]])  # fmt: skip
+    assert all(
+        one.partition("  →  ")[0] != one.partition("  →  ")[2]
+        for one in [each["lines"][1] for each in wrong[0]["items"]]
+    )
     assert f"{judged.right.sum()} of 200 is of the same class (Recall@1" in views.summary([collection])
     monkeypatch.setattr("pml_ext.browse.collection.JUDGED", 20)
     monkeypatch.setattr("pml_ext.browse.collection.PAIRS", 0)
@@ -223,8 +226,10 @@ def test_an_index_of_another_folder_stays(runs, few, tmp_path):
     told = []
     assert len(open_collections([run], few[0], "cpu", told.append)[0]) == 20
     assert len(open_collections([run], few[1], "cpu", told.append)[0]) == 25
-    assert told == [f"{run} has no index of {few[0]}: it is made, in {run / 'index'}",
-                    f"{run} has no index of {few[1]}: it is made, in {run / 'browse'}"]  # fmt: skip
+    assert told == [
+        f"{run} has no index of {few[0]}: it is made, in {run / 'index'}",
+        f"{run} has no index of {few[1]}: it is made, in {run / 'browse'}",
+    ]
     assert len(open_collections([run], few[0], "cpu", told.append)[0]) == 20
     assert len(open_collections([run], few[1], "cpu", told.append)[0]) == 25
     assert len(told) == 2

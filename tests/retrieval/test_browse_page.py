@@ -25,8 +25,20 @@ pytest.importorskip("gradio", reason="the page needs Gradio, of the extra [brows
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
-ROUTES = ("/gradio_api/file=", "/file=", "/gradio_api/file/", "/file/", "/static/", "/assets/", "/svelte/",
-          "/thumbnail/0/", "/custom_component/", "/gradio_api/stream/", "/theme.css/", "/")  # fmt: skip
+ROUTES = (
+    "/gradio_api/file=",
+    "/file=",
+    "/gradio_api/file/",
+    "/file/",
+    "/static/",
+    "/assets/",
+    "/svelte/",
+    "/thumbnail/0/",
+    "/custom_component/",
+    "/gradio_api/stream/",
+    "/theme.css/",
+    "/",
+)
 SECRET = (1, 254, 3)  # the color of an image that must not be shown
 
 
@@ -105,15 +117,29 @@ def ask(served, path, method="GET", body=None, **headers):
 
 def test_no_file_is_served(served):
     """Neither outside of the folder nor inside: pictures are asked for by number."""
-    files = [served.secret, served.photos / "0" / "link.png", served.photos / "0" / "0000.png",
-             served.place / "run0" / "network.json", served.place / "run0" / "metrics.json", Path("/etc/passwd"),
-             Path(__file__)]  # fmt: skip
+    files = [
+        served.secret,
+        served.photos / "0" / "link.png",
+        served.photos / "0" / "0000.png",
+        served.place / "run0" / "network.json",
+        served.place / "run0" / "metrics.json",
+        Path("/etc/passwd"),
+        Path(__file__),
+    ]
     contents = [file.read_bytes()[:60] for file in files]
     up = "/".join([".."] * 12)
     for file in files:
-        for name in (str(file), f"/{file}", f"{up}{file}", f"%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e{file}",
-                     f"file://{file}", os.path.relpath(file, served.place), f"..%2f..%2f..%2f..%2f..%2f..%2f{file}",
-                     f"photos/../{file.name}", f"{served.photos}/../{file.name}"):  # fmt: skip
+        for name in (
+            str(file),
+            f"/{file}",
+            f"{up}{file}",
+            f"%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e{file}",
+            f"file://{file}",
+            os.path.relpath(file, served.place),
+            f"..%2f..%2f..%2f..%2f..%2f..%2f{file}",
+            f"photos/../{file.name}",
+            f"{served.photos}/../{file.name}",
+        ):
             for route in ROUTES:
                 status, _, content = ask(served, (route + name).replace(" ", "%20"))
                 assert not any(start in content for start in contents), (route, name)
@@ -124,8 +150,15 @@ def test_pictures_have_numbers_and_nothing_else(served):
     status, headers, content = ask(served, "/thumbnail/1/3/160")
     assert (status, headers["Content-Type"]) == (200, "image/jpeg")
     assert Image.open(io.BytesIO(content)).size == (160, 160)
-    for path in ("/thumbnail/2/0/160", "/thumbnail/-1/0/160", "/thumbnail/0/22/160", "/thumbnail/0/-1/160",
-                 "/thumbnail/0/0/100000", "/thumbnail/0/x/160", "/thumbnail/0/0"):  # fmt: skip
+    for path in (
+        "/thumbnail/2/0/160",
+        "/thumbnail/-1/0/160",
+        "/thumbnail/0/22/160",
+        "/thumbnail/0/-1/160",
+        "/thumbnail/0/0/100000",
+        "/thumbnail/0/x/160",
+        "/thumbnail/0/0",
+    ):
         assert ask(served, path)[0] in (404, 422), path
     shown = [np.asarray(Image.open(io.BytesIO(ask(served, f"/thumbnail/0/{n}/160")[2]))) for n in range(22)]
     assert not any((np.abs(image.astype(int) - SECRET).max(axis=2) < 30).any() for image in shown)
@@ -140,8 +173,14 @@ def test_a_path_that_somebody_sends_is_not_read(served, sink):
     config = json.loads(ask(served, "/config")[2])
     events = [each for each in config["dependencies"] if each["inputs"]]
     assert [each for each in events if any(target[1] == "upload" for target in each["targets"])]
-    paths = [str(served.secret), str(served.photos / "0" / "0000.png"), "/etc/passwd", "https://example.org/a.png",
-             [str(served.secret)], f"{served.photos}\0"]  # fmt: skip
+    paths = [
+        str(served.secret),
+        str(served.photos / "0" / "0000.png"),
+        "/etc/passwd",
+        "https://example.org/a.png",
+        [str(served.secret)],
+        f"{served.photos}\0",
+    ]
     for event in events:
         for path in paths:
             file = {"path": path, "meta": {"_type": "gradio.FileData"}}
@@ -153,8 +192,12 @@ def test_a_path_that_somebody_sends_is_not_read(served, sink):
 
 
 def test_nothing_is_fetched_from_elsewhere(served, sink):
-    for path in ("proxy=https://example.org/", "file=https://example.org/a.png", "FILE=http://example.org/a.png",
-                 "file/https://example.org/a.png"):  # fmt: skip
+    for path in (
+        "proxy=https://example.org/",
+        "file=https://example.org/a.png",
+        "FILE=http://example.org/a.png",
+        "file/https://example.org/a.png",
+    ):
         assert ask(served, f"/gradio_api/{path}")[0] in (403, 404), path
     assert sink.asked == []
     page = ask(served, "/")
@@ -172,8 +215,15 @@ def test_a_browser(served, sink, tmp_path):
     from playwright.sync_api import sync_playwright
 
     address, strange, errors = f"http://127.0.0.1:{served.port}", [], []
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
+    flags = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=flags)
         page = browser.new_page(viewport={"width": 1280, "height": 900})

@@ -33,8 +33,13 @@ def test_wrong_arguments_are_refused_before_anything_is_embedded(
         monkeypatch.setattr(TrainedRun, name, lambda *_, **__: pytest.fail("embedded"))
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.npz").mkdir()
-    places = {"RUN": run.folder, "FOLDER": folder, "IMAGE": folder / gallery.embedded.paths[0],
-              "FILE": tmp_path / "file", "TMP": tmp_path}  # fmt: skip
+    places = {
+        "RUN": run.folder,
+        "FOLDER": folder,
+        "IMAGE": folder / gallery.embedded.paths[0],
+        "FILE": tmp_path / "file",
+        "TMP": tmp_path,
+    }
     for word, place in places.items():
         line = line.replace(f" {word}", f" {place}")
     done = command(*line.split())

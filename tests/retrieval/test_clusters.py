@@ -51,8 +51,9 @@ def test_the_command(command, runs, few, tmp_path):
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == ["0", "1", "2"]
     assert done.stdout.splitlines()[-2:] == [
-        "3 clusters by k-means", f"table and 3 contact sheets: {tmp_path / 'clusters'}"
-    ]  # fmt: skip
+        "3 clusters by k-means",
+        f"table and 3 contact sheets: {tmp_path / 'clusters'}",
+    ]
     assert (tmp_path / "clusters" / "clusters.csv").exists()
     with Image.open(tmp_path / "clusters" / "cluster-002.png") as sheet:
         assert sheet.size[0] > 300
@@ -64,8 +65,10 @@ def test_fewer_sheets_and_json_with_classes(command, runs, folder, tmp_path):
     told = json.loads(done.stdout)
     assert sorted(file.name for file in place.iterdir()) == ["cluster-000.png", "cluster-001.png", "clusters.csv"]
     assert [each["sheet"] for each in told["clusters"]] == [
-        str(place / "cluster-000.png"), str(place / "cluster-001.png"), *[None] * 10
-    ]  # fmt: skip
+        str(place / "cluster-000.png"),
+        str(place / "cluster-001.png"),
+        *[None] * 10,
+    ]
     images = {image["path"]: image for image in told["images"]}
     assert all(image["class"] == path.split("/")[0] for path, image in images.items())
     with (place / "clusters.csv").open(newline="") as file:
@@ -116,8 +119,10 @@ def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
     grouping = group(embedded, "auto")
     assert grouping.method == "HDBSCAN of 90 images, drawn at random; the others by their nearest"
     assert [(each.name, len(each.members)) for each in grouping.clusters] == [
-        ("class 0", 400), ("class 1", 300), ("class 2", 200)
-    ]  # fmt: skip
+        ("class 0", 400),
+        ("class 1", 300),
+        ("class 2", 200),
+    ]
 
 
 def test_a_large_collection_is_clustered_by_minibatches(monkeypatch):
@@ -137,18 +142,24 @@ def test_images_in_no_cluster_have_a_sheet_and_a_number(command, runs, folder, t
         rows = list(csv.DictReader(file))
     noise = [row for row in rows if row["cluster"] == "-1"]
     assert noise
-    assert {row["distance_to_centre"] for row in noise} == {""}
+    assert {row["distance_to_center"] for row in noise} == {""}
     assert f"clusters by HDBSCAN; {len(noise)} images in none (cluster -1)" in done.stdout
     assert (tmp_path / "noise.png").exists()
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    (["--clusters", "many"], "--clusters many: wanted a number, or auto"),
-    (["--clusters", "3", "--smallest", "4"], "--smallest 4 goes with --clusters auto"),
-    (["--clusters", "auto", "--smallest", "1"], "--smallest 1: wanted 2 or more images"),
-    (["--clusters", "auto", "--smallest", "30"], "20 images in .*, and a cluster has 30 or more; type --clusters N"),
-    (["--clusters", "3", "--sheets", "-1"], "--sheets -1: wanted 0 or more"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--clusters", "many"], "--clusters many: wanted a number, or auto"),
+        (["--clusters", "3", "--smallest", "4"], "--smallest 4 goes with --clusters auto"),
+        (["--clusters", "auto", "--smallest", "1"], "--smallest 1: wanted 2 or more images"),
+        (
+            ["--clusters", "auto", "--smallest", "30"],
+            "20 images in .*, and a cluster has 30 or more; type --clusters N",
+        ),
+        (["--clusters", "3", "--sheets", "-1"], "--sheets -1: wanted 0 or more"),
+    ],
+)
 def test_wrong_numbers(command, runs, few, tmp_path, options, text):
     done = command("cluster", runs[0], few[0], *options, "-o", tmp_path / "out")
     assert done.returncode == 2

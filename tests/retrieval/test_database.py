@@ -9,7 +9,7 @@ import torch
 from pml_ext.errors import ConfigError, MissingExtraError
 
 
-def test_a_table_of_lancedb_gives_the_same_neighbours(command, indexed, folder, tmp_path):
+def test_a_table_of_lancedb_gives_the_same_neighbors(command, indexed, folder, tmp_path):
     lancedb = pytest.importorskip("lancedb")
     run, gallery = indexed
     where = f"lancedb:{tmp_path / 'price $5_$6'}"

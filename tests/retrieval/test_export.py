@@ -187,7 +187,7 @@ def test_an_exported_network_gives_the_embeddings_without_this_package(command, 
 
 @pytest.mark.usefixtures("without_report")
 def test_the_lines_of_the_readme_load_an_export(tmp_path, monkeypatch):
-    """A colour folder, a torchvision trunk, and the README's words."""
+    """A color folder, a torchvision trunk, and the README's words."""
     generator = np.random.default_rng(0)
     for name in ("a", "b", "c", "d"):
         for number in range(6):
@@ -195,11 +195,18 @@ def test_the_lines_of_the_readme_load_an_export(tmp_path, monkeypatch):
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(generator.integers(256, size=(40, 48, 3), dtype=np.uint8)).save(file)
     train(
-        "pml/contrastive/digits", out=tmp_path / "run", device="cpu",
-        overrides=(f"data.name=folder:{tmp_path / 'photos'}", "data.image_size=32", "data.augment={}",
-                   "model.trunk=torchvision/resnet18", "sampler={name='shuffle', batch_size=6, iterations=1}",
-                   "schedule={epochs=1}"),
-    )  # fmt: skip
+        "pml/contrastive/digits",
+        out=tmp_path / "run",
+        device="cpu",
+        overrides=(
+            f"data.name=folder:{tmp_path / 'photos'}",
+            "data.image_size=32",
+            "data.augment={}",
+            "model.trunk=torchvision/resnet18",
+            "sampler={name='shuffle', batch_size=6, iterations=1}",
+            "schedule={epochs=1}",
+        ),
+    )
     run = load_run(tmp_path / "run", "cpu")
     run.export(tmp_path / "exported")
     photo = tmp_path / "photos" / "a" / "3.png"

@@ -15,7 +15,7 @@ SIZE = 64
 
 
 def clustered(count, classes, spread, seed):
-    """Points on a sphere around centres, as embeddings are; the centres are the same for every seed."""
+    """Points on a sphere around centers, as embeddings are; the centers are the same for every seed."""
     centers = torch.nn.functional.normalize(torch.randn(classes, SIZE, generator=torch.Generator().manual_seed(0)))
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(count, SIZE, generator=generator) * spread / SIZE**0.5

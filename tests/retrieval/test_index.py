@@ -101,9 +101,15 @@ def test_a_full_disk_leaves_the_old_index_and_nothing_beside(runs_one, few, tmp_
 
 
 def test_left_overs_go_with_the_next_index_and_other_files_stay(runs_one, few, tmp_path):
-    for name in (".embeddings.npz.123.tmp", ".index.faiss.7.tmp", ".index.json.7.tmp",
-                 "embeddings-0123456789abcdef.npz", "embeddings-0123456789abcdef.npy", "images-0123456789abcdef.arrow",
-                 "faiss-0123456789abcdef.faiss"):  # fmt: skip
+    for name in (
+        ".embeddings.npz.123.tmp",
+        ".index.faiss.7.tmp",
+        ".index.json.7.tmp",
+        "embeddings-0123456789abcdef.npz",
+        "embeddings-0123456789abcdef.npy",
+        "images-0123456789abcdef.arrow",
+        "faiss-0123456789abcdef.faiss",
+    ):
         (tmp_path / name).write_bytes(b"left over")
     mine = {"embeddings.npz", "notes.txt", "embeddings-of-mine.npz"}
     for name in mine:
@@ -220,8 +226,14 @@ def old_layout(place: Path, run: TrainedRun, folder: Path, checksums: bool) -> N
     place.mkdir()
     name = "embeddings-0123456789abcdef.npz" if checksums else "embeddings.npz"
     np.savez(place / name, embeddings=np.zeros((20, 64), np.float32), paths=np.array(["a.png"] * 20))
-    about = {"run": str(run.folder), "identity": run.identity, "folder": str(folder.resolve()), "factory": "",
-             "images": 20, "skipped": {}}  # fmt: skip
+    about = {
+        "run": str(run.folder),
+        "identity": run.identity,
+        "folder": str(folder.resolve()),
+        "factory": "",
+        "images": 20,
+        "skipped": {},
+    }
     part = {"file": name, "sha256": hashlib.sha256((place / name).read_bytes()).hexdigest()}
     if checksums:
         write_json(place / "index.json", about | {"embeddings": part})

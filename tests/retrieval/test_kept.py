@@ -293,6 +293,7 @@ def test_drives_have_listings_of_their_own(monkeypatch):
     monkeypatch.setattr(listing, "os", SimpleNamespace(path=ntpath, sep="\\"))
     both = list(listing.listings_of(files))
     assert [(str(each.folder), each.names) for each, _ in both] == [
-        (r"C:\a", ["b/1.png", "3.png"]), (r"D:\c", ["2.png"]),
-    ]  # fmt: skip
+        (r"C:\a", ["b/1.png", "3.png"]),
+        (r"D:\c", ["2.png"]),
+    ]
     assert [some for _, some in both] == [[files[0], files[2]], [files[1]]]

@@ -42,8 +42,10 @@ def test_two_runs_side_by_side(runs, indexed, folder, tmp_path):
     assert all(title[0] in "✓✗" for title in titles[1:5])
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.rename(path.with_name("other.png")),
-                                    lambda path: path.write_bytes(b"no image")])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [Path.unlink, lambda path: path.rename(path.with_name("other.png")), lambda path: path.write_bytes(b"no image")],
+)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_answers_whose_photograph_is_gone_are_answers(command, photos, damage, as_json):
     run, place = photos

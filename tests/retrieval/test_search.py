@@ -96,8 +96,13 @@ def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeyp
     (tmp_path / "linked").symlink_to(folder)
     (tmp_path / "photo.png").symlink_to(folder / itself)
     monkeypatch.chdir(folder.parent)
-    names = [folder / itself, Path(folder.name) / itself, tmp_path / "linked" / itself, tmp_path / "photo.png",
-             folder / "0" / ".." / itself]  # fmt: skip
+    names = [
+        folder / itself,
+        Path(folder.name) / itself,
+        tmp_path / "linked" / itself,
+        tmp_path / "photo.png",
+        folder / "0" / ".." / itself,
+    ]
     for answer in run.query(names, 5, gallery):
         assert itself not in answer.paths, answer.query
         assert answer.query_class == itself[0]

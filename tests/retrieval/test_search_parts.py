@@ -22,8 +22,11 @@ def test_within_a_class_answers_are_the_nearest_of_it(indexed, folder, tmp_path,
     query = folder / exact.embedded.paths[0]
     everything = run.query(query, 199, exact)[0]
     for name in ("0", "7"):
-        wanted = [(path, value) for path, value in zip(everything.paths, everything.distances, strict=True)
-                  if path.startswith(f"{name}/")][:6]  # fmt: skip
+        wanted = [
+            (path, value)
+            for path, value in zip(everything.paths, everything.distances, strict=True)
+            if path.startswith(f"{name}/")
+        ][:6]
         (answer,) = run.query(query, 6, gallery, within=name)
         assert answer.paths == [path for path, _ in wanted]
         assert answer.distances == pytest.approx([value for _, value in wanted], abs=1e-3)
@@ -137,11 +140,13 @@ def test_runs_beside_are_in_table_and_json(command, runs, indexed, folder, few):
 def test_a_query_imports_what_it_uses_alone(indexed, folder):
     """Each of these takes a fifth of a second or more."""
     run, gallery = indexed
-    code = ("import sys; from pml_ext.cli.app import app\n"
-            f"app(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
-            "standalone_mode=False)\n"
-            "names = ['torchvision', 'pytorch_metric_learning', 'sklearn', 'scipy', 'matplotlib', 'pandas']\n"
-            "print([name for name in names if name in sys.modules], file=sys.stderr)")  # fmt: skip
+    code = (
+        "import sys; from pml_ext.cli.app import app\n"
+        f"app(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
+        "standalone_mode=False)\n"
+        "names = ['torchvision', 'pytorch_metric_learning', 'sklearn', 'scipy', 'matplotlib', 'pandas']\n"
+        "print([name for name in names if name in sys.modules], file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
     assert len(json.loads(done.stdout)[0]["paths"]) == 8

@@ -88,9 +88,13 @@ def test_a_shard_is_as_its_page_says(here):
     (shard,) = shards(images)
     table = pq.read_table(shard)
     assert [(field.name, str(field.type)) for field in table.schema] == [
-        ("folder", "binary"), ("path", "binary"), ("size", "int64"), ("modified_ns", "int64"), ("class", "binary"),
+        ("folder", "binary"),
+        ("path", "binary"),
+        ("size", "int64"),
+        ("modified_ns", "int64"),
+        ("class", "binary"),
         ("embedding", "fixed_size_list<element: float>[64]"),
-    ]  # fmt: skip
+    ]
     assert [path.decode() for path in table["path"].to_pylist()] == embedded.paths
     assert set(table["folder"].to_pylist()) == {os.fsencode(images.resolve())}
     assert [name.decode() for name in table["class"].to_pylist()] == embedded.classes
@@ -123,12 +127,15 @@ def test_index_and_cluster_share_what_is_embedded(here, tmp_path, monkeypatch):
     assert len(run.query(images / "0" / "0000.png", 2, tmp_path / "index")[0].paths) == 2
 
 
-@pytest.mark.parametrize("damage", [
-    lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(path.read_bytes().replace(b"PAR1", b"PAR2")),
-    lambda path: path.write_bytes(path.read_bytes()[:3000] + b"\0\1\2\3" + path.read_bytes()[3004:]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"PAR1", b"PAR2")),
+        lambda path: path.write_bytes(path.read_bytes()[:3000] + b"\0\1\2\3" + path.read_bytes()[3004:]),
+    ],
+)
 def test_a_damaged_shard_is_named_and_its_images_embedded_again(here, monkeypatch, damage):
     monkeypatch.setattr(waiting, "SHARD", 64)
     make, images = here
@@ -375,8 +382,12 @@ def test_processes_embed_a_part_each_and_have_all(here, monkeypatch):
         barrier.wait(60)
         return values
 
-    ranks = {"rank": lambda: local.rank, "num_processes": lambda: 2, "from_rank_0": lambda value: everyone(value)[0],
-             "from_ranks": lambda value: [*everyone(value)] if local.rank == 0 else everyone(value) and []}  # fmt: skip
+    ranks = {
+        "rank": lambda: local.rank,
+        "num_processes": lambda: 2,
+        "from_rank_0": lambda value: everyone(value)[0],
+        "from_ranks": lambda value: [*everyone(value)] if local.rank == 0 else everyone(value) and [],
+    }
     for name, function in ranks.items():
         monkeypatch.setattr(embedding, name, function)
     runs = [make(), make()]
@@ -462,8 +473,9 @@ def test_links_that_are_not_followed_are_told(here):
     assert len(embedded.paths) == 4
     assert [*embedded.skipped] == ["elsewhere", "gone.png"]
     assert sorted(str(one.message).partition(": ")[2] for one in heard) == [
-        "a link to a folder, which is not followed", "a link to what is not there",
-    ]  # fmt: skip
+        "a link to a folder, which is not followed",
+        "a link to what is not there",
+    ]
 
 
 def test_a_shard_that_cannot_be_read_while_others_are_joined_stays(here, monkeypatch):

@@ -57,8 +57,10 @@ class GoodPairs(GoodLoss):
 
     def terms(self, s, positives, negatives):
         names = {"pull": ("pos_pair", positives, 1 - s), "push": ("neg_pair", negatives, s)}
-        return {name: {"losses": x[mask], "indices": torch.where(mask), "reduction_type": kind}
-                for name, (kind, mask, x) in names.items()}  # fmt: skip
+        return {
+            name: {"losses": x[mask], "indices": torch.where(mask), "reduction_type": kind}
+            for name, (kind, mask, x) in names.items()
+        }
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         if ref_emb is not embeddings:
@@ -623,7 +625,7 @@ LOSSES = [
     (RandomByNumpy, "check_determinism", "draw by torch's generators", {}),
     (SeedsTheWorld, "check_determinism", "a call seeds torch's global generator", {}),
     (Exits, "check_call_forms", r"SystemExit: no such mode \(at planted.py:\d+\)", {}),
-]  # fmt: skip
+]
 OTHERS = [
     (OwnPositiveMined, "check_mined_indices", "an anchor is its own positive", {}),
     (ReferencesNotMined, "check_mined_references", "mine among", {}),
@@ -653,5 +655,5 @@ OTHERS = [
     (ByPosition, "check_regularizer_order_does_not_matter", "the order of the batch changes the value", {}),
     (NormWithoutEps, "check_regularizer_of_degenerate_batches", "equal embeddings give a value or a gradient", {}),
     (VarianceByNumbers, "check_names_of_classes", "compare labels, never calculate with them", {}),
-]  # fmt: skip
+]
 GOOD = [GoodWithReferences, GoodProxies, GoodMiner, Batches]

@@ -44,8 +44,17 @@ VALUES = {
     "tuplet-margin": {"margin": [0.5, 1, 5.73, 10, 30], "scale": [1, 8, 32, 64, 128]},
     "vicreg": {"invariance_lambda": [1, 5, 25, 50, 100], "variance_mu": [1, 5, 25, 50, 100]},
 }
-LONG = {"check_compile", "check_fullgraph", "check_two_processes", "check_memory_growth", "check_saved_bytes",
-        "check_torch_func", "check_forward_mode", "check_pml_trainer", "check_hook_container"}  # fmt: skip
+LONG = {
+    "check_compile",
+    "check_fullgraph",
+    "check_two_processes",
+    "check_memory_growth",
+    "check_saved_bytes",
+    "check_torch_func",
+    "check_forward_mode",
+    "check_pml_trainer",
+    "check_hook_container",
+}
 CHECKS = [check.__name__ for check in checks_of("loss") if check.__name__ not in LONG]
 
 

@@ -30,9 +30,13 @@ WRAPPERS = {"regularized"}
 
 def ours():
     """Every registered component of the core and of the plugins, built where it needs settings."""
-    found = [component for component in registry.components()
-             if not component.name.startswith("pml/") and component.name not in WRAPPERS | {"anchor-swap"}
-             and component.plugin != registry.LOCAL]  # fmt: skip
+    found = [
+        component
+        for component in registry.components()
+        if not component.name.startswith("pml/")
+        and component.name not in WRAPPERS | {"anchor-swap"}
+        and component.plugin != registry.LOCAL
+    ]
     return [
         *found,
         pml_ext.AnchorSwapMiner(miners.TripletMarginMiner(margin=1)),
@@ -49,9 +53,18 @@ EXPECTED = {
     "MultipleLosses": {"check_dtypes": "PML's Lp distance takes torch.cdist, which has no half precision on a CPU"},
 }
 ONE_GRAPH = {
-    "cbml", "metric-variance", "density", "angular", "n-pair", "n-pair-angular", "batch-all-triplets",
-    "tiled-contrastive", "tiled-multi-similarity", "tiled-nt-xent", "tiled-sup-con",
-}  # fmt: skip
+    "cbml",
+    "metric-variance",
+    "density",
+    "angular",
+    "n-pair",
+    "n-pair-angular",
+    "batch-all-triplets",
+    "tiled-contrastive",
+    "tiled-multi-similarity",
+    "tiled-nt-xent",
+    "tiled-sup-con",
+}
 OLD_COMPILER = torch.__version__ < "2.6"
 
 
@@ -97,14 +110,17 @@ def test_every_fault_is_found_by_the_check_that_names_it(component):
         check_component(component(), checks=[check])
 
 
-@pytest.mark.parametrize(("component", "check", "texts"), [
-    (wrong.ForgetsTheDevice, "check_devices", r"add at wrong\.py:\d+ mixes a tensor of shape \(16,\) on the CPU"),
-    (wrong.CallsItem, "check_no_host_sync", r"makes the host wait for the device: a value read at wrong\.py:\d+"),
-    (wrong.WaitsInTheBackward, "check_no_host_sync", r"a value read at wrong\.py:\d+"),
-    (wrong.MovesInEval, "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state"),
-    (wrong.EmptyBuffer, "check_hook_container", "a Tensor with 0 elements cannot be converted"),
-    (wrong.RecordsAVector, "check_hook_container", "the recorded attribute hardest"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("component", "check", "texts"),
+    [
+        (wrong.ForgetsTheDevice, "check_devices", r"add at wrong\.py:\d+ mixes a tensor of shape \(16,\) on the CPU"),
+        (wrong.CallsItem, "check_no_host_sync", r"makes the host wait for the device: a value read at wrong\.py:\d+"),
+        (wrong.WaitsInTheBackward, "check_no_host_sync", r"a value read at wrong\.py:\d+"),
+        (wrong.MovesInEval, "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state"),
+        (wrong.EmptyBuffer, "check_hook_container", "a Tensor with 0 elements cannot be converted"),
+        (wrong.RecordsAVector, "check_hook_container", "the recorded attribute hardest"),
+    ],
+)
 def test_what_is_said_of_a_fault(component, check, texts):
     (result,) = check_component(component, checks=[check], on_fail=None)
     assert re.search(texts, result.text)
@@ -169,8 +185,11 @@ def test_a_sample_of_pmls(loss, check):
 
 
 def test_other_kinds_of_pml():
-    assert not [r for r in check_component(miners.BatchHardMiner(), on_fail=None) if r.check == "check_mined_indices"
-                and r.fails]  # fmt: skip
+    assert not [
+        r
+        for r in check_component(miners.BatchHardMiner(), on_fail=None)
+        if r.check == "check_mined_indices" and r.fails
+    ]
     assert not [r for r in check_component(reducers.MeanReducer(), on_fail=None) if r.fails]
 
 
@@ -208,8 +227,11 @@ def test_the_command():
     assert {entry["status"] for entry in json.loads(out)} <= {"passed", "skipped"}
     assert run("nowhere_at_all")[0] == 2
     code, _, err = run("exits_when_imported")
-    assert (code, err) == (2, "pml-ext: exits_when_imported: importing it ends the program (sys.exit(3)); leave that "
-                           "to a function under 'if __name__ == \"__main__\":'\n")  # fmt: skip
+    assert (code, err) == (
+        2,
+        "pml-ext: exits_when_imported: importing it ends the program (sys.exit(3)); leave that "
+        "to a function under 'if __name__ == \"__main__\":'\n",
+    )
 
 
 def test_the_command_with_settings_and_expected_failures():
@@ -261,16 +283,19 @@ def made_by_a_function(embedding_size):
     return planted.GoodProxies(embedding_size, 7)
 
 
-@pytest.mark.parametrize(("component", "title", "size", "classes"), [
-    (functools.partial(wrong.Weighted, 2.0, kind="square"), "Weighted(margin=2.0, kind='square')", 8, 6),
-    (wrong.Weighted(weight=0.5), "Weighted(weight=0.5)", 8, 6),
-    (lambda: wrong.Weighted(weight=0.5), "Weighted(weight=0.5)", 8, 6),
-    (made_by_a_function, "made_by_a_function", 8, 6),
-    (planted.GoodProxies(13, 4), "GoodProxies", 13, 4),
-    (functools.partial(planted.GoodProxies, 40), "GoodProxies(size=40)", 40, 6),
-    (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), "ProxyAnchorLoss", 5, 3),
-    (losses.ContrastiveLoss, "ContrastiveLoss", 8, 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("component", "title", "size", "classes"),
+    [
+        (functools.partial(wrong.Weighted, 2.0, kind="square"), "Weighted(margin=2.0, kind='square')", 8, 6),
+        (wrong.Weighted(weight=0.5), "Weighted(weight=0.5)", 8, 6),
+        (lambda: wrong.Weighted(weight=0.5), "Weighted(weight=0.5)", 8, 6),
+        (made_by_a_function, "made_by_a_function", 8, 6),
+        (planted.GoodProxies(13, 4), "GoodProxies", 13, 4),
+        (functools.partial(planted.GoodProxies, 40), "GoodProxies(size=40)", 40, 6),
+        (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), "ProxyAnchorLoss", 5, 3),
+        (losses.ContrastiveLoss, "ContrastiveLoss", 8, 6),
+    ],
+)
 def test_what_may_be_checked(component, title, size, classes):
     subject = subject_of(component)
     assert (subject.title, subject.size, subject.classes) == (title, size, classes)
@@ -297,12 +322,19 @@ def test_a_size_that_nothing_tells_is_named():
     assert result.status == "passed"
 
 
-@pytest.mark.parametrize(("name", "table"), [
-    ("contrastive", {"neg_margin": 0.5}), ("contrastive", {"neg_margin": 0.05, "pos_margin": 0.3}),
-    ("triplet-margin", {"margin": 0.001}), ("margin", {"margin": 0.01}), ("circle", {"m": 0.0}),
-    ("intra-pair-variance", {"pos_eps": 0.3, "neg_eps": 0.3}), ("cosface", {"margin": 0.0}),
-    ("lifted-structure", {"neg_margin": 0.05}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("contrastive", {"neg_margin": 0.5}),
+        ("contrastive", {"neg_margin": 0.05, "pos_margin": 0.3}),
+        ("triplet-margin", {"margin": 0.001}),
+        ("margin", {"margin": 0.01}),
+        ("circle", {"m": 0.0}),
+        ("intra-pair-variance", {"pos_eps": 0.3, "neg_eps": 0.3}),
+        ("cosface", {"margin": 0.0}),
+        ("lifted-structure", {"neg_margin": 0.05}),
+    ],
+)
 def test_settings_of_pmls_losses_raise_no_false_alarm(name, table):
     cls = registry.get(f"pml/{name}", "loss").cls
     found = pml_settings.failing(functools.partial(cls, **table))

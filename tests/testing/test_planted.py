@@ -9,8 +9,17 @@ from pml_ext import registry
 from pml_ext.testing import check_component, checks_of
 
 PLANTED = [*planted.LOSSES, *planted.OTHERS]
-LONG = {"check_compile", "check_fullgraph", "check_two_processes", "check_memory_growth", "check_torch_func",
-        "check_forward_mode", "check_saved_bytes", "check_hook_container", "check_pml_trainer"}  # fmt: skip
+LONG = {
+    "check_compile",
+    "check_fullgraph",
+    "check_two_processes",
+    "check_memory_growth",
+    "check_torch_func",
+    "check_forward_mode",
+    "check_saved_bytes",
+    "check_hook_container",
+    "check_pml_trainer",
+}
 
 
 @pytest.mark.parametrize(("component", "check", "text", "given"), PLANTED, ids=[each[0].__name__ for each in PLANTED])

@@ -29,14 +29,28 @@ def test_equal_under_every_setting():
     assert varied.text == "varied: margin, weight, kind, tile"
 
 
-@pytest.mark.parametrize(("component", "given", "text"), [
-    (wrong.SettingIgnored, {"settings": KINDS, "without_effect": ["tile"]},
-     r"the setting margin changes neither value nor gradient \(10 pairs tried, the last .*\); use it, or take it away"),
-    (wrong.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
-    (wrong.Weighted, {"settings": KINDS, "without_effect": ["tile", "weight"]},
-     r"the setting weight is said to be without effect, but .* and .*weight=0.5 differ"),
-    (wrong.Weighted, {"without_effect": ["tile"]}, r"the setting kind is not varied; .* settings={'kind': \[...\]}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("component", "given", "text"),
+    [
+        (
+            wrong.SettingIgnored,
+            {"settings": KINDS, "without_effect": ["tile"]},
+            r"the setting margin changes neither value nor gradient \(10 pairs tried, the last .*\); use it, or "
+            r"take it away",
+        ),
+        (wrong.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
+        (
+            wrong.Weighted,
+            {"settings": KINDS, "without_effect": ["tile", "weight"]},
+            r"the setting weight is said to be without effect, but .* and .*weight=0.5 differ",
+        ),
+        (
+            wrong.Weighted,
+            {"without_effect": ["tile"]},
+            r"the setting kind is not varied; .* settings={'kind': \[...\]}",
+        ),
+    ],
+)
 def test_what_is_said_of_settings(component, given, text):
     found = results(component, ["check_settings"], reference=wrong.slow, **given)
     assert found.status == "failed"
@@ -57,14 +71,21 @@ def fails_without_positives(embeddings, labels):
     return wrong.slow(embeddings, labels) + 0 / int(positives)
 
 
-@pytest.mark.parametrize(("component", "reference", "text"), [
-    (wrong.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
-    (wrong.GoodLoss, of_another_gradient, "overlapping classes: the gradient of the embeddings differs .* by up to"),
-    (wrong.GradientCut, wrong.slow, "overlapping classes: the value is"),
-    (wrong.GoodLoss, lambda x, y: wrong.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
-    (wrong.GoodLoss, fails_without_positives, "ZeroDivisionError"),
-    (wrong.Weighted, lambda x, y, margin=1.0: wrong.slow(x, y, margin=margin), "takes no setting 'weight'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("component", "reference", "text"),
+    [
+        (wrong.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
+        (
+            wrong.GoodLoss,
+            of_another_gradient,
+            "overlapping classes: the gradient of the embeddings differs .* by up to",
+        ),
+        (wrong.GradientCut, wrong.slow, "overlapping classes: the value is"),
+        (wrong.GoodLoss, lambda x, y: wrong.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
+        (wrong.GoodLoss, fails_without_positives, "ZeroDivisionError"),
+        (wrong.Weighted, lambda x, y, margin=1.0: wrong.slow(x, y, margin=margin), "takes no setting 'weight'"),
+    ],
+)
 def test_what_is_said_of_a_difference(component, reference, text):
     found = results(component, reference=reference)
     assert found.status == "failed"
@@ -114,8 +135,9 @@ def test_the_instance_is_passed_to_a_reference_that_names_it():
 
     assert results(wrong.ParametersBesideTheModule, reference=scaled).status == "passed"
     assert set(seen) != {1.5}
-    found = results(wrong.ParametersBesideTheModule,
-                    reference=lambda x, y, component: component.scale.detach() * wrong.slow(x, y))  # fmt: skip
+    found = results(
+        wrong.ParametersBesideTheModule, reference=lambda x, y, component: component.scale.detach() * wrong.slow(x, y)
+    )
     assert "the gradient of scale differs" in found.text
 
 

@@ -19,8 +19,11 @@ def masks(labels, indices_tuple, size):
     if indices_tuple is None:
         same = labels[:, None] == labels
         return same.clone().fill_diagonal_(False), ~same
-    a1, p, a2, n = indices_tuple if len(indices_tuple) == 4 else (indices_tuple[0], indices_tuple[1], indices_tuple[0],
-                                                                  indices_tuple[2])  # fmt: skip
+    a1, p, a2, n = (
+        indices_tuple
+        if len(indices_tuple) == 4
+        else (indices_tuple[0], indices_tuple[1], indices_tuple[0], indices_tuple[2])
+    )
     found = torch.zeros(2, size, size, dtype=torch.bool, device=labels.device)
     found[0, a1, p] = True
     found[1, a2, n] = True
@@ -67,8 +70,10 @@ class MinedNegativesIgnored(GoodLoss):
 
 class LoopOverAnchors(GoodLoss):
     def values(self, s, positives, negatives):
-        found = [super(LoopOverAnchors, self).values(s[i : i + 1], positives[i : i + 1], negatives[i : i + 1])
-                 for i in range(len(s))]  # fmt: skip
+        found = [
+            super(LoopOverAnchors, self).values(s[i : i + 1], positives[i : i + 1], negatives[i : i + 1])
+            for i in range(len(s))
+        ]
         return torch.cat(found)
 
 

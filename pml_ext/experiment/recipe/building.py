@@ -121,18 +121,27 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
-        raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} pixels that are cut "
-                          "out, which data.images.crop says")  # fmt: skip
+        raise ConfigError(
+            f"data.images.resize: found {images.resize}; wanted at least the {size} pixels that are cut "
+            "out, which data.images.crop says"
+        )
     normalize = normalization_of(recipe.model.trunk)
     if images.mean is not None and images.std is not None:
-        normalize = Normalization(mean=images.mean * (channels // len(images.mean)),
-                                  std=images.std * (channels // len(images.std)))  # fmt: skip
+        normalize = Normalization(
+            mean=images.mean * (channels // len(images.mean)), std=images.std * (channels // len(images.std))
+        )
     elif images.bgr and normalize is not None:
         normalize = Normalization(mean=normalize.mean[::-1], std=normalize.std[::-1])
     preprocessing = Preprocessing(
-        image_size=size, channels=channels, crop=splits.crop, normalize=normalize, resize=images.resize,  # type: ignore[arg-type]
-        squash=images.squash, bgr=images.bgr, value_range=images.value_range,
-    )  # fmt: skip
+        image_size=size,
+        channels=channels,
+        crop=splits.crop,
+        normalize=normalize,
+        resize=images.resize,  # type: ignore[arg-type]
+        squash=images.squash,
+        bgr=images.bgr,
+        value_range=images.value_range,
+    )
     area = images.random_crop_scale
     cuts = Pipeline(
         random_crop=images.random_crop, random_crop_scale=(area[0], area[1]) if area else None, flip=images.flip
@@ -163,8 +172,10 @@ def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mappin
     """Options as a factory's annotations want them: a path for a text, say."""
     options = options_of(factory, filled)
     adapters = {name: adapter_of(options[name].annotation) for name in given}
-    return {name: value if (adapter := adapters[name]) is None else strictly(adapter, value)
-            for name, value in given.items()}  # fmt: skip
+    return {
+        name: value if (adapter := adapters[name]) is None else strictly(adapter, value)
+        for name, value in given.items()
+    }
 
 
 @contextlib.contextmanager
@@ -183,9 +194,9 @@ def _refusing(key: str, table: NamedTable) -> Iterator[None]:
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
     """What a loss may ask for by argument name without a recipe saying it; of clusters, no number and no labels."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
-    return context if recipe.data.labels == "clusters" else context | {
-        "num_classes": len(labels), "class_labels": labels
-    }  # fmt: skip
+    return (
+        context if recipe.data.labels == "clusters" else context | {"num_classes": len(labels), "class_labels": labels}
+    )
 
 
 def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
@@ -215,9 +226,13 @@ def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.M
     if table.memory is None:
         return loss, miner
     memory = CrossBatchMemory(
-        loss, context["embedding_size"], table.memory.size, miner, first_epoch=table.memory.start_epoch,
+        loss,
+        context["embedding_size"],
+        table.memory.size,
+        miner,
+        first_epoch=table.memory.start_epoch,
         collect_stats=True,
-    )  # fmt: skip
+    )
     return memory, None
 
 
@@ -237,7 +252,8 @@ def metric_names(recipe: Recipe) -> list[str]:
     table = recipe.evaluation
     ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
     ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
-    clusters = [f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1
-                for name in ("nmi", "f1", "purity")]  # fmt: skip
+    clusters = [
+        f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1 for name in ("nmi", "f1", "purity")
+    ]
     classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
     return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters, *classified]

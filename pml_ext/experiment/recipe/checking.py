@@ -126,8 +126,11 @@ def _check_names(recipe: Recipe) -> None:
 
         losses = (build_loss(stage.loss, context)[0] for stage in recipe.all_stages())
         if not any(learned_metric(loss.modules()) for loss in losses):
-            raise _KeyProblem("evaluation.shortlist", f"found {recipe.evaluation.shortlist}, but no loss of the recipe "
-                              "has a learned metric to re-rank by; leave it out")  # fmt: skip
+            raise _KeyProblem(
+                "evaluation.shortlist",
+                f"found {recipe.evaluation.shortlist}, but no loss of the recipe "
+                "has a learned metric to re-rank by; leave it out",
+            )
     if recipe.evaluation.select is not None:
         known = metric_names(recipe)
         if recipe.evaluation.select not in known:
@@ -153,8 +156,11 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
         if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
             raise _KeyProblem(f"{key}.miner", f"{table.name} takes no miner's indices_tuple")
         if any(True for _ in build("miner", table.miner, context).parameters()):
-            raise _KeyProblem(f"{key}.miner", f"{table.miner.name} has parameters here (a learned distance), which "
-                              "nothing would train; take a loss that has them and mines by them itself")  # fmt: skip
+            raise _KeyProblem(
+                f"{key}.miner",
+                f"{table.miner.name} has parameters here (a learned distance), which "
+                "nothing would train; take a loss that has them and mines by them itself",
+            )
     if table.regularizer is not None:
         _check_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
     if table.memory is not None:
@@ -171,13 +177,19 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> None:
 def _check_without_classes(key: str, table: LossTable) -> None:
     """Refuses what keeps something of a class from one epoch to the next, where each epoch has clusters of its own."""
     if table.memory is not None:
-        raise _KeyProblem(f"{key}.memory", "it keeps labels of past batches, and with data.labels = 'clusters' each "
-                          "epoch has others; leave out [loss.memory]")  # fmt: skip
+        raise _KeyProblem(
+            f"{key}.memory",
+            "it keeps labels of past batches, and with data.labels = 'clusters' each "
+            "epoch has others; leave out [loss.memory]",
+        )
     for inner, kind, name in _components_in(key, "loss", table.name, table.model_dump()):
         component = _looked_up(f"{inner}.name", functools.partial(registry.get, name, kind))
         if component.settings.keys() & {"num_classes", "class_labels"}:
-            raise _KeyProblem(inner, f"{name} keeps something for each class (num_classes), and with data.labels = "
-                              "'clusters' each epoch has other classes; take a loss of pairs or triplets")  # fmt: skip
+            raise _KeyProblem(
+                inner,
+                f"{name} keeps something for each class (num_classes), and with data.labels = "
+                "'clusters' each epoch has other classes; take a loss of pairs or triplets",
+            )
 
 
 def _components_in(key: str, kind: str, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -221,8 +233,13 @@ def _looked_up(key: str, look_up: Callable[[], Any]) -> Any:
         raise _KeyProblem(key, error) from None
 
 
-def _check_call(key: str, owner: str, accepted: Mapping[str, inspect.Parameter], given: Mapping[str, Any],
-                supplied: Iterable[str] = ()) -> None:  # fmt: skip
+def _check_call(
+    key: str,
+    owner: str,
+    accepted: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    supplied: Iterable[str] = (),
+) -> None:
     """Checks the names and types of settings, and that none is missing but those that the run supplies."""
     for name, value in given.items():
         if name not in accepted:

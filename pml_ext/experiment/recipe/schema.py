@@ -260,8 +260,10 @@ class EngineTable(Table):
     @model_validator(mode="after")
     def _random_numbers_of_the_batch(self) -> EngineTable:
         if self.micro_batch is not None and self.compile:
-            raise ValueError("micro_batch draws the random numbers of the whole batch, which compiled networks draw by "
-                             "themselves; leave out compile or micro_batch")  # fmt: skip
+            raise ValueError(
+                "micro_batch draws the random numbers of the whole batch, which compiled networks draw by "
+                "themselves; leave out compile or micro_batch"
+            )
         return self
 
 
@@ -314,8 +316,10 @@ class EvaluationTable(Table):
             if self.select is None:
                 raise ValueError("select_on = 'test' goes with select, a metric to choose the epoch by; add it")
             if self.validation:
-                raise ValueError(f"found validation = {self.validation}, but the epoch is chosen by the test images "
-                                 "(select_on = 'test'); leave one of the two out")  # fmt: skip
+                raise ValueError(
+                    f"found validation = {self.validation}, but the epoch is chosen by the test images "
+                    "(select_on = 'test'); leave one of the two out"
+                )
         elif (self.select is None) != (self.validation == 0):
             raise ValueError(
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
@@ -381,8 +385,10 @@ class Recipe(Table):
         if warm >= self.schedule.epochs:
             raise ValueError(f"the stages take {warm} epochs, so schedule.epochs must be more than that")
         if self.data.labels == "clusters" and self.evaluation.validation:
-            raise ValueError("evaluation.validation holds out classes by their labels, which a run with data.labels = "
-                             "'clusters' does not look at; leave it out")  # fmt: skip
+            raise ValueError(
+                "evaluation.validation holds out classes by their labels, which a run with data.labels = "
+                "'clusters' does not look at; leave it out"
+            )
         return self
 
     def all_stages(self) -> list[StageTable]:

@@ -52,14 +52,18 @@ def combined(known: Sequence[Sequence[Choice]], source: str) -> dict[str, list[S
     """
     if math.prod(map(len, known)) > _MOST_VARIANTS:
         raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
-    return {",".join(label for label, _ in picked): [setting for _, setting in picked]
-            for picked in itertools.product(*known)}  # fmt: skip
+    return {
+        ",".join(label for label, _ in picked): [setting for _, setting in picked]
+        for picked in itertools.product(*known)
+    }
 
 
 def _wanted(value: Any, key: str = "") -> str:
     where = f"[sweep] {key}" if key else "[sweep]"
-    return (f'{where}: found {value!r}; wanted a list of values by key, for example "loss.alpha" = [36, 45], or tables '
-            "by name, for example [sweep.rows.sqrt]")  # fmt: skip
+    return (
+        f'{where}: found {value!r}; wanted a list of values by key, for example "loss.alpha" = [36, 45], or tables '
+        "by name, for example [sweep.rows.sqrt]"
+    )
 
 
 def _label(value: Any) -> str:

@@ -45,8 +45,12 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
 
 _HEADINGS = {
-    "r_precision": "R-prec.", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1", "purity": "purity",
-}  # fmt: skip
+    "r_precision": "R-prec.",
+    "map_at_r": "MAP@R",
+    "nmi": "NMI",
+    "f1": "F1",
+    "purity": "purity",
+}
 
 
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
@@ -80,30 +84,43 @@ def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     compared = [phase for phase in phases if phase != "training"]  # on other images
     best = {name: max(metrics[phase].get(name, 0) for phase in compared) for name in names}
     rows = [
-        [Cell(PHASES[phase]),
-         *(_percent(metrics[phase].get(name), best[name] if phase in compared else -1) for name in names)]
+        [
+            Cell(PHASES[phase]),
+            *(_percent(metrics[phase].get(name), best[name] if phase in compared else -1) for name in names),
+        ]
         for phase in phases
-    ]  # fmt: skip
+    ]
     apart = view.queries == "query"
     how = "Every query is searched in the gallery" if apart else "Every test image is searched among all others"
     caption = f"{how} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
     if view.tested_training is not None:
         sampled = "" if view.tested_training == "train" else f", {len(view.images(view.tested_training)):,} of them,"
         caption += f" The row of the training images{sampled} shows what is lost on unseen ones."
-    return ReportTable(f"Retrieval and clustering {'of the queries' if apart else 'on the test images'}",
-                       ["%", *(_heading(name) for name in names)], rows, caption)  # fmt: skip
+    return ReportTable(
+        f"Retrieval and clustering {'of the queries' if apart else 'on the test images'}",
+        ["%", *(_heading(name) for name in names)],
+        rows,
+        caption,
+    )
 
 
 _SPLITS = {
-    "train": "training", "validation": "held-out training classes", "test": "test", "query": "queries",
-    "gallery": "gallery", SAMPLE: "training images that are tested",
-}  # fmt: skip
+    "train": "training",
+    "validation": "held-out training classes",
+    "test": "test",
+    "query": "queries",
+    "gallery": "gallery",
+    SAMPLE: "training images that are tested",
+}
 
 
 def _images_table(view: View) -> ReportTable:
     table = counts(view)
-    rows = [[Cell(text), *(Cell(f"{table[name][what]:,}") for what in ("images", "classes"))]
-            for name, text in _SPLITS.items() if name in table]  # fmt: skip
+    rows = [
+        [Cell(text), *(Cell(f"{table[name][what]:,}") for what in ("images", "classes"))]
+        for name, text in _SPLITS.items()
+        if name in table
+    ]
     return ReportTable("Images", ["", "images", "classes"], rows)
 
 
@@ -121,21 +138,31 @@ def _paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[Report
         place, values = None, []
     entries = {key: value for key, value in recipe.paper.model_dump().items() if value}
     if place is not None:
-        entries |= {"paper": f"{place[0].authors} ({place[0].year}). {place[0].title}. {place[0].url}",
-                    "table": f"{recipe.paper.table}: {place[1].title}"}  # fmt: skip
+        entries |= {
+            "paper": f"{place[0].authors} ({place[0].year}). {place[0].title}. {place[0].url}",
+            "table": f"{recipe.paper.table}: {place[1].title}",
+        }
         entries["note"] = ". ".join(filter(None, (recipe.paper.note, place[1].note)))
         entries = {key: value for key, value in entries.items() if value and key not in ("row", "column")}
     rows = [[Cell(key), Cell(str(value))] for key, value in entries.items()]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
     if values:
         rows = [
-            [Cell(f"{value.row}, {value.heading}, {value.column}"), _percent(value.value, -1),
-             _percent(metrics.get(value.phase, {}).get(value.metric), -1)]
+            [
+                Cell(f"{value.row}, {value.heading}, {value.column}"),
+                _percent(value.value, -1),
+                _percent(metrics.get(value.phase, {}).get(value.metric), -1),
+            ]
             for value in values
-        ]  # fmt: skip
-        yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows,
-                          "" if is_full(recipe.paper.table, recipe.data.name) else
-                          f"The paper's are of its own data, this run's of {recipe.data.name}.")  # fmt: skip
+        ]
+        yield ReportTable(
+            "The paper's values beside this run's",
+            ["%", "paper", "this run"],
+            rows,
+            ""
+            if is_full(recipe.paper.table, recipe.data.name)
+            else f"The paper's are of its own data, this run's of {recipe.data.name}.",
+        )
 
 
 def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:

@@ -50,17 +50,22 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     """
     if series := loss_series(view.folder, _recorded_terms(stages)):
         terms = ", ".join(series).capitalize()
-        yield ReportFigure.drawn("The loss and its terms", lambda: loss_curves(series),
-                                 f"{terms}: in every iteration, and smoothed.")  # fmt: skip
+        yield ReportFigure.drawn(
+            "The loss and its terms", lambda: loss_curves(series), f"{terms}: in every iteration, and smoothed."
+        )
     yield from _curves_over_epochs(view, metrics)
     kind, gallery_kind = _kinds(view)
-    yield ReportFigure.drawn("Recall@K before and after training",
-                             lambda: recall_curve(_curves(metrics, "recall_at_")),
-                             f"The share of {kind} with one of their class among the K nearest.")  # fmt: skip
+    yield ReportFigure.drawn(
+        "Recall@K before and after training",
+        lambda: recall_curve(_curves(metrics, "recall_at_")),
+        f"The share of {kind} with one of their class among the K nearest.",
+    )
     if len(view.recipe.evaluation.precision_at) > 1:
-        yield ReportFigure.drawn("Query accuracy (precision@K) before and after training",
-                                 lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
-                                 "The mean share of the query's class among the K nearest.")  # fmt: skip
+        yield ReportFigure.drawn(
+            "Query accuracy (precision@K) before and after training",
+            lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
+            "The mean share of the query's class among the K nearest.",
+        )
     queries, training = view.queries, view.tested_training
     test, labels = view.embeddings(queries), view.true_labels(queries)
     compared = {} if training is None else {"training images": (view.embeddings(training), view.true_labels(training))}
@@ -79,16 +84,23 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     when = "Before and after training, the same images" if view.recipe.evaluation.baselines else "After training"
     methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
     for method, title in methods.items():
-        yield ReportFigure.drawn(f"The embeddings of {kind} in two dimensions: {title}",
-                                 functools.partial(flat, method), f"{when}, colored by class.")  # fmt: skip
-    yield ReportFigure.drawn(f"Queries and their nearest {gallery_kind}", lambda: _gallery(view),
-                             "Half of these queries were answered wrongly, as far as there are such; framed green (✓): "
-                             "the query's class, red (✗): another one; with the Euclidean distance.")  # fmt: skip
+        yield ReportFigure.drawn(
+            f"The embeddings of {kind} in two dimensions: {title}",
+            functools.partial(flat, method),
+            f"{when}, colored by class.",
+        )
+    yield ReportFigure.drawn(
+        f"Queries and their nearest {gallery_kind}",
+        lambda: _gallery(view),
+        "Half of these queries were answered wrongly, as far as there are such; framed green (✓): "
+        "the query's class, red (✗): another one; with the Euclidean distance.",
+    )
     if (metric := metric_of(stages)) is not None:
         yield ReportFigure.drawn(
-            f"Queries and their nearest {gallery_kind} by the learned metric", lambda: _gallery(view, metric),
+            f"Queries and their nearest {gallery_kind} by the learned metric",
+            lambda: _gallery(view, metric),
             "As above; with the learned value and the Euclidean distance of the features.",
-        )  # fmt: skip
+        )
 
 
 def _captions(view: View, result: Evaluation, query: int, learned: bool) -> Sequence[float | str]:
@@ -98,8 +110,10 @@ def _captions(view: View, result: Evaluation, query: int, learned: bool) -> Sequ
         return values
     points = normalize(view.embeddings(view.queries)[query : query + 1])
     answers = normalize(view.embeddings(view.gallery_of(view.queries))[result.indices[query].to(points.device)])
-    return [f"{value:.2f} | {distance:.2f}"
-            for value, distance in zip(values, (points - answers).norm(dim=1).tolist(), strict=True)]  # fmt: skip
+    return [
+        f"{value:.2f} | {distance:.2f}"
+        for value, distance in zip(values, (points - answers).norm(dim=1).tolist(), strict=True)
+    ]
 
 
 def _kinds(view: View) -> tuple[str, str]:
@@ -121,18 +135,20 @@ def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[Repo
             panels[metric] = lines
     if clusters := pseudo_labels_over_epochs(view):
         yield ReportFigure.drawn(
-            "Clusters as labels, over the epochs", lambda: epoch_curves(clusters),
+            "Clusters as labels, over the epochs",
+            lambda: epoch_curves(clusters),
             "How far an epoch's clusters agree with the clusters of the epoch before (NMI), and the share of the "
             "training images in the largest. No label of a training image is looked at.",
-        )  # fmt: skip
+        )
     if panels:
         chosen = {
             None: "They choose nothing: the last epoch is tested.",
             "validation": "The epoch is chosen by the held-out classes alone.",
             "test": f'The epoch is chosen by {table.select} of the {kind} themselves (select_on = "test").',
         }
-        yield ReportFigure.drawn("Metrics over the epochs", lambda: epoch_curves(panels),
-                                 chosen[table.select_on if table.select else None])  # fmt: skip
+        yield ReportFigure.drawn(
+            "Metrics over the epochs", lambda: epoch_curves(panels), chosen[table.select_on if table.select else None]
+        )
 
 
 def pseudo_labels_over_epochs(view: View) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
@@ -173,8 +189,11 @@ def _figure_of(component: str, title: str, figure: Figure) -> ReportFigure:
 
 
 def _curves(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
-    return {PHASES[phase]: _at_each_k(metrics[phase], prefix)
-            for phase in ("raw", "before", "after", "training") if phase in metrics}  # fmt: skip
+    return {
+        PHASES[phase]: _at_each_k(metrics[phase], prefix)
+        for phase in ("raw", "before", "after", "training")
+        if phase in metrics
+    }
 
 
 def _at_each_k(metrics: Mapping[str, float], prefix: str) -> dict[int, float]:

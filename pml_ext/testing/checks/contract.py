@@ -14,9 +14,11 @@ from ..calling import all_of, call, close, compute, has_state, is_random, needs,
 from ..probes import gradient, gradients
 from ..subject import Batch, SkipCheck, Subject, batch_of, fresh
 
-_WANTED = ("wanted {'loss': {'losses': a value per element, pair or triplet, 'indices': what each belongs to, "
-           "'reduction_type': 'element', 'pos_pair', 'neg_pair' or 'triplet'}}, as per_anchor(values), "
-           "per_pair and per_triplet of pml_ext.plugin make it")  # fmt: skip
+_WANTED = (
+    "wanted {'loss': {'losses': a value per element, pair or triplet, 'indices': what each belongs to, "
+    "'reduction_type': 'element', 'pos_pair', 'neg_pair' or 'triplet'}}, as per_anchor(values), "
+    "per_pair and per_triplet of pml_ext.plugin make it"
+)
 _TYPES = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
 _NOTHING = 1e-12  # what rounding leaves of a gradient of zero
 _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it adds by itself
@@ -29,8 +31,10 @@ def check_call_forms(subject: Subject) -> None:
     if not isinstance(value, Tensor) or value.ndim != 0:
         raise AssertionError(f"a loss gives a scalar tensor, which trainers call backward() on; got {value!r}")
     if not value.requires_grad:
-        raise AssertionError("the loss has no gradient with respect to the embeddings, so that nothing trains; look "
-                             "for detach(), torch.no_grad() and .data")  # fmt: skip
+        raise AssertionError(
+            "the loss has no gradient with respect to the embeddings, so that nothing trains; look "
+            "for detach(), torch.no_grad() and .data"
+        )
     torch.manual_seed(0)
     if "labels" in subject.capabilities and torch.equal(call(subject.make(), batch), value):  # else: check_determinism
         torch.manual_seed(0)
@@ -75,8 +79,10 @@ def _wrong_terms(subject: Subject, batch: Batch) -> str:
     component = subject.make()
     names = sorted(set(component.sub_loss_names()) - _MADE_BY_PML)
     if sorted(terms) != names:
-        return (f"compute_loss returns {sorted(terms)}, but sub_loss_names() says {names}; name them in "
-                "_sub_loss_names, which PML calls inside of super().__init__()")  # fmt: skip
+        return (
+            f"compute_loss returns {sorted(terms)}, but sub_loss_names() says {names}; name them in "
+            "_sub_loss_names, which PML calls inside of super().__init__()"
+        )
     return ""
 
 
@@ -94,24 +100,34 @@ def check_reducers(subject: Subject) -> None:
     torch.manual_seed(0)
     actual = compute(subject.make(), batch)
     values = {name: info["losses"] for name, info in actual.items()}
-    single = [name for name, info in actual.items() if isinstance(info["losses"], Tensor)
-              and (info["losses"].ndim == 0 or info["reduction_type"] == "already_reduced")]  # fmt: skip
+    single = [
+        name
+        for name, info in actual.items()
+        if isinstance(info["losses"], Tensor)
+        and (info["losses"].ndim == 0 or info["reduction_type"] == "already_reduced")
+    ]
     if all(not isinstance(value, Tensor) or value.ndim == 0 or len(value) == 1 for value in values.values()):
-        raise AssertionError("compute_loss returns a value that is reduced already, so that a reducer (sum, mean of "
-                             "what is not zero, threshold) has nothing to do; return one value per element, pair or "
-                             "triplet, with its indices")  # fmt: skip
+        raise AssertionError(
+            "compute_loss returns a value that is reduced already, so that a reducer (sum, mean of "
+            "what is not zero, threshold) has nothing to do; return one value per element, pair or "
+            "triplet, with its indices"
+        )
     if single:
         others = ", ".join(repr(name) for name in values if name not in single)
-        raise AssertionError(f"sub-loss {single[0]!r} is reduced already beside {others}, which is not, so that a "
-                             "reducer weighs one against the other by the number of values; return all "
-                             "unreduced")  # fmt: skip
+        raise AssertionError(
+            f"sub-loss {single[0]!r} is reduced already beside {others}, which is not, so that a "
+            "reducer weighs one against the other by the number of values; return all "
+            "unreduced"
+        )
     for name, info in actual.items():
         value = info["losses"]
         if isinstance(value, Tensor) and value.ndim == 1 and info["reduction_type"] != "already_reduced":
             lengths = {len(index) for index in _indices(info["indices"])}
             if lengths != {len(value)}:
-                raise AssertionError(f"sub-loss {name!r} has {len(value)} values but indices of {sorted(lengths)}; "
-                                     "reducers look values up by them")  # fmt: skip
+                raise AssertionError(
+                    f"sub-loss {name!r} has {len(value)} values but indices of {sorted(lengths)}; "
+                    "reducers look values up by them"
+                )
     summed.set_reducer(pml.reducers.SumReducer())
     torch.manual_seed(0)
     expected = sum(value.sum() for value in values.values() if isinstance(value, Tensor))
@@ -140,8 +156,10 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         if kind in ("pos_pair", "neg_pair", "triplet"):
             same = batch.labels[index[0]] == batch.labels[index[1]]
             if (same if kind == "neg_pair" else ~same).any():
-                raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of images of "
-                                     f"{'one class' if kind == 'neg_pair' else 'two classes'}")  # fmt: skip
+                raise AssertionError(
+                    f"sub-loss {name!r} says {kind}, but its indices are of images of "
+                    f"{'one class' if kind == 'neg_pair' else 'two classes'}"
+                )
         total, other = (float(each[name]["losses"].sum()) for each in (before, after))
         if abs(total - other) > 1e-6 * (1 + abs(total)):
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
@@ -149,8 +167,10 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         mine, theirs = _by_index(values, index), _by_index(after[name]["losses"], elsewhere)
         pairs = [(mine.get(key, 0.0), theirs.get(key, 0.0)) for key in mine.keys() | theirs.keys()]
         if any(abs(one - two) > 1e-6 * (1 + abs(one)) for one, two in pairs):
-            raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: in another order of "
-                                 "the batch an image, pair or triplet has another value")  # fmt: skip
+            raise AssertionError(
+                f"the indices of sub-loss {name!r} do not belong to its values: in another order of "
+                "the batch an image, pair or triplet has another value"
+            )
 
 
 def _by_index(values: Tensor, indices: Sequence[Tensor]) -> dict[tuple[int, ...], float]:
@@ -174,8 +194,10 @@ def check_parameters_get_gradients(subject: Subject) -> None:
         for name, slope in zip(named, gradients(value, [*named.values()]), strict=True):
             reached |= {name} if float(slope.abs().max()) > _NOTHING else set()
     if missing := [name for name in named if name not in reached]:
-        raise AssertionError(f"the parameters {', '.join(missing)} get no gradient, so that they never train; use "
-                             "them, without detach() or .data, or make them buffers")  # fmt: skip
+        raise AssertionError(
+            f"the parameters {', '.join(missing)} get no gradient, so that they never train; use "
+            "them, without detach() or .data, or make them buffers"
+        )
 
 
 def check_labels_are_used(subject: Subject) -> None:
@@ -192,8 +214,14 @@ def check_labels_are_used(subject: Subject) -> None:
 
 
 # Batches in which other pairs contribute: as they come, close together, far apart, classes mixed.
-_CLOSE: tuple[dict[str, Any], ...] = ({}, {"common": 8.0}, {"scale": 0.05}, {"spread": 4.0, "common": 20.0},
-                                        {"scale": 20.0}, {"spread": 0.1})  # fmt: skip
+_CLOSE: tuple[dict[str, Any], ...] = (
+    {},
+    {"common": 8.0},
+    {"scale": 0.05},
+    {"spread": 4.0, "common": 20.0},
+    {"scale": 20.0},
+    {"spread": 0.1},
+)
 
 
 def _restricted(subject: Subject, triplets: bool) -> str | None:
@@ -209,8 +237,10 @@ def _restricted(subject: Subject, triplets: bool) -> str | None:
                 break
             contributed = contributed or _contributes(subject, batch, what)
         if not heard and contributed:
-            raise AssertionError(f"the {what} that a miner chose are ignored: a third of them gives the same loss and "
-                                 "the same gradient as all")  # fmt: skip
+            raise AssertionError(
+                f"the {what} that a miner chose are ignored: a third of them gives the same loss and "
+                "the same gradient as all"
+            )
         silent += [what] if not heard else []
     if silent:
         raise SkipCheck(f"{' and '.join(silent)} contribute to the loss in none of {len(_CLOSE)} batches")
@@ -292,8 +322,9 @@ def check_references(subject: Subject) -> None:
                 raise AssertionError(f"it says that it has references, but refuses them: {error}") from error
             return  # refused, as it says
     if torch.equal(*values):
-        raise AssertionError("ref_emb is accepted and ignored: other references give the same loss. Use them, or raise "
-                             "an error")  # fmt: skip
+        raise AssertionError(
+            "ref_emb is accepted and ignored: other references give the same loss. Use them, or raise an error"
+        )
 
 
 def check_references_of_equal_length(subject: Subject) -> None:
@@ -317,12 +348,17 @@ def check_references_of_equal_length(subject: Subject) -> None:
     base = value(as_they_are, labels)
     for seed in (5, 6):
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-        close(value(order, labels), base, "as many references as images, in another order, give another loss: the "
-              "pair of an image and its row is left out; say references=True to pair_masks where ref_emb is not the "
-              "batch")  # fmt: skip
+        close(
+            value(order, labels),
+            base,
+            "as many references as images, in another order, give another loss: the "
+            "pair of an image and its row is left out; say references=True to pair_masks where ref_emb is not the "
+            "batch",
+        )
     if torch.equal(value(as_they_are, other.labels), base):
-        raise AssertionError("ref_labels are ignored: other labels of the references give the same loss; compare "
-                             "labels with ref_labels")  # fmt: skip
+        raise AssertionError(
+            "ref_labels are ignored: other labels of the references give the same loss; compare labels with ref_labels"
+        )
 
 
 def _takes(loss: Any, name: str) -> bool:

@@ -21,8 +21,10 @@ def check_memory_growth(subject: Subject) -> None:
     for batch in _growing(subject, 24):
         peaks.append(peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels))
     if peaks[1] > 5.5 * peaks[0] and peaks[1] > 1 << 20:
-        raise AssertionError(f"twice the batch takes {peaks[1] / peaks[0]:.1f} times the memory "
-                             f"({peaks[1] >> 10} KiB); form no triplets, or work in tiles")  # fmt: skip
+        raise AssertionError(
+            f"twice the batch takes {peaks[1] / peaks[0]:.1f} times the memory "
+            f"({peaks[1] >> 10} KiB); form no triplets, or work in tiles"
+        )
 
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
@@ -56,12 +58,15 @@ def check_saved_bytes(subject: Subject) -> str:
     growth, matrices = saved[1] / max(1, saved[0]), saved[1] / (4 * sizes[1] ** 2)
     what = f"a batch of {sizes[1]} has {saved[1] >> 10} KiB saved for the backward pass"
     if tiles and not distance and growth > 1.5 * factor and saved[1] > 1 << 20:
-        raise AssertionError(f"{what}, {growth:.1f} times as many as for a batch of {sizes[0]}, although it says "
-                             "that it has tiles; compute them again in the backward pass, by "
-                             "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)")  # fmt: skip
+        raise AssertionError(
+            f"{what}, {growth:.1f} times as many as for a batch of {sizes[0]}, although it says "
+            "that it has tiles; compute them again in the backward pass, by "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )
     if matrices > (MATRICES_OF_TILES if tiles and distance else MATRICES):
-        raise AssertionError(f"{what}, as much as {matrices:.0f} matrices of B x B; work in tiles that the backward "
-                             "pass computes again")  # fmt: skip
+        raise AssertionError(
+            f"{what}, as much as {matrices:.0f} matrices of B x B; work in tiles that the backward pass computes again"
+        )
     return f"{what}, {matrices:.1f} matrices of B x B"
 
 
@@ -74,8 +79,10 @@ def check_no_loop_over_anchors(subject: Subject) -> None:
             call(loss, batch)
         counts.append(counted.count)
     if counts[1] > 1.7 * counts[0]:
-        raise AssertionError(f"twice the batch takes {counts[1] / counts[0]:.1f} times as many operators "
-                             f"({counts[0]}, then {counts[1]}): a loop over images; use whole matrices")  # fmt: skip
+        raise AssertionError(
+            f"twice the batch takes {counts[1] / counts[0]:.1f} times as many operators "
+            f"({counts[0]}, then {counts[1]}): a loop over images; use whole matrices"
+        )
 
 
 def check_no_host_sync(subject: Subject) -> None:
@@ -99,5 +106,7 @@ def check_no_host_sync(subject: Subject) -> None:
         except Exception as error:
             raise SkipCheck(f"it does not run on another device than the CPU, see check_devices: {error}") from None
     if second.waits:
-        raise AssertionError(f"compute_loss, or its gradient, makes the host wait for the device: "
-                             f"{in_words(second.waits)}; keep what it needs in tensors")  # fmt: skip
+        raise AssertionError(
+            f"compute_loss, or its gradient, makes the host wait for the device: "
+            f"{in_words(second.waits)}; keep what it needs in tensors"
+        )

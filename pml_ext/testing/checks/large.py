@@ -29,8 +29,13 @@ def check_tiles(subject: Subject) -> None:
         for size in (1, 3, 7):
             actual, text = _in_tiles(subject, batch, size), f"in tiles of {size} it"
             for one, other, what in zip(actual, expected, ("gives other values", "has another gradient"), strict=False):
-                close(one, other, f"{text} {what}; an equation that looks at other anchors' rows has tiles = None",
-                      rtol=1e-6, atol=1e-9)  # fmt: skip
+                close(
+                    one,
+                    other,
+                    f"{text} {what}; an equation that looks at other anchors' rows has tiles = None",
+                    rtol=1e-6,
+                    atol=1e-9,
+                )
 
 
 def _in_tiles(subject: Subject, batch: Batch, size: int) -> list[Tensor]:
@@ -58,8 +63,11 @@ def check_gradient_caching(subject: Subject) -> None:
     loss = subject.make().double()
     call(loss, Batch(network(inputs), labels)).backward()
     modules = {"network": network, "loss": loss}
-    expected = {f"{module}.{name}": parameter.grad for module, owner in modules.items()
-                for name, parameter in owner.named_parameters()}  # fmt: skip
+    expected = {
+        f"{module}.{name}": parameter.grad
+        for module, owner in modules.items()
+        for name, parameter in owner.named_parameters()
+    }
     network.zero_grad(set_to_none=True)
     modules["loss"] = loss = subject.make().double()
     with warnings.catch_warnings():
@@ -69,7 +77,12 @@ def check_gradient_caching(subject: Subject) -> None:
         for name, parameter in owner.named_parameters():
             wanted = expected[f"{module}.{name}"]
             if wanted is not None and parameter.grad is not None:
-                close(parameter.grad, wanted, f"in micro-batches {module}.{name} gets another gradient",
-                      rtol=1e-6, atol=1e-9)  # fmt: skip
+                close(
+                    parameter.grad,
+                    wanted,
+                    f"in micro-batches {module}.{name} gets another gradient",
+                    rtol=1e-6,
+                    atol=1e-9,
+                )
             elif (wanted is None) != (parameter.grad is None):
                 raise AssertionError(f"{module}.{name} gets a gradient in the whole batch alone, or in micro-batches")

@@ -41,8 +41,10 @@ def check_state_dict(subject: Subject) -> None:
         torch.manual_seed(0)
         values.append(call(each, batch))
     if not equal(*values):
-        raise AssertionError(f"after load_state_dict the next loss is {values[1].item():.8g} instead of "
-                             f"{values[0].item():.8g}: something that changes is not in the state dict")  # fmt: skip
+        raise AssertionError(
+            f"after load_state_dict the next loss is {values[1].item():.8g} instead of "
+            f"{values[0].item():.8g}: something that changes is not in the state dict"
+        )
 
 
 def check_tensors_are_registered(subject: Subject) -> None:
@@ -56,16 +58,20 @@ def check_tensors_are_registered(subject: Subject) -> None:
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
     for where, name, tensor in _plain_tensors(component):
         if id(tensor) not in known:
-            raise AssertionError(f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a "
-                                 f"buffer: write self.register_buffer({name!r}, ...), or nn.Parameter for what is "
-                                 "learned")  # fmt: skip
+            raise AssertionError(
+                f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a "
+                f"buffer: write self.register_buffer({name!r}, ...), or nn.Parameter for what is "
+                "learned"
+            )
     if subject.kind != "distance":
         torch.manual_seed(0)
         call(component, batch_of(subject))
     for where, name, tensor in _plain_tensors(component):
         if tensor.grad_fn is not None:
-            raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}, and so the memory of "
-                                 "the whole batch; detach() what is kept")  # fmt: skip
+            raise AssertionError(
+                f"a call leaves its graph in the attribute {name} of {where}, and so the memory of "
+                "the whole batch; detach() what is kept"
+            )
 
 
 def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tensor]]:
@@ -113,8 +119,10 @@ def check_eval_keeps_state(subject: Subject) -> None:
         torch.manual_seed(0)
         values.append(call(each, batch))
     if not equal(*values):
-        raise AssertionError(f"after a call in eval() mode the next loss in training is {values[1].item():.8g} instead "
-                             f"of {values[0].item():.8g}: something beside its state moves; {remedy}")  # fmt: skip
+        raise AssertionError(
+            f"after a call in eval() mode the next loss in training is {values[1].item():.8g} instead "
+            f"of {values[0].item():.8g}: something beside its state moves; {remedy}"
+        )
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -23,8 +23,10 @@ from ..subject import CLASSES, SIZE, Batch, SkipCheck, Subject, batch_of, fresh,
 
 def _indices(subject: Subject, actual: Any, length: int, references: int) -> tuple[Tensor, ...]:
     if not isinstance(actual, tuple) or len(actual) not in (3, 4):
-        raise AssertionError(f"a miner gives a tuple of three (anchors, positives, negatives) or four index tensors; "
-                             f"got {type(actual).__name__}")  # fmt: skip
+        raise AssertionError(
+            f"a miner gives a tuple of three (anchors, positives, negatives) or four index tensors; "
+            f"got {type(actual).__name__}"
+        )
     for number, index in enumerate(actual):
         if index.dtype != torch.long or index.ndim != 1:
             raise AssertionError(
@@ -48,8 +50,10 @@ def check_mined_indices(subject: Subject) -> None:
     except (AssertionError, TypeError) as error:
         if not place_of(error).startswith("base_miner.py"):
             raise
-        raise AssertionError("PML refuses what mine() returns; it wants three index tensors (anchors, positives, "
-                             "negatives) or four (anchors, positives, anchors, negatives)") from error  # fmt: skip
+        raise AssertionError(
+            "PML refuses what mine() returns; it wants three index tensors (anchors, positives, "
+            "negatives) or four (anchors, positives, anchors, negatives)"
+        ) from error
     mined = _indices(subject, given, len(batch.labels), len(batch.labels))
     y = batch.labels
     a2, n = (mined[0], mined[2]) if len(mined) == 3 else (mined[2], mined[3])
@@ -74,15 +78,19 @@ def check_mined_references(subject: Subject) -> None:
         partners = references.labels
         a2, n = (index[0], index[2]) if len(index) == 3 else (index[2], index[3])
         if not (batch.labels[index[0]] == partners[index[1]]).all() or (batch.labels[a2] == partners[n]).any():
-            raise AssertionError("with references, a positive has another class than its anchor, or a negative has the "
-                                 "same; partners are rows of ref_emb, with ref_labels")  # fmt: skip
+            raise AssertionError(
+                "with references, a positive has another class than its anchor, or a negative has the "
+                "same; partners are rows of ref_emb, with ref_labels"
+            )
     if is_random(subject):
         return
     one = {(a, p) for a, p in zip(pairs[0][0].tolist(), pairs[0][1].tolist(), strict=True)}
     two = {(a, p) for a, p in zip(pairs[1][0].tolist(), order[pairs[1][1]].tolist(), strict=True)}
     if one != two:
-        raise AssertionError("the order of the references changes which pairs are mined: their distances are not "
-                             "looked at; mine among ref_emb")  # fmt: skip
+        raise AssertionError(
+            "the order of the references changes which pairs are mined: their distances are not "
+            "looked at; mine among ref_emb"
+        )
 
     def mined(x: Tensor, references: Tensor) -> Any:
         torch.manual_seed(0)
@@ -101,15 +109,18 @@ def check_mining_is_deterministic(subject: Subject) -> None:
         torch.manual_seed(0)
         mined.append(subject.make()(batch.embeddings, batch.labels))
     if not equal(*mined):
-        raise AssertionError("two equal calls after torch.manual_seed(0) mine two sets of pairs; draw by torch's "
-                             "generators")  # fmt: skip
+        raise AssertionError(
+            "two equal calls after torch.manual_seed(0) mine two sets of pairs; draw by torch's generators"
+        )
     component = subject.make()
     for seed in (3, 0):
         torch.manual_seed(0)
         again = component(batch_of(subject, seed=seed).embeddings, batch.labels)
     if not equal(again, mined[0]) and "state" not in subject.capabilities:
-        raise AssertionError("what is mined depends on the calls before: the miner keeps state that no checkpoint has; "
-                             "keep none, or in buffers, and say capabilities with 'state'")  # fmt: skip
+        raise AssertionError(
+            "what is mined depends on the calls before: the miner keeps state that no checkpoint has; "
+            "keep none, or in buffers, and say capabilities with 'state'"
+        )
 
 
 def check_mining_has_no_gradient(subject: Subject) -> None:
@@ -148,8 +159,9 @@ def check_regularizer_value(subject: Subject) -> None:
     def of(x: Tensor) -> Tensor:
         return call(regularizer, Batch(x, batch.labels))  # type: ignore[no-any-return]
 
-    if not torch.autograd.gradcheck(of, (batch.embeddings,), atol=1e-4, raise_exception=False,
-                                    fast_mode=subject.size > SIZE):  # fmt: skip
+    if not torch.autograd.gradcheck(
+        of, (batch.embeddings,), atol=1e-4, raise_exception=False, fast_mode=subject.size > SIZE
+    ):
         raise AssertionError("the gradient differs from finite differences of the value")
 
 
@@ -172,8 +184,10 @@ def check_regularizer_of_degenerate_batches(subject: Subject) -> None:
                     batch.embeddings.copy_(batch.embeddings[:1].expand_as(batch.embeddings))
             value = call(subject.make().double(), batch)
             if not value.isfinite() or not gradient(value, batch.embeddings).isfinite().all():
-                raise AssertionError(f"labels {labels.tolist()}{' and equal embeddings' * collapsed} give a value or a "
-                                     "gradient that is not finite")  # fmt: skip
+                raise AssertionError(
+                    f"labels {labels.tolist()}{' and equal embeddings' * collapsed} give a value or a "
+                    "gradient that is not finite"
+                )
 
 
 def check_regularizer_order_does_not_matter(subject: Subject) -> None:
@@ -194,8 +208,9 @@ def check_beside_a_loss(subject: Subject) -> None:
     expected = ContrastiveLoss()(batch.embeddings, batch.labels)
     expected = expected + 0.5 * call(regularizer, batch)
     if not torch.allclose(actual, expected, rtol=1e-7):
-        raise AssertionError(f"beside a loss it adds something else than its value: {actual.item():.8g} instead of "
-                             f"{expected.item():.8g}")  # fmt: skip
+        raise AssertionError(
+            f"beside a loss it adds something else than its value: {actual.item():.8g} instead of {expected.item():.8g}"
+        )
     actual.backward()
 
 
@@ -229,16 +244,20 @@ def check_distance_of_equal_points(subject: Subject) -> None:
     matrix = distance(x)
     (slope,) = torch.autograd.grad(matrix.sum(), x, allow_unused=True)
     if slope is None or not slope.isfinite().all():
-        raise AssertionError("the gradient between equal points is missing or not finite; take the root of what is at "
-                             "least eps, and do not detach()")  # fmt: skip
+        raise AssertionError(
+            "the gradient between equal points is missing or not finite; take the root of what is at "
+            "least eps, and do not detach()"
+        )
     if any(True for _ in distance.parameters()):
         return
     own, others = matrix.diagonal(4), matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
     near = own.min() >= others.max() - 1e-6 if distance.is_inverted else own.max() <= others.min() + 1e-6
     if not near:
-        raise AssertionError(f"with is_inverted = {distance.is_inverted} equal points are not the nearest: theirs are "
-                             f"{own.min():.4g} to {own.max():.4g}, others' {others.min():.4g} to {others.max():.4g}; "
-                             "pass is_inverted=True to super().__init__() where large is near")  # fmt: skip
+        raise AssertionError(
+            f"with is_inverted = {distance.is_inverted} equal points are not the nearest: theirs are "
+            f"{own.min():.4g} to {own.max():.4g}, others' {others.min():.4g} to {others.max():.4g}; "
+            "pass is_inverted=True to super().__init__() where large is near"
+        )
 
 
 def check_distance_dtypes(subject: Subject) -> None:
@@ -284,8 +303,10 @@ def check_sampler_length(subject: Subject) -> None:
         raise SkipCheck("it has no setting length_before_new_iter")
     short, long = (len([*subject.make({**subject.settings, "length_before_new_iter": n})]) for n in (24, 48))
     if short == long:
-        raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items, "
-                             "so that [sampler] iterations of a recipe has no effect")  # fmt: skip
+        raise AssertionError(
+            f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items, "
+            "so that [sampler] iterations of a recipe has no effect"
+        )
 
 
 def _seed(seed: int) -> None:
@@ -304,8 +325,10 @@ def check_sampler_state(subject: Subject) -> None:
     set_sampler_state(other, state)
     _seed(1)
     if list(other) != expected:
-        raise AssertionError("after its state is put back it draws something else; give it state_dict() and "
-                             "load_state_dict(), generator included")  # fmt: skip
+        raise AssertionError(
+            "after its state is put back it draws something else; give it state_dict() and "
+            "load_state_dict(), generator included"
+        )
 
 
 # Reducers
@@ -315,8 +338,12 @@ def check_reducer(subject: Subject) -> None:
     """A reducer makes a scalar of elements, pairs and triplets, and zero of none."""
     batch, reducer = batch_of(subject), subject.make()
     rows = torch.arange(8)
-    for kind, indices in (("element", rows), ("pos_pair", (rows, rows)), ("neg_pair", (rows, rows)),
-                          ("triplet", (rows, rows, rows))):  # fmt: skip
+    for kind, indices in (
+        ("element", rows),
+        ("pos_pair", (rows, rows)),
+        ("neg_pair", (rows, rows)),
+        ("triplet", (rows, rows, rows)),
+    ):
         losses = batch.embeddings[:8].square().sum(1)
         info = {"loss": {"losses": losses, "indices": indices, "reduction_type": kind, "divisor": 8}}
         value = reducer(info, batch.embeddings, batch.labels)

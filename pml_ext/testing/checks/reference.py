@@ -60,16 +60,21 @@ def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
         twice.embeddings[one] = twice.embeddings[other]
     plain = batch(3, 3, 3)
     cases = [
-        _Case("overlapping classes", plain), _Case("classes of 1 to 4", ragged), _Case("tight classes", near),
-        _Case("a batch with an image twice", twice, smooth=False), _Case("one class", batch(4, seed=4)),
+        _Case("overlapping classes", plain),
+        _Case("classes of 1 to 4", ragged),
+        _Case("tight classes", near),
+        _Case("a batch with an image twice", twice, smooth=False),
+        _Case("one class", batch(4, seed=4)),
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
-    ]  # fmt: skip
+    ]
     if "indices_tuple" in wanted:
         generator = torch.Generator().manual_seed(6)
         pairs, triplets = all_of(plain), all_of(plain, triplets=True)
         some = (*some_of(pairs[:2], 0.5, generator), *some_of(pairs[2:], 0.5, generator))
-        cases[1:1] = [_Case("pairs of a miner", plain, some),
-                      _Case("triplets of a miner", plain, some_of(triplets, 0.4, generator))]  # fmt: skip
+        cases[1:1] = [
+            _Case("pairs of a miner", plain, some),
+            _Case("triplets of a miner", plain, some_of(triplets, 0.4, generator)),
+        ]
     if "ref_emb" in wanted:
         cases.insert(1, _Case("references", plain, references=batch(2, 3, 1, seed=7)))
     return cases
@@ -114,11 +119,13 @@ def check_settings(subject: Subject) -> str:
             if changes:
                 break
         if not tried:
-            raise AssertionError(f"the setting {name} is not varied; give values that it takes: "
-                                 f"settings={{{name!r}: [...]}}")  # fmt: skip
+            raise AssertionError(
+                f"the setting {name} is not varied; give values that it takes: settings={{{name!r}: [...]}}"
+            )
         if changes and name in grid.without_effect:
-            raise AssertionError(f"the setting {name} is said to be without effect, but {_said(one)} and "
-                                 f"{_said(other)} differ")  # fmt: skip
+            raise AssertionError(
+                f"the setting {name} is said to be without effect, but {_said(one)} and {_said(other)} differ"
+            )
         if not changes and name not in grid.without_effect:
             raise AssertionError(
                 f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
@@ -252,12 +259,18 @@ class _Loop:
     def __call__(self, component: Any, settings: Mapping[str, Any], case: _Case) -> Any:
         batch, references = case.batch, case.references
         labels = [batch.labels] * takes_labels(component)
-        further = {"indices_tuple": case.indices_tuple, "ref_emb": references and references.embeddings,
-                   "ref_labels": references and references.labels, "component": component}  # fmt: skip
+        further = {
+            "indices_tuple": case.indices_tuple,
+            "ref_emb": references and references.embeddings,
+            "ref_labels": references and references.labels,
+            "component": component,
+        }
         passed = {name: further[name] for name in self.wants}
         if unknown := [name for name in settings if name not in self.names and not self.takes_all]:
-            raise ConfigError(f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and "
-                              "raise SkipCheck where it cannot do one")  # fmt: skip
+            raise ConfigError(
+                f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and "
+                "raise SkipCheck where it cannot do one"
+            )
         torch.manual_seed(0)
         return self.function(batch.embeddings, *labels, **{**settings, **passed})
 
@@ -277,8 +290,10 @@ def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Ca
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not _alike(actual, wanted):
         place = int((actual - wanted).abs().argmax())
-        raise AssertionError(f"{where}: the value is {actual.flatten()[place].item():.10g}, the reference's "
-                             f"{wanted.flatten()[place].item():.10g}")  # fmt: skip
+        raise AssertionError(
+            f"{where}: the value is {actual.flatten()[place].item():.10g}, the reference's "
+            f"{wanted.flatten()[place].item():.10g}"
+        )
     if not case.smooth:
         return
     if not wanted.requires_grad:
@@ -287,12 +302,15 @@ def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Ca
     slopes = [gradients(_weighted(value), list(leaves.values())) for value in (actual, wanted)]
     for name, mine, theirs in zip(leaves, *slopes, strict=True):
         if not _alike(mine, theirs):
-            raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to "
-                                 f"{(mine - theirs).abs().max().item():.3g}")  # fmt: skip
+            raise AssertionError(
+                f"{where}: the gradient of {name} differs from the reference's by up to "
+                f"{(mine - theirs).abs().max().item():.3g}"
+            )
 
 
-def _compare_differences(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Case, leaves: list[Tensor],
-                         where: str) -> None:  # fmt: skip
+def _compare_differences(
+    loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Case, leaves: list[Tensor], where: str
+) -> None:
     """The derivative along a random direction, of a reference that gives plain numbers."""
     generator = torch.Generator().manual_seed(9)
     directions = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
@@ -308,8 +326,10 @@ def _compare_differences(loop: _Loop, component: Any, settings: Mapping[str, Any
             _move(leaves, directions, -step)
     expected, tolerance = (ends[0] - ends[1]) / (2 * _STEP), _TOLERANCE_OF_DIFFERENCES
     if not math.isclose(actual, expected, rel_tol=10 * tolerance, abs_tol=tolerance):
-        raise AssertionError(f"{where}: the derivative along a direction is {actual:.8g}, the reference's, by finite "
-                             f"differences, {expected:.8g}")  # fmt: skip
+        raise AssertionError(
+            f"{where}: the derivative along a direction is {actual:.8g}, the reference's, by finite "
+            f"differences, {expected:.8g}"
+        )
 
 
 def _move(leaves: list[Tensor], directions: list[Tensor], step: float) -> None:

@@ -32,8 +32,13 @@ def check_pml_trainer(subject: Subject) -> None:
         raise AssertionError("an iteration of PML's MetricLossOnly has changed nothing in the network")
 
 
-def _train(subject: Subject, component: Any, network: torch.nn.Module, hook: Callable[[Any], None] | None = None,
-           iterations: int = 1) -> None:  # fmt: skip
+def _train(
+    subject: Subject,
+    component: Any,
+    network: torch.nn.Module,
+    hook: Callable[[Any], None] | None = None,
+    iterations: int = 1,
+) -> None:
     """Some iterations of PML's trainer, with a component in its place."""
     batch = batch_of(subject, dtype=torch.float32)
     mines, loss = subject.kind == "miner", component if subject.kind == "loss" else ContrastiveLoss()
@@ -43,10 +48,14 @@ def _train(subject: Subject, component: Any, network: torch.nn.Module, hook: Cal
         pml.MetricLossOnly(
             models={"trunk": network, "embedder": torch.nn.Identity()},
             optimizers={"trunk_optimizer": torch.optim.SGD(network.parameters(), lr=0.1)},
-            loss_funcs={"metric_loss": loss}, mining_funcs={"tuple_miner": component} if mines else {},
-            dataset=torch.utils.data.TensorDataset(batch.embeddings.detach(), batch.labels), dataloader_num_workers=0,
-            batch_size=len(batch.labels), iterations_per_epoch=iterations, end_of_iteration_hook=hook,
-        ).train(num_epochs=1)  # fmt: skip
+            loss_funcs={"metric_loss": loss},
+            mining_funcs={"tuple_miner": component} if mines else {},
+            dataset=torch.utils.data.TensorDataset(batch.embeddings.detach(), batch.labels),
+            dataloader_num_workers=0,
+            batch_size=len(batch.labels),
+            iterations_per_epoch=iterations,
+            end_of_iteration_hook=hook,
+        ).train(num_epochs=1)
 
 
 @contextlib.contextmanager
@@ -85,17 +94,21 @@ def check_hook_container(subject: Subject) -> None:
             _train(subject, component, torch.nn.Linear(subject.size, subject.size), hook, iterations=2)
             keeper.save_records()
         except Exception as error:
-            raise AssertionError(f"PML's HookContainer ends the run: {type(error).__name__}: {error}. It writes "
-                                 "parameters, buffers, dictionaries and recorded attributes of a module: none may be "
-                                 "empty, and names are words") from error  # fmt: skip
+            raise AssertionError(
+                f"PML's HookContainer ends the run: {type(error).__name__}: {error}. It writes "
+                "parameters, buffers, dictionaries and recorded attributes of a module: none may be "
+                "empty, and names are words"
+            ) from error
     for module in component.modules():
         for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
             value = getattr(module, name)
             if isinstance(value, Tensor) and value.numel() == 1:
                 value = value.item()
             if not isinstance(value, (int, float, str, type(None))):
-                raise AssertionError(f"the recorded attribute {name} is {type(value).__name__} of several values, "
-                                     "which record-keeper drops; record one number")  # fmt: skip
+                raise AssertionError(
+                    f"the recorded attribute {name} is {type(value).__name__} of several values, "
+                    "which record-keeper drops; record one number"
+                )
             if isinstance(value, float) and not math.isfinite(value):
                 raise AssertionError(f"the recorded attribute {name} is {value} after a batch like any other")
 
@@ -122,8 +135,11 @@ def check_cross_batch_memory(subject: Subject) -> None:
     if is_random(subject):
         return
     close(actual, expected, "in a memory as large as the batch it is another loss", rtol=1e-7)
-    close(gradient(actual, twin.embeddings), gradient(expected, batch.embeddings),
-           "in a memory as large as the batch it has another gradient")  # fmt: skip
+    close(
+        gradient(actual, twin.embeddings),
+        gradient(expected, batch.embeddings),
+        "in a memory as large as the batch it has another gradient",
+    )
 
 
 def check_two_processes(subject: Subject) -> None:

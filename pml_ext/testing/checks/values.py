@@ -107,8 +107,10 @@ def check_collapsed_embeddings(subject: Subject) -> None:
         torch.manual_seed(0)
         value = call(subject.make(), batch)
         if not value.isfinite() or not gradient(value, batch.embeddings).isfinite().all():
-            raise AssertionError(f"embeddings that are all {what} give a loss or a gradient that is not finite; norms "
-                                 "and roots want eps below them, as pml_ext.plugin.normalize has it")  # fmt: skip
+            raise AssertionError(
+                f"embeddings that are all {what} give a loss or a gradient that is not finite; norms "
+                "and roots want eps below them, as pml_ext.plugin.normalize has it"
+            )
 
 
 def check_gradients(subject: Subject) -> None:
@@ -118,8 +120,13 @@ def check_gradients(subject: Subject) -> None:
         raise SkipCheck("its values are random")
     if has_state(subject):
         raise SkipCheck("its values depend on the calls before")
-    if not torch.autograd.gradcheck(lambda x: call(loss, Batch(x, batch.labels)), (batch.embeddings,), atol=1e-4,
-                                    raise_exception=False, fast_mode=subject.size > SIZE):  # fmt: skip
+    if not torch.autograd.gradcheck(
+        lambda x: call(loss, Batch(x, batch.labels)),
+        (batch.embeddings,),
+        atol=1e-4,
+        raise_exception=False,
+        fast_mode=subject.size > SIZE,
+    ):
         raise AssertionError("the gradient differs from finite differences of the loss")
 
 
@@ -158,8 +165,9 @@ def check_names_of_classes(subject: Subject) -> None:
     if subject.kind == "miner":
         pairs = zip(call(component, batch), call(subject.make(), other), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
-            raise AssertionError("other names of the classes change what is mined; compare labels, never calculate "
-                                 "with them")  # fmt: skip
+            raise AssertionError(
+                "other names of the classes change what is mined; compare labels, never calculate with them"
+            )
         return
     try:
         renamed = call(subject.make(), other)
@@ -167,8 +175,12 @@ def check_names_of_classes(subject: Subject) -> None:
         if tensors:
             raise SkipCheck("it has rows per class, which labels are numbers of") from None
         raise
-    close(renamed, call(subject.make(), batch), "other names of the classes change the value; compare labels, never "
-          "calculate with them", rtol=1e-7)  # fmt: skip
+    close(
+        renamed,
+        call(subject.make(), batch),
+        "other names of the classes change the value; compare labels, never calculate with them",
+        rtol=1e-7,
+    )
 
 
 def check_inputs_unchanged(subject: Subject) -> None:
@@ -195,8 +207,10 @@ def check_inputs_unchanged(subject: Subject) -> None:
             call(component, Batch(given["embeddings"], batch.labels), *arguments)
     for name, tensor in given.items():
         if not torch.equal(tensor, before[name]):
-            raise AssertionError(f"a call changes {name} in place, which others use too; write x = x + 1 for x += 1, "
-                                 "masked_fill for masked_fill_, or clone() first")  # fmt: skip
+            raise AssertionError(
+                f"a call changes {name} in place, which others use too; write x = x + 1 for x += 1, "
+                "masked_fill for masked_fill_, or clone() first"
+            )
 
 
 def check_determinism(subject: Subject) -> None:
@@ -206,13 +220,17 @@ def check_determinism(subject: Subject) -> None:
         torch.manual_seed(0)
         values.append(call(subject.make(), batch))
     if not torch.equal(*values):
-        raise AssertionError("two equal calls after torch.manual_seed(0) give two values; draw by torch's generators, "
-                             "and keep no state in the class")  # fmt: skip
+        raise AssertionError(
+            "two equal calls after torch.manual_seed(0) give two values; draw by torch's generators, "
+            "and keep no state in the class"
+        )
     drawn = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         call(subject.make(), batch)
         drawn.append(torch.rand(3))
     if torch.equal(*drawn):
-        raise AssertionError("a call seeds torch's global generator, so that augmentation and dropout draw the same in "
-                             "every iteration; use a torch.Generator of its own")  # fmt: skip
+        raise AssertionError(
+            "a call seeds torch's global generator, so that augmentation and dropout draw the same in "
+            "every iteration; use a torch.Generator of its own"
+        )

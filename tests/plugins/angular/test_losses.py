@@ -40,8 +40,18 @@ def pair_sets(labels, reference_labels, itself, indices_tuple):
     return positives, {i: sorted(j for k, j in negatives if k == i) for i in range(len(labels))}
 
 
-def slow(kind, x, labels, *, alpha=45.0, angular_weight=2.0, normalize_embeddings=True, indices_tuple=None,
-         ref_emb=None, ref_labels=None):  # fmt: skip
+def slow(
+    kind,
+    x,
+    labels,
+    *,
+    alpha=45.0,
+    angular_weight=2.0,
+    normalize_embeddings=True,
+    indices_tuple=None,
+    ref_emb=None,
+    ref_labels=None,
+):
     """Eq. (6), (8), (9), (10), one term after the other."""
     itself = ref_emb is None
     r, r_labels = (x, labels) if itself else (ref_emb, ref_labels)
@@ -89,9 +99,11 @@ def test_equals_a_slow_loop(kind):
     """With a miner's pairs and triplets, and with references, too."""
     angles = {} if kind is NPairLoss else {"alpha": [45.0, 20.0, 70.0]}
     check_component(
-        kind, reference=functools.partial(slow, kind), settings={"normalize_embeddings": [True, False], **angles},
+        kind,
+        reference=functools.partial(slow, kind),
+        settings={"normalize_embeddings": [True, False], **angles},
         checks=["check_reference", "check_settings"],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -123,7 +135,7 @@ def test_gradcheck(kind):
 
 
 @pytest.mark.parametrize("alpha", [30.0, 45.0, 60.0])
-def test_pmls_loss_is_the_same_on_normalised_input(alpha):
+def test_pmls_loss_is_the_same_on_normalized_input(alpha):
     x, labels = normalize(points(20, 6)).detach(), torch.arange(20) // 4
     assert AngularLoss(alpha=alpha)(x, labels).item() == pytest.approx(pml.AngularLoss(alpha=alpha)(x, labels).item())
 
@@ -152,7 +164,7 @@ def test_gradients_are_those_of_equation_7():
     triplet = tuple(torch.tensor([index]) for index in (0, 1, 2))
     loss = AngularTripletLoss(alpha=40, normalize_embeddings=False)
     with torch.no_grad():
-        x[2] = 0.6 * x[0] + 0.4 * x[1] + 0.05  # near the centre, so that the hinge is open
+        x[2] = 0.6 * x[0] + 0.4 * x[1] + 0.05  # near the center, so that the hinge is open
     value = loss(x, indices_tuple=triplet)
     assert value > 0
     (gradient,) = torch.autograd.grad(value, x)
@@ -187,8 +199,9 @@ def test_statistics_equal_a_slow_loop():
     positives, negatives = pair_sets(LABELS, LABELS, True, None)
     angles = [
         math.degrees(math.atan2((unit[a] - unit[p]).norm(), 2 * (unit[n] - (unit[a] + unit[p]) / 2).norm()))
-        for a, p in positives for n in negatives[a]
-    ]  # fmt: skip
+        for a, p in positives
+        for n in negatives[a]
+    ]
     assert loss.average_angle.item() == pytest.approx(sum(angles) / len(angles), rel=1e-9)
     assert loss.over_alpha.item() == pytest.approx(sum(angle > 35 for angle in angles) / len(angles))
     assert not loss.average_angle.requires_grad

@@ -8,10 +8,21 @@ import pytest
 import torch
 
 DEFAULTS = {
-    "alpha_pos": 0.5, "beta_pos": 0.5, "alpha_neg": 1.0, "beta_neg": 0.01, "mvc_weight": 1.0, "mvc_gamma": 0.2,
-    "mvc_reduction": "mean", "detach_target": False, "skip_unmined": False, "delta": 1.0, "averaging": "log",
-    "epsilon": 0.1, "mining": True, "statistics": None,
-}  # fmt: skip
+    "alpha_pos": 0.5,
+    "beta_pos": 0.5,
+    "alpha_neg": 1.0,
+    "beta_neg": 0.01,
+    "mvc_weight": 1.0,
+    "mvc_gamma": 0.2,
+    "mvc_reduction": "mean",
+    "detach_target": False,
+    "skip_unmined": False,
+    "delta": 1.0,
+    "averaging": "log",
+    "epsilon": 0.1,
+    "mining": True,
+    "statistics": None,
+}
 G = {"log": torch.log, "sqrt": torch.sqrt, "const": lambda value: value}
 
 
@@ -30,8 +41,10 @@ def likelier(z, mean_pos, std_pos, mean_neg, std_neg):
 
 def pairs_from_labels(labels, ref_labels=None):
     columns = labels if ref_labels is None else ref_labels
-    same = [[(i, j) for j in range(len(columns)) if labels[i] == columns[j] and (ref_labels is not None or i != j)]
-            for i in range(len(labels))]  # fmt: skip
+    same = [
+        [(i, j) for j in range(len(columns)) if labels[i] == columns[j] and (ref_labels is not None or i != j)]
+        for i in range(len(labels))
+    ]
     other = [[(i, j) for j in range(len(columns)) if labels[i] != columns[j]] for i in range(len(labels))]
     return [*chain(*same)], [*chain(*other)]
 
@@ -87,13 +100,13 @@ def slow_cbml(x, pairs, references=None, similarity=cosine, **settings):
 
 
 def make_batch(rows=10, size=4, classes=3, seed=0, near=0.6):
-    """Embeddings that lie about their class's centre, so that some pairs are hard and some are not."""
+    """Embeddings that lie about their class's center, so that some pairs are hard and some are not."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (rows,), generator=generator)
-    centres = torch.randn(classes, size, generator=generator, dtype=torch.float64)
+    centers = torch.randn(classes, size, generator=generator, dtype=torch.float64)
     noise = torch.randn(rows, size, generator=generator, dtype=torch.float64)
     scale = 0.5 + torch.rand(rows, 1, generator=generator, dtype=torch.float64) * 3
-    return (scale * (centres[labels] + near * noise)).requires_grad_(), labels
+    return (scale * (centers[labels] + near * noise)).requires_grad_(), labels
 
 
 @pytest.fixture(scope="session")

@@ -26,10 +26,14 @@ GRID = [
     {"skip_unmined": [True], "epsilon": [-0.1]},
     {"epsilon": [0.4], "mvc_gamma": [1.0]},
     {"mvc_gamma": [0.0]},
-    {"averaging": ["log", "sqrt", "const"], "delta": [1.0, 0.25, "ratio", 0.0], "mining": [True, False],
-     "beta_neg": [0.1]},
+    {
+        "averaging": ["log", "sqrt", "const"],
+        "delta": [1.0, 0.25, "ratio", 0.0],
+        "mining": [True, False],
+        "beta_neg": [0.1],
+    },
     {"statistics": [[0.7, 0.2, 0.1, 0.3], [0.6, 0.4, 0.2, 0.25]], "delta": [1.0, "ratio"], "mining": [True, False]},
-]  # fmt: skip
+]
 
 
 def gradient(value, x):
@@ -53,11 +57,18 @@ class TestEquations:
 
     @pytest.mark.parametrize(
         "settings",
-        [{}, {"mvc_weight": 0.0}, {"alpha_pos": 0.5, "beta_pos": 0.25, "alpha_neg": 0.5, "beta_neg": 0.05},
-         *({"averaging": "const", "delta": delta, "mining": mining, "beta_neg": 0.1}
-           for delta in (0.25, "ratio", 0.0) for mining in (True, False))],
+        [
+            {},
+            {"mvc_weight": 0.0},
+            {"alpha_pos": 0.5, "beta_pos": 0.25, "alpha_neg": 0.5, "beta_neg": 0.05},
+            *(
+                {"averaging": "const", "delta": delta, "mining": mining, "beta_neg": 0.1}
+                for delta in (0.25, "ratio", 0.0)
+                for mining in (True, False)
+            ),
+        ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_gradcheck(self, slow, settings):
         x, labels = slow.batch(rows=7)
         assert gradcheck(lambda e: CBMLLoss(**settings)(e, labels), x)
@@ -301,7 +312,7 @@ class TestInsidePML:
             reducers.ClassWeightedReducer(torch.tensor([1.0, 2, 3])),
         ],
         ids=lambda reducer: type(reducer).__name__,
-    )  # fmt: skip
+    )
     def test_reducers(self, slow, reducer):
         x, labels = slow.batch(rows=12)
         labels[0] = 0
@@ -377,9 +388,12 @@ class TestInsidePML:
         MetricLossOnly(
             models={"trunk": trunk, "embedder": torch.nn.Identity()},
             optimizers={"trunk_optimizer": torch.optim.SGD(trunk.parameters(), lr=0.1)},
-            batch_size=8, loss_funcs={"metric_loss": loss}, dataset=data, dataloader_num_workers=0,
+            batch_size=8,
+            loss_funcs={"metric_loss": loss},
+            dataset=data,
+            dataloader_num_workers=0,
             end_of_iteration_hook=hooks.end_of_iteration_hook,
-        ).train(num_epochs=1)  # fmt: skip
+        ).train(num_epochs=1)
         keeper.save_records()
         tables = {}
         for path in tmp_path.glob("csv/*.db"):

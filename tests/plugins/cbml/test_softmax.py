@@ -23,8 +23,13 @@ def reference(embeddings, labels, component, class_labels=None):
 
 def test_equal_to_a_loop():
     settings = [{"class_labels": [None, [3, 1, 0, 2, 9, 8, 7, 6, 5, 4]]}]
-    check_component(SoftmaxLoss, reference=reference, settings=settings, num_classes=10,
-                    checks=["check_reference", "check_settings"])  # fmt: skip
+    check_component(
+        SoftmaxLoss,
+        reference=reference,
+        settings=settings,
+        num_classes=10,
+        checks=["check_reference", "check_settings"],
+    )
 
 
 def test_what_it_refuses():
@@ -39,15 +44,26 @@ def test_what_it_refuses():
 
 @pytest.mark.usefixtures("without_report")
 def test_the_trunks_features_are_tested(tmp_path):
-    quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "loss.name=softmax",
-             "model.trunk={name='convnet', width=8, blocks=2}", "evaluation.baselines=false")  # fmt: skip
+    quick = (
+        "schedule.epochs=2",
+        "schedule.milestones=[1]",
+        "sampler.iterations=3",
+        "loss.name=softmax",
+        "model.trunk={name='convnet', width=8, blocks=2}",
+        "evaluation.baselines=false",
+    )
     with pytest.raises(ConfigError, match="wanted embedding_size = (?P<features>[0-9]+), not 5") as refused:
-        train("cbml/digits", out=tmp_path / "refused", device="cpu",
-              overrides=(*quick, "model.embedder=none", "model.embedding_size=5"))  # fmt: skip
+        train(
+            "cbml/digits",
+            out=tmp_path / "refused",
+            device="cpu",
+            overrides=(*quick, "model.embedder=none", "model.embedding_size=5"),
+        )
     size = int(str(refused.value).rpartition("embedding_size = ")[2].partition(",")[0])
     out = tmp_path / "out"
-    train("cbml/digits", out=out, device="cpu",
-          overrides=(*quick, "model.embedder=none", f"model.embedding_size={size}"))  # fmt: skip
+    train(
+        "cbml/digits", out=out, device="cpu", overrides=(*quick, "model.embedder=none", f"model.embedding_size={size}")
+    )
     state = torch.load(out / "checkpoints" / "model.pt", weights_only=True)
     assert state["embedder"] == {}
     assert state["loss"]["classifier.weight"].shape[1] == size

@@ -19,8 +19,10 @@ def test_statistics_of_a_batch(slow):
     positive = [float(similarity[i, j]) for i, j in pairs if labels[i] == labels[j]]
     negative = [float(similarity[i, j]) for i, j in pairs if labels[i] != labels[j]]
     known = PairStatistics.of(x, labels)
-    for values, mean, std, number in ((positive, known.mean_pos, known.std_pos, known.num_pos),
-                                      (negative, known.mean_neg, known.std_neg, known.num_neg)):  # fmt: skip
+    for values, mean, std, number in (
+        (positive, known.mean_pos, known.std_pos, known.num_pos),
+        (negative, known.mean_neg, known.std_neg, known.num_neg),
+    ):
         middle = sum(values) / len(values)
         assert mean == pytest.approx(middle, rel=1e-9)
         assert std == pytest.approx(math.sqrt(sum((v - middle) ** 2 for v in values) / len(values)), rel=1e-9)

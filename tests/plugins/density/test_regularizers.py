@@ -57,8 +57,16 @@ LABELS = [
 ]
 
 
-def reference(embeddings, labels, component, base_density=None, eta=0.5, correlation_weight=1.0, class_labels=None,
-              initial_density=0.5):  # fmt: skip
+def reference(
+    embeddings,
+    labels,
+    component,
+    base_density=None,
+    eta=0.5,
+    correlation_weight=1.0,
+    class_labels=None,
+    initial_density=0.5,
+):
     entry_of = {name: entry for entry, name in enumerate(class_labels or range(6))}
     base = base_density or [0.0] * 6
     return slow_loss(embeddings, labels, component.target_density, base, eta, correlation_weight, entry_of)
@@ -70,8 +78,9 @@ def test_against_the_slow_loop():
         {"base_density": [None, full, with_a_zero], "class_labels": [None, [3, 0, 5, 1, 4, 2]]},
         {"base_density": [with_a_zero, same], "eta": [0.0, 1.3], "correlation_weight": [0.4, 2.0, 0]},
     ]
-    check_component(DensityRegularizer, reference=reference, settings=settings,
-                    checks=["check_reference", "check_settings"])  # fmt: skip
+    check_component(
+        DensityRegularizer, reference=reference, settings=settings, checks=["check_reference", "check_settings"]
+    )
 
 
 def test_labels_are_names_of_classes():
@@ -260,8 +269,9 @@ def test_compiles():
 # Beside losses
 
 
-@pytest.mark.parametrize("loss", [losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.NPairsLoss(),
-                                  losses.ProxyAnchorLoss(4, 5)])  # fmt: skip
+@pytest.mark.parametrize(
+    "loss", [losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.NPairsLoss(), losses.ProxyAnchorLoss(4, 5)]
+)
 def test_beside_any_loss(loss):
     x, y = batch(LABELS[0], dtype=torch.float32)
     regularizer = DensityRegularizer(4)

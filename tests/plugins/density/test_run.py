@@ -49,9 +49,11 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     report = (out / "report.html").read_text()
     assert "Target densities" in report
     drawn = {path.stem for path in (out / "figures").iterdir()}
-    assert {"densities-of-training-and-test-classes",
-            "the-embeddings-of-training-images-in-two-dimensions-t-sne",
-            "test-images-at-the-places-of-their-embeddings-t-sne-and-regions-of-it"} <= drawn  # fmt: skip
+    assert {
+        "densities-of-training-and-test-classes",
+        "the-embeddings-of-training-images-in-two-dimensions-t-sne",
+        "test-images-at-the-places-of-their-embeddings-t-sne-and-regions-of-it",
+    } <= drawn
     assert metrics["warnings"] == []
 
 
@@ -82,15 +84,21 @@ def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("without_report")
 def test_a_weight_far_too_large_is_in_the_reports_warnings(tmp_path):
-    metrics = train("density/digits", out=tmp_path / "out", overrides=(*QUICK, "loss.regularizer.weight=1000"),
-                    device="cpu")[0]  # fmt: skip
+    metrics = train(
+        "density/digits", out=tmp_path / "out", overrides=(*QUICK, "loss.regularizer.weight=1000"), device="cpu"
+    )[0]
     assert any("DensityRegularizer with weight 1000" in text for text in metrics["warnings"])
 
 
 @pytest.mark.usefixtures("without_report")
 def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
-    overrides = (*QUICK, "loss.regularizer.correlation_weight=0.0", "schedule.epochs=1", "schedule.name=constant",
-                 "schedule.milestones=[]")  # fmt: skip
+    overrides = (
+        *QUICK,
+        "loss.regularizer.correlation_weight=0.0",
+        "schedule.epochs=1",
+        "schedule.name=constant",
+        "schedule.milestones=[]",
+    )
     train("density/digits", out=tmp_path / "out", overrides=overrides, device="cpu")
     state = torch.load(tmp_path / "out" / "checkpoints" / "model.pt")
     assert (state["loss"]["regularizer.base_density"] == 0).all()
@@ -99,7 +107,9 @@ def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
 @pytest.mark.usefixtures("without_report")
 def test_whole_classes_in_a_run(tmp_path):
     metrics = train(
-        "density/digits", out=tmp_path / "out", device="cpu",
+        "density/digits",
+        out=tmp_path / "out",
+        device="cpu",
         overrides=(*QUICK, "sampler.name=whole-class", "sampler.batch_size=200", "sampler.iterations=3"),
-    )[0]  # fmt: skip
+    )[0]
     assert metrics["after"]["map_at_r"] > 0

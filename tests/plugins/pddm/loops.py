@@ -8,8 +8,10 @@ import torch
 
 def layer(module, x):
     weights = torch.atleast_2d(module.weight).tolist()
-    return [sum(w * v for w, v in zip(row, x, strict=True)) + b
-            for row, b in zip(weights, module.bias.tolist(), strict=True)]  # fmt: skip
+    return [
+        sum(w * v for w, v in zip(row, x, strict=True)) + b
+        for row, b in zip(weights, module.bias.tolist(), strict=True)
+    ]
 
 
 def relu(x):
@@ -58,8 +60,9 @@ def pointwise(distance, embeddings, labels, kind):
     scores = [score(distance, embeddings[i], embeddings[j]) for i, j in pairs]
     same = [labels[i] == labels[j] for i, j in pairs]
     if kind == "logistic":
-        terms = [-math.log(p if y else 1 - p)
-                 for s, y in zip(scores, same, strict=True) for p in [1 / (1 + math.exp(-s))]]  # fmt: skip
+        terms = [
+            -math.log(p if y else 1 - p) for s, y in zip(scores, same, strict=True) for p in [1 / (1 + math.exp(-s))]
+        ]
         return sum(terms) / max(1, len(terms))
     groups = [[s for s, y in zip(scores, same, strict=True) if y == wanted] for wanted in (True, False)]
     if not all(groups):
@@ -73,8 +76,20 @@ def norm(x, y):
     return sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) ** 0.5
 
 
-def objective(distance, embeddings, labels, *, alpha=0.5, beta=1.0, weight=0.5, count=1, per_class=False, power=1,
-              scaling=True, mined=None):  # fmt: skip
+def objective(
+    distance,
+    embeddings,
+    labels,
+    *,
+    alpha=0.5,
+    beta=1.0,
+    weight=0.5,
+    count=1,
+    per_class=False,
+    power=1,
+    scaling=True,
+    mined=None,
+):
     """E_m and E_e times its weight, Eq. 3 and 4."""
     size, x = len(labels), [unit(row.tolist()) for row in embeddings]
     s = matrix(distance, embeddings, embeddings).tolist()

@@ -9,7 +9,7 @@ from pytorch_metric_learning.distances import BaseDistance
 
 from pml_ext import PDDMDistance
 from pml_ext.benchmark import peak_bytes
-from pml_ext.evaluation import learned_metric, neighbours_under, reranked_under
+from pml_ext.evaluation import learned_metric, neighbors_under, reranked_under
 
 from . import loops
 
@@ -153,18 +153,24 @@ def test_is_a_distance_of_pml():
     other = build(seed=5)
     other.load_state_dict(distance.state_dict())
     assert torch.equal(other(x), distance(x))
-    assert set(distance.state_dict()) == {f"{layer}.{kind}" for layer in ("difference", "position", "combine", "score")
-                                          for kind in ("weight", "bias")}  # fmt: skip
+    assert set(distance.state_dict()) == {
+        f"{layer}.{kind}" for layer in ("difference", "position", "combine", "score") for kind in ("weight", "bias")
+    }
     assert build(position=False).position is None
     assert distance(x[:0]).shape == (0, 0)
     assert distance(x, x[:0]).shape == (7, 0)
 
 
-@pytest.mark.parametrize(("settings", "text"), [
-    ({"embedding_size": 0}, "embedding_size of PDDMDistance must be a whole number of at least 1, not 0"),
-    ({"hidden_size": 0}, "hidden_size"), ({"dropout": 1.0}, "dropout"), ({"dropout": -0.1}, "dropout"),
-    ({"memory_budget": 0}, "memory_budget"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"embedding_size": 0}, "embedding_size of PDDMDistance must be a whole number of at least 1, not 0"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"dropout": -0.1}, "dropout"),
+        ({"memory_budget": 0}, "memory_budget"),
+    ],
+)
 def test_settings_are_checked(settings, text):
     with pytest.raises(ValueError, match=text):
         PDDMDistance(**{"embedding_size": 4, **settings})
@@ -192,8 +198,11 @@ class Pairs(torch.nn.Module):
         return self.distance.pairwise_distance(x, y)
 
 
-EXPORTED = {"row with row": (Pairs, (5, 5), (6, 6)), "two sets": (torch.nn.Identity, (5, 3), (6, 4)),
-            "a set with itself": (torch.nn.Identity, (5,), (6,))}  # fmt: skip
+EXPORTED = {
+    "row with row": (Pairs, (5, 5), (6, 6)),
+    "two sets": (torch.nn.Identity, (5, 3), (6, 4)),
+    "a set with itself": (torch.nn.Identity, (5,), (6,)),
+}
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
@@ -224,7 +233,7 @@ def test_searches_exactly_and_by_a_shortlist():
     """The shortlist's answers near the exact ones as it grows, and equal them when it is the gallery."""
     distance = build(seed=3, hidden_size=64)  # of few hidden units all may be 0, which makes ties
     gallery, queries = points(300, seed=4), points(40, seed=5)
-    _, exact = neighbours_under(distance)(queries, 5, gallery)
+    _, exact = neighbors_under(distance)(queries, 5, gallery)
     expected = distance(queries, gallery).topk(5).indices
     assert torch.equal(exact, expected)
     shares = []

@@ -43,16 +43,37 @@ CASES = {
 }
 
 
-def reference(embeddings, labels, component, distance, score_margin=0.5, embedding_margin=1.0, embedding_weight=0.5,
-              num_quadruplets=1, per_class=False, squared=False, normalize_scores=True, detach_scaling=False,
-              detach_embeddings=False, embedding_loss=None, pointwise=None):  # fmt: skip
+def reference(
+    embeddings,
+    labels,
+    component,
+    distance,
+    score_margin=0.5,
+    embedding_margin=1.0,
+    embedding_weight=0.5,
+    num_quadruplets=1,
+    per_class=False,
+    squared=False,
+    normalize_scores=True,
+    detach_scaling=False,
+    detach_embeddings=False,
+    embedding_loss=None,
+    pointwise=None,
+):
     if detach_scaling or detach_embeddings or embedding_loss:
         raise SkipCheck("tests below: what is detached, and another loss in the place of the feature term")
     metric, embedding = loops.objective(
-        component.distance, embeddings, labels.tolist(), alpha=score_margin, beta=embedding_margin,
-        weight=embedding_weight, count=num_quadruplets, per_class=per_class, power=2 if squared else 1,
+        component.distance,
+        embeddings,
+        labels.tolist(),
+        alpha=score_margin,
+        beta=embedding_margin,
+        weight=embedding_weight,
+        count=num_quadruplets,
+        per_class=per_class,
+        power=2 if squared else 1,
         scaling=normalize_scores,
-    )  # fmt: skip
+    )
     if pointwise is not None:
         metric = loops.pointwise(component.distance, embeddings, labels.tolist(), pointwise)
     return metric + embedding
@@ -240,18 +261,29 @@ def test_is_copied_saved_wrapped_and_compiled():
         torch.testing.assert_close(torch.compile(loss, backend="aot_eager")(x, LABELS), expected)
 
 
-@pytest.mark.parametrize(("call", "error", "text"), [
-    (lambda: PDDMLoss(TripletMarginLoss().distance), TypeError, r"must be a PDDMDistance, for example PDDMDistance\("),
-    (lambda: build(score_margin=-1), ValueError, "score_margin"),
-    (lambda: build(embedding_margin=-1), ValueError, "embedding_margin"),
-    (lambda: build(embedding_weight=float("nan")), ValueError, "embedding_weight"),
-    (lambda: build(num_quadruplets=0), ValueError, "num_quadruplets"),
-    (lambda: build(squared="yes"), TypeError, "squared of PDDMLoss must be True or False, not 'yes'"),
-    (lambda: build(embedding_loss="triplet"), TypeError, "embedding_loss"),
-    (lambda: build()(embeddings(), LABELS, ref_emb=embeddings(), ref_labels=LABELS), ValueError, "takes no references"),
-    (lambda: build()(embeddings(size=4), LABELS), ValueError, "embedding_size=5"),
-    (lambda: build(per_class=True)(embeddings(), None, (LABELS[:0],) * 4), ValueError, "needs labels"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: PDDMLoss(TripletMarginLoss().distance),
+            TypeError,
+            r"must be a PDDMDistance, for example PDDMDistance\(",
+        ),
+        (lambda: build(score_margin=-1), ValueError, "score_margin"),
+        (lambda: build(embedding_margin=-1), ValueError, "embedding_margin"),
+        (lambda: build(embedding_weight=float("nan")), ValueError, "embedding_weight"),
+        (lambda: build(num_quadruplets=0), ValueError, "num_quadruplets"),
+        (lambda: build(squared="yes"), TypeError, "squared of PDDMLoss must be True or False, not 'yes'"),
+        (lambda: build(embedding_loss="triplet"), TypeError, "embedding_loss"),
+        (
+            lambda: build()(embeddings(), LABELS, ref_emb=embeddings(), ref_labels=LABELS),
+            ValueError,
+            "takes no references",
+        ),
+        (lambda: build()(embeddings(size=4), LABELS), ValueError, "embedding_size=5"),
+        (lambda: build(per_class=True)(embeddings(), None, (LABELS[:0],) * 4), ValueError, "needs labels"),
+    ],
+)
 def test_what_it_refuses(call, error, text):
     with pytest.raises(error, match=text):
         call()
@@ -262,8 +294,11 @@ def test_the_straightforward_step_is_the_same_loss():
     size, labels = 16, torch.arange(24) // 4
     x = torch.randn(24, size)
     loss, peer = PDDMLoss(PDDMDistance(size, dropout=0)), StraightforwardPDDM(size, dropout=0)
-    for mine, theirs in ((loss.distance.difference, peer.difference[0]), (loss.distance.position, peer.position[0]),
-                         (loss.distance.combine, peer.combine[0])):  # fmt: skip
+    for mine, theirs in (
+        (loss.distance.difference, peer.difference[0]),
+        (loss.distance.position, peer.position[0]),
+        (loss.distance.combine, peer.combine[0]),
+    ):
         theirs.load_state_dict(mine.state_dict())
     loss.distance.score.load_state_dict(peer.score.state_dict())
     one, other = x.clone().requires_grad_(), x.clone().requires_grad_()

@@ -25,8 +25,16 @@ def listed(triplets):
     return list(zip(*(index.tolist() for index in triplets), strict=True))
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_quadruplets": 3}, {"num_quadruplets": 99}, {"per_class": True},
-                                      {"per_class": True, "num_quadruplets": 2}])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_quadruplets": 3},
+        {"num_quadruplets": 99},
+        {"per_class": True},
+        {"per_class": True, "num_quadruplets": 2},
+    ],
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_a_loop(settings, seed):
     x, distance = embeddings(seed), PDDMDistance(5).double()

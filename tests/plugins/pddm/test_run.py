@@ -11,11 +11,18 @@ from pytorch_metric_learning.trainers import MetricLossOnly
 from sklearn.datasets import load_digits
 
 from pml_ext import PDDMDistance, RetrievalAccuracyCalculator, load_run
-from pml_ext.evaluation import neighbours_under
+from pml_ext.evaluation import neighbors_under
 from pml_ext.experiment import train
 
-QUICK = ("schedule.epochs=4", "schedule.milestones=[3]", "sampler.iterations=20", "model.trunk.width=16",
-         "sampler.m=3", "sampler.batch_size=30", 'stages=[{epochs=2, loss={name="pml/triplet-margin"}}]')  # fmt: skip
+QUICK = (
+    "schedule.epochs=4",
+    "schedule.milestones=[3]",
+    "sampler.iterations=20",
+    "model.trunk.width=16",
+    "sampler.m=3",
+    "sampler.batch_size=30",
+    'stages=[{epochs=2, loss={name="pml/triplet-margin"}}]',
+)
 
 
 def test_as_the_distance_of_a_loss_and_a_miner_of_pml_in_its_trainer():
@@ -25,7 +32,7 @@ def test_as_the_distance_of_a_loss_and_a_miner_of_pml_in_its_trainer():
     trunk = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 32))
     metric = PDDMDistance(32, dropout=0.1)
     calculator = RetrievalAccuracyCalculator(
-        include=("mean_average_precision_at_r",), k="max_bin_count", knn_func=neighbours_under(metric)
+        include=("mean_average_precision_at_r",), k="max_bin_count", knn_func=neighbors_under(metric)
     )
 
     def by_score():
@@ -36,12 +43,13 @@ def test_as_the_distance_of_a_loss_and_a_miner_of_pml_in_its_trainer():
     MetricLossOnly(
         models={"trunk": trunk},
         optimizers={"trunk_optimizer": torch.optim.Adam([*trunk.parameters(), *metric.parameters()], lr=1e-3)},
-        batch_size=80, loss_funcs={"metric_loss": TripletMarginLoss(margin=0.5, distance=metric)},
+        batch_size=80,
+        loss_funcs={"metric_loss": TripletMarginLoss(margin=0.5, distance=metric)},
         mining_funcs={"tuple_miner": BatchHardMiner(distance=metric)},
         dataset=torch.utils.data.TensorDataset(images[0::2], labels[0::2]),
         sampler=MPerClassSampler(labels[0::2], m=8, batch_size=80, length_before_new_iter=80 * 50),
         dataloader_num_workers=0,
-    ).train(num_epochs=2)  # fmt: skip
+    ).train(num_epochs=2)
     assert not torch.equal(metric.difference.weight, weights)
     assert by_score() > before + 0.3
 

@@ -127,11 +127,19 @@ def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(HardNegativePoolSampler, "refresh_pool", refreshed)
     monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
     train(
-        "triplets/digits", out=tmp_path / "out", device="cpu",
-        overrides=("schedule.epochs=5", "schedule.milestones=[2]", "model.trunk.width=8", "loss.triplets=all",
-                   "sampler={name='hard-negative-pool', batch_size=30, iterations=3, pool_size=2}",
-                   "loss.miner=pml/embeddings-already-packaged-as-triplets", "evaluation.baselines=false"),
-    )  # fmt: skip
+        "triplets/digits",
+        out=tmp_path / "out",
+        device="cpu",
+        overrides=(
+            "schedule.epochs=5",
+            "schedule.milestones=[2]",
+            "model.trunk.width=8",
+            "loss.triplets=all",
+            "sampler={name='hard-negative-pool', batch_size=30, iterations=3, pool_size=2}",
+            "loss.miner=pml/embeddings-already-packaged-as-triplets",
+            "evaluation.baselines=false",
+        ),
+    )
     assert len(seen) == 15
     assert pools == [True, True]  # before epochs 3 and 5
 

@@ -41,20 +41,26 @@ def distance(x, y):
 def listed(x, labels, kind="hinge", margin=0.2, triplets="violating", percentile=None, references=None, tuples=None):
     """The mean over S, one triplet after the other."""
     points = torch.stack([p / p.norm().clamp(min=1e-12) for p in x])
-    others, other_labels = (points, labels) if references is None else (
-        torch.stack([p / p.norm().clamp(min=1e-12) for p in references[0]]), references[1])  # fmt: skip
+    others, other_labels = (
+        (points, labels)
+        if references is None
+        else (torch.stack([p / p.norm().clamp(min=1e-12) for p in references[0]]), references[1])
+    )
     d = [[distance(p, q) for q in others] for p in points]
     between = [[distance(p, q) for q in others] for p in others]
     rows, columns = range(len(points)), range(len(others))
-    positives = {(a, p) for a in rows for p in columns
-                 if labels[a] == other_labels[p] and (references is not None or a != p)}  # fmt: skip
+    positives = {
+        (a, p) for a in rows for p in columns if labels[a] == other_labels[p] and (references is not None or a != p)
+    }
     negatives = {(a, n) for a in rows for n in columns if labels[a] != other_labels[n]}
     if tuples is not None:
         positives = {(a, p) for a, p in zip(*(t.tolist() for t in tuples[:2]), strict=True) if a != p}
         negatives = set(zip(*(t.tolist() for t in tuples[2:]), strict=True))
     if percentile is not None:
-        limit = {a: np.percentile([d[a][p].item() for b, p in positives if b == a], percentile)
-                 for a in {a for a, _ in positives}}  # fmt: skip
+        limit = {
+            a: np.percentile([d[a][p].item() for b, p in positives if b == a], percentile)
+            for a in {a for a, _ in positives}
+        }
         positives = {(a, p) for a, p in positives if d[a][p].item() <= limit[a] + 1e-12}
     total, count = x.sum() * 0, 0
     for (a, p), (b, n) in itertools.product(sorted(positives), sorted(negatives)):
@@ -82,8 +88,17 @@ def compare(found, expected, x, twin, rtol, atol):
     torch.testing.assert_close(x.grad, twin.grad.to(x.dtype), rtol=rtol, atol=atol)
 
 
-def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, *, positives="all",
-              percentile=60.0, **settings):  # fmt: skip
+def reference(
+    embeddings,
+    labels,
+    indices_tuple=None,
+    ref_emb=None,
+    ref_labels=None,
+    *,
+    positives="all",
+    percentile=60.0,
+    **settings,
+):
     if indices_tuple is not None and len(indices_tuple) == 3:
         raise SkipCheck("listed triplets: see test_tuples_of_pairs_and_of_triplets")
     references = None if ref_emb is None else (ref_emb, ref_labels)
@@ -97,8 +112,9 @@ def test_equals_listing_all_triplets(monkeypatch, many):
         monkeypatch.setattr(functional, "_MANY", 0)
     ways = {"kind": KINDS, "triplets": ["violating", "all"], "positives": ["all", "local"]}
     margins = {"kind": ["hinge", "squared-hinge"], "margin": [-0.1, 0.0, 0.5, 3.0]}
-    check_component(BatchAllTripletLoss, reference=reference, settings=[ways, margins],
-                    checks=["check_reference", "check_settings"])  # fmt: skip
+    check_component(
+        BatchAllTripletLoss, reference=reference, settings=[ways, margins], checks=["check_reference", "check_settings"]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,9 +225,11 @@ def test_the_share_of_violating_triplets_is_recorded():
     info = BatchAllTripletLoss(reducer=reducers.DoNothingReducer())(x, labels)["loss"]
     loss(x, labels)
     possible = sum(
-        labels[a] == labels[p] and a != p and labels[a] != labels[n] for a in range(11) for p in range(11)
+        labels[a] == labels[p] and a != p and labels[a] != labels[n]
+        for a in range(11)
+        for p in range(11)
         for n in range(11)
-    )  # fmt: skip
+    )
     assert loss.violating.item() == pytest.approx(info["divisor"].item() / int(possible))
 
 
@@ -432,12 +450,19 @@ def test_the_conventional_pipeline_in_a_run(tmp_path):
     from pml_ext.experiment import train
 
     metrics = train(
-        "triplets/digits", out=tmp_path / "out", device="cpu",
-        overrides=("schedule.epochs=3", "schedule.milestones=[2]", "model.trunk.width=16",
-                   "sampler={name='hard-negative-pool', batch_size=60, iterations=4, refresh=1}",
-                   "sampler.strategy=misclassified",
-                   "loss.triplets=all", "loss.miner=anchor-swap"),
-    )[0]  # fmt: skip
+        "triplets/digits",
+        out=tmp_path / "out",
+        device="cpu",
+        overrides=(
+            "schedule.epochs=3",
+            "schedule.milestones=[2]",
+            "model.trunk.width=16",
+            "sampler={name='hard-negative-pool', batch_size=60, iterations=4, refresh=1}",
+            "sampler.strategy=misclassified",
+            "loss.triplets=all",
+            "loss.miner=anchor-swap",
+        ),
+    )[0]
     assert {"nmi_3", "f1_3", "purity", "purity_3", "precision_at_8"} <= set(metrics["after"])
     report = (tmp_path / "out" / "report.html").read_text()
     assert "Query accuracy" in report
@@ -451,10 +476,19 @@ def test_the_epoch_is_chosen_by_purity_with_three_clusters_a_class(tmp_path):
     from pml_ext.experiment import train
 
     metrics = train(
-        "triplets/digits", out=tmp_path / "out", device="cpu",
-        overrides=("schedule.epochs=3", "schedule.milestones=[2]", "model.trunk.width=16", "sampler.iterations=4",
-                   "sampler.batch_size=56", "evaluation.validation=0.3", "evaluation.select=purity_3"),
-    )[0]  # fmt: skip
+        "triplets/digits",
+        out=tmp_path / "out",
+        device="cpu",
+        overrides=(
+            "schedule.epochs=3",
+            "schedule.milestones=[2]",
+            "model.trunk.width=16",
+            "sampler.iterations=4",
+            "sampler.batch_size=56",
+            "evaluation.validation=0.3",
+            "evaluation.select=purity_3",
+        ),
+    )[0]
     state = torch.load(tmp_path / "out" / "checkpoints" / "best.pt", weights_only=True)
     assert state["epoch"] == metrics["best_epoch"] <= 3
 

@@ -4,10 +4,18 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from pml_ext.plugin import DataSplits, LabelledImages
+from pml_ext.plugin import DataSplits, LabeledImages
 
-CORNERS = {"triangle": (3, 1.0), "square": (4, 1.0), "pentagon": (5, 1.0), "hexagon": (6, 1.0),
-           "star of 4": (8, 0.4), "star of 5": (10, 0.4), "star of 6": (12, 0.5), "circle": (40, 1.0)}  # fmt: skip
+CORNERS = {
+    "triangle": (3, 1.0),
+    "square": (4, 1.0),
+    "pentagon": (5, 1.0),
+    "hexagon": (6, 1.0),
+    "star of 4": (8, 0.4),
+    "star of 5": (10, 0.4),
+    "star of 6": (12, 0.5),
+    "circle": (40, 1.0),
+}
 
 
 def shapes(root=None, image_size: int = 16, per_class: int = 60, seed: int = 0) -> DataSplits:
@@ -26,7 +34,7 @@ def shapes(root=None, image_size: int = 16, per_class: int = 60, seed: int = 0) 
             images.append(_drawn(corners, inner, image_size, generator))
             labels.append(label)
     pixels = torch.from_numpy(np.stack(images))[:, None]
-    everything = LabelledImages(pixels, labels, list(CORNERS), channels=1)
+    everything = LabeledImages(pixels, labels, list(CORNERS), channels=1)
     test = np.arange(len(labels)) % 2 == 1
     return DataSplits(everything.subset(~test), everything.subset(test), image_size=image_size, channels=1)
 

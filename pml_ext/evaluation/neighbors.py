@@ -1,4 +1,4 @@
-"""Nearest neighbours in the form that PML's calculators call: with faiss, with torch, or under a learned metric."""
+"""Nearest neighbors in the form that PML's calculators call: with faiss, with torch, or under a learned metric."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..pml import BaseDistance
 
 _PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
-_NEIGHBOURS = 1 << 23  # that are in memory at a time
-_FAISS_GPU_NEIGHBOURS = 2048  # that faiss gives on a GPU at most
+_NEIGHBORS = 1 << 23  # that are in memory at a time
+_FAISS_GPU_NEIGHBORS = 2048  # that faiss gives on a GPU at most
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
@@ -37,7 +37,7 @@ def faiss_sees_a_gpu() -> bool:
     return bool(getattr(faiss, "get_num_gpus", int)())
 
 
-class NearestNeighbours:
+class NearestNeighbors:
     """A ``knn_func`` for PML that leaves out the query itself by its index, as PML's own do.
 
     Unlike theirs, a gallery with fewer than ``k`` (other) items gives as many columns as it has.
@@ -77,14 +77,14 @@ class NearestNeighbours:
             reference: as above.
             ref_includes_query: likewise.
             rows: queries per tile, the last of which also takes what remains; by default as many as have 8 million
-                neighbours together, in multiples of faiss's own tiles of 4,096 where that is more.
+                neighbors together, in multiples of faiss's own tiles of 4,096 where that is more.
 
         Yields:
             Which queries, in their order, and two tensors ``[rows, min(k, R - ref_includes_query)]``.
         """
         k = min(k + ref_includes_query, len(reference))
         if rows is None:
-            rows = max(1, _NEIGHBOURS // max(1, k))
+            rows = max(1, _NEIGHBORS // max(1, k))
             rows -= rows % 4096 if rows > 4096 else 0
         starts = range(0, max(1, len(query) // rows) * rows, rows)
         for first, last in zip(starts, [*starts[1:], len(query)], strict=True):
@@ -96,7 +96,7 @@ class NearestNeighbours:
 
 
 def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbours without the query itself.
+    """Neighbors without the query itself.
 
     Args:
         itself: the query's index in the gallery, ``[N]``.
@@ -120,28 +120,28 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
     return distances, indices
 
 
-def default_neighbours() -> NearestNeighbours:
+def default_neighbors() -> NearestNeighbors:
     """By Euclidean distance: with faiss where it is installed, else with torch in tiles.
 
     On an accelerator torch searches too, unless faiss is built for it: embeddings stay where they are.
     """
     from ..pml import FaissKNN, LpDistance
 
-    in_tiles = neighbours_under(LpDistance(normalize_embeddings=False), tile=1024)
+    in_tiles = neighbors_under(LpDistance(normalize_embeddings=False), tile=1024)
     if not has_faiss():
         return in_tiles
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-        # faiss's search on a GPU gives at most 2,048 neighbours
-        if query.device.type != "cpu" and (k > _FAISS_GPU_NEIGHBOURS or not faiss_sees_a_gpu()):
+        # faiss's search on a GPU gives at most 2,048 neighbors
+        if query.device.type != "cpu" and (k > _FAISS_GPU_NEIGHBORS or not faiss_sees_a_gpu()):
             return in_tiles.search(query, k, reference)
         squared, indices = FaissKNN()(query.contiguous(), k, reference.contiguous())
         return squared.clamp(min=0).sqrt(), indices
 
-    return NearestNeighbours(search)
+    return NearestNeighbors(search)
 
 
-def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbours:
+def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
     """By a PML distance, learned or not.
 
     Args:
@@ -156,7 +156,7 @@ def neighbours_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbou
         with _in_use(distance):
             return knn(query, k, reference)  # type: ignore[no-any-return]
 
-    return NearestNeighbours(search)
+    return NearestNeighbors(search)
 
 
 def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
 
 def reranked_under(
     distance: BaseDistance, shortlist: int, nearest: Search | None = None, normalized: bool = False
-) -> NearestNeighbours:
+) -> NearestNeighbors:
     """Re-ranks the nearest by the Euclidean distance of normalized embeddings with a PML distance.
 
     Args:
@@ -193,7 +193,7 @@ def reranked_under(
         nearest: finds the candidates of normalized embeddings; exactly by default. It may give -1 where it has no more.
         normalized: whether queries and references have length 1 already; of references, candidates alone are read then.
     """
-    nearest = nearest or default_neighbours().search
+    nearest = nearest or default_neighbors().search
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
         points, gallery = (x if normalized else torch.nn.functional.normalize(x) for x in (query, reference))
@@ -213,7 +213,7 @@ def reranked_under(
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
 
-    return NearestNeighbours(search)
+    return NearestNeighbors(search)
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
