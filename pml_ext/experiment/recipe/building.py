@@ -134,10 +134,10 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         normalize = Normalization(mean=normalize.mean[::-1], std=normalize.std[::-1])
     preprocessing = Preprocessing(
         image_size=size,
-        channels=channels,
+        channels=channels,  # type: ignore[arg-type]
         crop=splits.crop,
         normalize=normalize,
-        resize=images.resize,  # type: ignore[arg-type]
+        resize=images.resize,
         squash=images.squash,
         bgr=images.bgr,
         value_range=images.value_range,
