@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -172,3 +173,23 @@ def test_progress_is_told_while_sheets_are_drawn(command, runs, few, tmp_path, m
     monkeypatch.setattr("pml_ext.cli.retrieve._QUIET", -1)
     done = command("cluster", runs[0], few[0], "--clusters", "3", "-o", tmp_path)
     assert done.stderr.splitlines() == [f"contact sheets: {number} of 3" for number in (1, 2, 3)]
+
+
+def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(runs_one, few, tmp_path):
+    photos = tmp_path / "photos"
+    shutil.copytree(few[0], photos)
+    mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["noise.png", "cluster-7.png"])}
+    for name, image in mine.items():
+        image.save(photos / name)
+    content = {name: (photos / name).read_bytes() for name in mine}
+    runs_one.cluster(photos, 5, photos)
+    runs_one.cluster(photos, 2, photos, sheets=1)
+    assert {name: (photos / name).read_bytes() for name in mine} == content
+    assert sorted(path.name for path in photos.glob("cluster-0*.png")) == ["cluster-000.png"]
+    (tmp_path / "out").mkdir()
+    for name in ("cluster-001.png", "clusters.csv"):
+        (tmp_path / "out" / name).write_bytes(b"mine")
+        with pytest.raises(ConfigError, match=rf"{name} was not written by an earlier pml-ext cluster; type -o FOLDER"):
+            runs_one.cluster(few[0], 2, tmp_path / "out")
+        assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"mine"]
+        (tmp_path / "out" / name).unlink()
