@@ -1,5 +1,7 @@
 """Bugs as authors make them, one in each component, for the checks to find. Importable by other processes."""
 
+import os
+
 import numpy as np
 import torch
 import wrong
@@ -366,6 +368,13 @@ class SeedsTheWorld(GoodLoss):
 class Exits(GoodLoss):
     def values(self, s, positives, negatives):
         raise SystemExit("no such mode")
+
+
+class EndsItsProcess(GoodLoss):
+    def values(self, s, positives, negatives):
+        if "RANK" in os.environ:
+            os._exit(1)
+        return super().values(s, positives, negatives)
 
 
 # Miners

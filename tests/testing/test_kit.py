@@ -14,13 +14,13 @@ import pml_settings
 import pytest
 import torch
 import wrong
-from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning import losses, miners, reducers, regularizers
 
 import pml_ext
 from pml_ext import registry
 from pml_ext.cli import main
 from pml_ext.errors import ConfigError
-from pml_ext.testing import check_component, checks_of, parametrize_with_checks
+from pml_ext.testing import check_component, checks_of, parametrize_with_checks, processes
 from pml_ext.testing.subject import subject_of
 from pml_ext.testing.targets import components_of
 
@@ -182,6 +182,28 @@ def test_what_cannot_be_checked():
 def test_a_sample_of_pmls(loss, check):
     failed = {result.check for result in check_component(loss, on_fail=None) if result.fails}
     assert check in failed if check else "check_order_does_not_matter" not in failed
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer()),
+        losses.ArcFaceLoss(6, 8, weight_regularizer=regularizers.RegularFaceRegularizer()),
+        pml_ext.CBMLLoss(embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.5),
+        planted.GoodPairs(embedding_regularizer=regularizers.LpRegularizer()),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_loss_beside_a_regularizer_of_pml_passes_the_checks_of_its_terms(loss):
+    names = ["check_call_forms", "check_sub_loss_names", "check_reducers"]
+    assert [(r.status, r.text) for r in check_component(loss, checks=names, on_fail=None)] == [("passed", "")] * 3
+
+
+@pytest.mark.parametrize("regularizer", [None, regularizers.LpRegularizer()])
+def test_a_mean_taken_inside_is_found_beside_a_regularizer_too(regularizer):
+    given = {"embedding_regularizer": regularizer}
+    (result,) = check_component(wrong.MeanInside(**given), checks=["check_reducers"], on_fail=None)
+    assert (result.status, "reduced already" in result.text) == ("failed", True)
 
 
 def test_other_kinds_of_pml():
@@ -348,3 +370,12 @@ def told():
 
 
 TOLD = told()
+
+
+def test_a_process_that_ends_is_an_error_and_the_next_pair_is_another(monkeypatch):
+    monkeypatch.setattr(processes, "_pair", None)
+    (result,) = check_component(planted.EndsItsProcess(), checks=["check_two_processes"], on_fail=None)
+    assert (result.status, result.text) == ("failed", "one of the two processes ended before it answered")
+    (result,) = check_component(wrong.GoodLoss(), checks=["check_two_processes"], on_fail=None)
+    assert (result.status, result.text) == ("passed", "")
+    processes._pair.stop()
