@@ -26,7 +26,7 @@ from . import hookspecs
 from .answers import HOOKS, KEBAB, TABLES, check_marks, checked, components_in, recipes_in, table_in
 from .catalogue import pml_classes
 from .components import Component, Paper
-from .errors import PluginError, PluginWarning, one_line, unknown
+from .errors import PluginError, PluginWarning, StoppedError, one_line, unknown
 
 GROUP = "pml_ext"
 LOCAL = "local"  # the plugin name of classes registered in the running process
@@ -211,7 +211,7 @@ class Discovery:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 action()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # SystemExit, and what test frameworks raise to skip
             record.status, record.error = "broken", f"{type(error).__name__}: {error}"

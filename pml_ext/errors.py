@@ -55,8 +55,10 @@ class UnwritableError(PmlExtError, OSError):
     """A file could not be written: a full disk, a folder that is gone; the text has the path."""
 
 
-class StoppedError(PmlExtError):
+class StoppedError(BaseException):
     """A signal ended a run; the text says how to go on.
+
+    Like ``KeyboardInterrupt`` it is no ``Exception``: code that survives failures must not survive this.
 
     Args:
         signal: its number.

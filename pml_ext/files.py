@@ -56,10 +56,22 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            _flush_folder(path.parent)
         finally:
             _written.discard(temporary.absolute())
             with contextlib.suppress(OSError):  # the first error says more
                 temporary.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Write a folder's entries to the disk, so that a file moved into it survives a power loss."""
+    if os.name == "nt":  # which opens no folders
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

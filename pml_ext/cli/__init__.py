@@ -42,7 +42,7 @@ def main() -> None:
                 "leave it out, or say what is meant"
             )
         app(arguments, prog_name="pml-ext")
-    except PmlExtError as error:
+    except (PmlExtError, StoppedError) as error:
         if debug:
             raise
         _leave(error)
@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _leave(error: PmlExtError) -> None:
+def _leave(error: PmlExtError | StoppedError) -> None:
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a worker process of a data loader raises
         text = text.strip().splitlines()[-1].partition(": ")[2]

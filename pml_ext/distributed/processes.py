@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import ConfigError, StoppedError, TrainingError, one_line
+from ..errors import ConfigError, TrainingError, one_line
 
 
 def num_processes() -> int:
@@ -50,8 +50,6 @@ def process_group(device: str) -> Iterator[None]:
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())
     try:
         yield
-    except StoppedError:
-        raise
     except Exception as error:
         if (reason := _why_others_ended(error)) is None:
             raise

@@ -148,7 +148,7 @@ class Engine:
         batch = next(reading, None)
         while batch is not None:
             self._lap("reading")
-            self._undo = self._remembered(objective) if self._skips else _nothing
+            self._undo = self._remembered(objective, len(batch[1])) if self._skips else _nothing
             with self._compiling():
                 pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
@@ -237,15 +237,30 @@ class Engine:
                 "has a wider range"
             )
 
-    def _remembered(self, objective: Objective) -> Callable[[], None]:
-        """What puts back the statistics of batch norms, and a memory in the loss, as they are before a step."""
+    def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
+        """Return a function that puts batch norms' statistics and the loss's state back to before a step.
+
+        Parameters do not change in a step that is left out, and of a memory's ring only the rows that the batch
+        enters: neither is copied whole.
+        """
         buffers = [(buffer, buffer.clone()) for module in self._named.values() for buffer in module.buffers()]
-        loss, state = inside(objective.loss), copy.deepcopy(inside(objective.loss).state_dict())
+        loss = inside(objective.loss)
+        rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
+        entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
+        undo_rings = [module.snapshot(entering) for module in rings.values()]
+        parameters = {name for name, _ in loss.named_parameters()}
+        state = {
+            name: copy.deepcopy(value)
+            for name, value in loss.state_dict().items()
+            if name not in parameters and name.rpartition(".")[0] not in rings
+        }
 
         def undo() -> None:
             for buffer, before in buffers:
                 buffer.copy_(before)
-            loss.load_state_dict(state)
+            loss.load_state_dict(state, strict=False)
+            for undo_ring in undo_rings:
+                undo_ring()
 
         return undo
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import DataError
 from ..files import write_json
 from ..sums import SUMS, changed_files, check_unchanged, gone_files, has_all, write_sums
 from .records import mend_records
@@ -12,6 +13,7 @@ from .testing import write_neighbors
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
+MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
 _OWN = ("checkpoints", "figures", METRICS, "network.json", "neighbors.npz", RECIPE, "records", REPORT, "tensorboard")
 _AGAIN = ("figures/", REPORT)  # written with each report
 _MADE_AGAIN = ("checkpoints/before.pt", "network.json", "neighbors.npz", RECIPE, "records/", "tensorboard/", *_AGAIN)
@@ -47,9 +49,16 @@ def to_mend(folder: Path) -> list[str]:
     """What a finished run lacks, and what has changed since, by paths in its folder.
 
     Raises:
-        DataError: ``metrics.json`` is not what the run wrote.
+        DataError: ``metrics.json`` is not what the run wrote, or neither the model nor a checkpoint of it is left.
     """
     check_unchanged(folder, METRICS)
+    if not (folder / MODEL).exists():
+        if not (folder / LAST).exists():
+            raise DataError(
+                f"{folder / MODEL} is gone, and {folder / LAST}, from which it could be made again, too; delete "
+                f"{folder / METRICS} and train with --resume: training begins again with the first epoch"
+            )
+        return [MODEL]
     if (folder / REPORT).exists() and not (folder / SUMS).exists():  # killed before, or of an earlier version
         sum_up(folder)
     without = [] if has_all(folder, _lies_beside) else [SUMS]

@@ -111,7 +111,8 @@ class Run(View):
         reader = BatchReader(
             SeededImages(self.training_images), self.recipe.data.workers, self.device, self.engine.memory_format
         )
-        pace = Pace(self._iterations_done(), self._iterations_done(self.recipe.schedule.epochs))
+        within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
+        pace = Pace(self._iterations_done() + within, self._iterations_done(self.recipe.schedule.epochs))
         try:
             while self.epoch < self.recipe.schedule.epochs:
                 self.epoch += 1
@@ -123,7 +124,10 @@ class Run(View):
                     if records is not None:
                         self._end_epoch(records, losses, similarity)
                         finite = [loss for loss in losses if math.isfinite(loss)]
-                        self._tell(float(np.mean(finite)) if finite else math.nan, seconds, pace)
+                        if len(losses) > within:
+                            images = (len(losses) - within) * self.stages.of(self.epoch).batch_size
+                            self._tell(float(np.mean(finite)) if finite else math.nan, images / seconds, pace)
+                        within = 0
                 signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
             return from_rank_0(self._finish(records) if records is not None else None)  # type: ignore[no-any-return]
         finally:
@@ -361,10 +365,9 @@ class Run(View):
         """How many iterations the run has at the end of an epoch, by default of the current one."""
         return self.stages.iterations_before((self.epoch if epoch is None else epoch) + 1)
 
-    def _tell(self, loss: float, seconds: float, pace: Pace) -> None:
+    def _tell(self, loss: float, images: float, pace: Pace) -> None:
         """What an epoch gave, and how long those that are left will take at the pace so far."""
-        stage, left = self.stages.of(self.epoch), pace.seconds_left(self._iterations_done())
-        images = stage.iterations * stage.batch_size / seconds
+        left = pace.seconds_left(self._iterations_done())
         self.listener.epoch_done(self.epoch, self.recipe.schedule.epochs, loss, images, left)
 
     def _warn(self, text: str) -> None:

@@ -28,7 +28,7 @@ from ..files import (
 from ..sums import SUMS, check_unchanged
 from . import signals
 from .lock import LOCK, locked
-from .mending import METRICS, RECIPE, REPORT, to_mend
+from .mending import LAST, METRICS, MODEL, RECIPE, REPORT, to_mend
 from .plans import Plan, plan, restarted
 from .progress import Listener, OnNonfinite
 from .recipe import load_recipes, plugins_in
@@ -60,6 +60,8 @@ def execute(
         What stands in ``metrics.json``.
     """
     metrics, lacking = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, []))
+    if metrics is not None and MODEL in lacking:
+        metrics = None  # the run goes on from its last checkpoint, and ends once more
     if metrics is not None and not lacking:
         return metrics  # type: ignore[no-any-return]
     with contextlib.ExitStack() as stack:
@@ -82,6 +84,8 @@ def execute(
                 stack.enter_context(locked(plan.folder))
             if word:
                 run.listener.step(word)
+            if MODEL in lacking:
+                run.listener.warn(f"{plan.folder / MODEL} is gone; it is made again from {plan.folder / LAST}")
             _tidy(plan.folder)
             _write_recipe(plan)
         return run.train(resume)
@@ -291,12 +295,11 @@ def _train_all(
         results: list[Metrics] = []
         failures: list[Failure] = []
         for each in plans:
+            signals.check("before a run began")
             try:
                 results.append(
                     execute(each, device, data, listener, resume, on_nonfinite) | {"folder": str(each.folder)}
                 )
-            except StoppedError:
-                raise
             except Exception as error:
                 if len(plans) == 1 or num_processes() > 1:  # the others may wait for this one
                     raise

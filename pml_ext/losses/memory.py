@@ -285,6 +285,24 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             self.has_been_filled = self.queue_idx + count >= self.memory_size
         self._cursor = (self._cursor + count) % self.memory_size
 
+    def snapshot(self, count: int) -> Callable[[], None]:
+        """Return a function that puts the ring back to how it is now, after one call that enters embeddings.
+
+        Args:
+            count: the most embeddings that the call enters; no other row is copied.
+        """
+        rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
+        rows = rows.to(self.embedding_memory.device)
+        held, labels = self.embedding_memory[rows], self.label_memory[rows]
+        before = self._cursor, self.has_been_filled, self.curr_batch_idx
+
+        def undo() -> None:
+            self.embedding_memory[rows.to(self.embedding_memory.device)] = held.to(self.embedding_memory)
+            self.label_memory[rows.to(self.label_memory.device)] = labels.to(self.label_memory)
+            self._cursor, self.has_been_filled, self.curr_batch_idx = before
+
+        return undo
+
     def _ring(self, embeddings: Tensor, in_ring: bool) -> tuple[Tensor, Tensor]:
         """What the ring holds, as a copy (the next batch overwrites it), the batch's own rows with their gradient."""
         held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 import torch
@@ -154,3 +155,15 @@ def test_disk_errors_have_the_path(tmp_path, monkeypatch):
     assert (tmp_path / "last.pt").read_bytes() == b"old"
     with pytest.raises(UnwritableError, match=r"gone/checkpoints/last.pt: cannot be written .*; the folder .* is gone"):
         checkpoint.save(tmp_path / "gone" / "checkpoints" / "last.pt", {"epoch": 1})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_that_was_moved_into_place_survives_a_power_loss(tmp_path, monkeypatch):
+    """Its bytes are flushed before it is moved, and afterwards the folder that names it."""
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle)
+    )
+    checkpoint.save(tmp_path / "last.pt", {"epoch": 1})
+    assert flushed[-1] == str(tmp_path)
+    assert len(flushed) > 1

@@ -1,5 +1,6 @@
 """A step and an epoch: PML's trainer to the last digit, precision, clipping, compilation, and what is not finite."""
 
+import copy
 import functools
 import math
 
@@ -10,6 +11,7 @@ from pytorch_metric_learning.trainers import MetricLossOnly
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
 from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
@@ -383,3 +385,20 @@ def test_a_step_that_is_not_finite_can_be_left_out():
     assert not same(parts.state(), before)
     with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations one after the other"):
         list(engine.epoch([(bad, labels)] * 31, parts.objective()))
+
+
+def test_a_step_that_is_left_out_leaves_the_memory_as_it_was_and_copies_the_rows_of_the_batch_alone(monkeypatch):
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=6, memory_size=5000)
+    parts, copied = Parts(memory), []
+    engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    list(engine.epoch([(images, labels)], parts.objective(miner=None)))
+    before, place = parts.state(), memory.embedding_memory.data_ptr()
+    real = copy.deepcopy
+    monkeypatch.setattr(copy, "deepcopy", lambda value, *more: copied.append(value) or real(value, *more))
+    (step,) = engine.epoch([(torch.full_like(images, math.nan), labels)], parts.objective(miner=None))
+    assert step.skipped
+    assert same(parts.state(), before)
+    assert (memory.filled, memory.queue_idx) == (8, 8)
+    assert memory.embedding_memory.data_ptr() == place  # the ring itself stays where it is
+    assert all(value.numel() < 100 for value in copied if torch.is_tensor(value))

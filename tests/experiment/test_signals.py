@@ -1,5 +1,6 @@
 """Signals: waited for, at once, twice, in threads and in workers."""
 
+import importlib
 import os
 import signal
 import threading
@@ -64,3 +65,54 @@ def test_a_thread_changes_nothing():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def interrupting(function, condition=lambda *_: True):
+    """The function, before which this process gets a SIGTERM, once."""
+
+    def interrupted(*arguments, **settings):
+        if not sent and condition(*arguments):
+            sent.append(True)
+            send()
+        return function(*arguments, **settings)
+
+    sent = []
+    return interrupted
+
+
+TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
+PHASES = {  # what is interrupted, when, and whether a run is there before
+    "the check of the recipe": ("pml_ext.experiment.recipe.checking.build_optimizer", lambda *_: True, False),
+    "reading last.pt": ("torch.load", lambda *_: True, True),
+    "drawing a figure": ("pml_ext.experiment.report.figures.recall_curve", lambda *_: True, False),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monkeypatch, pml_ext_command, phase):
+    place, condition, resumed = PHASES[phase]
+    out = tmp_path / "out"
+    line = ["train", "cbml/digits", "--out", str(out), "--device", "cpu", *(f"--set={each}" for each in TINY)]
+    if resumed:
+        monkeypatch.setattr("pml_ext.experiment.run.metrics_after", interrupting(lambda *_: {}))
+        assert pml_ext_command(*line).returncode == 128 + signal.SIGTERM
+        line.append("--resume")
+    module, _, name = place.rpartition(".")
+    monkeypatch.setattr(place, interrupting(getattr(importlib.import_module(module), name), condition))
+    done = pml_ext_command(*line)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr.splitlines()[-1].startswith("pml-ext: stopped by SIGTERM; ")
+    assert ("go on with: pml-ext train" in done.stderr) == (phase != "the check of the recipe")
+    assert not (out / "report.html").exists()
+
+
+def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
+    from pml_ext.experiment import runs
+
+    begun = []
+    monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", interrupting(lambda *_: None))
+    execute = runs.execute
+    monkeypatch.setattr(runs, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
+    with pytest.raises(StoppedError, match="--seeds 3"):
+        runs.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=TINY)
+    assert begun == [0]

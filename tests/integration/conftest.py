@@ -35,9 +35,7 @@ class Environment:
             script.chmod(0o755)
 
     def _done(self, line: str, cwd: Path) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            line, shell=True, cwd=cwd, env=self.variables, capture_output=True, text=True, timeout=280
-        )
+        return subprocess.run(line, shell=True, cwd=cwd, env=self.variables, capture_output=True, text=True)
 
     def run(self, line: str, cwd: Path) -> str:
         done = self._done(line, cwd)

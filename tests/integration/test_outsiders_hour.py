@@ -16,7 +16,7 @@ SHORTER = {
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_an_outsiders_hour(environment, tmp_path, monkeypatch):
     """The page's commands and files, word by word and in its order; only the training and the timing are cut short."""
     page = (ROOT / "docs" / "plugins.md").read_text()

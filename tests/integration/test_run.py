@@ -15,7 +15,7 @@ from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
-from pml_ext import CBMLLoss, registry
+from pml_ext import registry
 from pml_ext.cli import main
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
@@ -359,6 +359,49 @@ def test_a_collapsed_run_ends_with_metrics_a_report_and_warnings(tmp_path):
     assert ear.epochs[-1][-1] == 0
 
 
+@pytest.mark.usefixtures("without_report")
+def test_a_finished_run_whose_model_is_gone_makes_it_again_or_says_why_not(finished, tmp_path):
+    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    model = out / "checkpoints" / "model.pt"
+    model.unlink()
+    again = quick(out, resume=True, listener=ear)
+    assert {phase: again[phase] for phase in ("raw", "before", "after")} == {
+        phase: finished[1][phase] for phase in ("raw", "before", "after")
+    }
+    assert ear.warnings == [f"{model} is gone; it is made again from {model.with_name('last.pt')}"]
+    states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (out, finished[0])]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    for name in ("model.pt", "last.pt"):
+        model.with_name(name).unlink()
+    with pytest.raises(DataError, match=r"model.pt is gone, and .*last.pt.*; delete .*metrics.json and train with"):
+        quick(out, resume=True)
+
+
+def test_after_a_resume_inside_an_epoch_the_pace_is_that_of_the_iterations_since(tmp_path, monkeypatch):
+    """Half of an epoch is done before: the time per iteration is that of the half that is left."""
+
+    class Stops(Ear):
+        left = 30
+
+        def iteration(self, loss):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+    overrides = ("sampler.iterations=40", "schedule.epochs=1", "schedule.milestones=[1]", "evaluation.baselines=false")
+    overrides += ("engine.checkpoint_minutes=1e-9",)
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path / "out", *overrides, listener=Stops())
+    clock = iter(range(0, 10**6, 5))  # five seconds between two looks at the clock
+    monkeypatch.setattr("pml_ext.experiment.run.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+    ear = Ear()
+    quick(tmp_path / "out", *overrides, listener=ear, resume=True)
+    (epoch,) = ear.epochs
+    assert epoch[3] == pytest.approx(11 * 80 / 5)  # 29 of 40 iterations were done before
+    assert epoch[4] == 0
+
+
 def test_batches_that_the_data_cannot_give(tmp_path):
     with pytest.raises(ConfigError, match=r"refuses batches of 75 from \d+ images of 10 classes: .*m_per_class"):
         quick(tmp_path / "a", "sampler.batch_size=75")
@@ -398,7 +441,8 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     (out / "checkpoints" / "before.pt").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", fails)
-    monkeypatch.setattr(CBMLLoss, "figures", lambda *_: sys.exit("no more"), raising=False)
+    drawn_with = registry.get("cbml", "loss").cls  # a plugin that was loaded again has another class
+    monkeypatch.setattr(drawn_with, "figures", lambda *_: sys.exit("no more"), raising=False)
     assert draw_report(out, "cpu", listener=ear) == out / "report.html"
     after = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     assert set(before) - set(after) == {"recall-k-before-and-after-training.png"}  # no stale picture is left
