@@ -85,7 +85,9 @@ def execute(
             if word:
                 run.listener.step(word)
             if MODEL in lacking:
-                run.listener.warn(f"{plan.folder / MODEL} is gone or damaged; it is made again from {plan.folder / LAST}")
+                run.listener.warn(
+                    f"{plan.folder / MODEL} is gone or damaged; it is made again from {plan.folder / LAST}"
+                )
             _tidy(plan.folder)
             _write_recipe(plan)
         return run.train(resume)
