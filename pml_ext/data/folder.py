@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -67,32 +68,36 @@ def folder(
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
 
 
-def visible_files(place: Path) -> list[Path]:
-    """All files below a folder, sorted; hidden ones, and those in hidden folders, are left out.
-
-    Args:
-        place: the folder.
-    """
-    return sorted(
-        file
-        for file in place.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(place).parts)
-    )
-
-
 def image_files(place: Path) -> list[Path]:
-    """The image files below a folder, sorted; other files and hidden ones are left out.
+    """Return the image files below a folder, sorted; other files, hidden files and hidden folders are left out.
 
     Args:
         place: the folder.
+
+    Raises:
+        DataError: a folder cannot be listed.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
 
-    return [file for file in visible_files(place) if has_file_allowed_extension(file.name, IMG_EXTENSIONS)]
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); give it back its read permission")
+
+    files = []
+    for folder, folders, names in os.walk(place, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [
+            Path(folder, name)
+            for name in names
+            if not name.startswith(".") and has_file_allowed_extension(name, IMG_EXTENSIONS)
+        ]
+    return sorted(file for file in files if file.is_file())
 
 
 def _classes(place: Path) -> list[str]:
-    return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    try:
+        return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{place}: cannot be listed ({error.strerror}); give it back its read permission") from None
 
 
 def _images(place: Path, names: list[str], channels: int) -> LabeledImages:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, PmlExtError, one_line
 
 # What Pillow may take a file for, whatever its name; others start programs (an EPS starts Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+ORIENTATION = 0x0112  # tag of EXIF
 
 
 class Box(NamedTuple):
@@ -42,7 +43,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
     Raises:
         DataError: the file is missing, no image, or broken, or the box has no pixel of it; the text has the path.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path, formats=FORMATS) as file:
@@ -50,8 +51,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
             size = _upright_size(image)
             if smallest is not None:
                 _draft(image, smallest, min(size) if box is None else min(_inside(box, size, path)[2:]))
-            ImageOps.exif_transpose(image, in_place=True)
-            image = _in_8_bits(image)
+            image = _in_8_bits(_upright(image))
             if box is not None:
                 factor = image.width / size[0]  # of a draft
                 left, top, width, height = _inside(box, size, path)
@@ -60,8 +60,10 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
             return _pixels(image, channels)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: not a readable image ({error}); mend or remove the file") from None
+    except PmlExtError:
+        raise
+    except Exception as error:  # decoders raise errors of many kinds, struct.error and TypeError among them
+        raise DataError(f"{path}: not a readable image ({one_line(error)}); mend or remove the file") from None
 
 
 def image_tensor(image: Any, channels: int = 3) -> Tensor:
@@ -71,9 +73,25 @@ def image_tensor(image: Any, channels: int = 3) -> Tensor:
         image: stays as it is.
         channels: 1 (gray) or 3 (color).
     """
-    from PIL import ImageOps
+    return _pixels(_in_8_bits(_upright(image)), channels)
 
-    return _pixels(_in_8_bits(ImageOps.exif_transpose(image)), channels)
+
+def _upright(image: Any) -> Any:
+    """Return the image turned as its orientation tag says, the only part of EXIF that is looked at."""
+    from PIL.Image import Transpose
+
+    image.load()  # a TIFF file is turned by that
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    turn = turns.get(image.getexif().get(ORIENTATION))
+    return image if turn is None else image.transpose(turn)
 
 
 def _in_8_bits(image: Any) -> Any:
@@ -97,7 +115,7 @@ def _pixels(image: Any, channels: int) -> Tensor:
 
 def _upright_size(image: Any) -> tuple[int, int]:
     """Width and height as they will be when the image has been turned upright."""
-    turned = image.getexif().get(0x0112) in (5, 6, 7, 8)
+    turned = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
     return (image.height, image.width) if turned else (image.width, image.height)
 
 

@@ -66,7 +66,7 @@ def _read(file: Path) -> tuple[dict[str, list[Entry]], list[tuple[bool, bool]]]:
     roles: list[tuple[bool, bool]] = []
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            rows = csv.DictReader(opened)
+            rows = csv.DictReader(opened, strict=True)
             columns = rows.fieldnames or []
             if lacking := [name for name in COLUMNS if name not in columns]:
                 raise DataError(
@@ -84,7 +84,9 @@ def _read(file: Path) -> tuple[dict[str, list[Entry]], list[tuple[bool, bool]]]:
                     both = "is_query" not in columns and "is_gallery" not in columns
                     roles.append((both or _true(row, "is_query", where), both or _true(row, "is_gallery", where)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file}: cannot be read as a table ({error}); table:FILE.csv wants commas and UTF-8") from None
+        where = f", line {rows.reader.line_num}" if isinstance(error, csv.Error) else ""
+        wanted = "table:FILE.csv wants commas, UTF-8, and quotes in pairs"
+        raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
     return parts, roles
 
 

@@ -64,10 +64,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: names of metrics to leave out.
         avg_of_avgs: the mean over classes of their means, instead of the mean over queries.
         return_per_class: a list with one value per class, instead of the mean over queries.
-        k: how many neighbors PML's metrics see: a number; ``"max_bin_count"``, as many as the largest class has
-            items, which is all that ``r_precision`` and ``mean_average_precision_at_r`` look at; or None for the whole
-            gallery, PML's own default, which ``mean_average_precision`` and ``mean_reciprocal_rank`` of the whole
-            ranking want.
+        k: how many neighbors PML's metrics see: None for the whole gallery, a number, or ``"max_bin_count"`` for as
+            many as the largest class has items. ``r_precision`` and ``mean_average_precision_at_r`` look at no more
+            than these, so that None is cheap without ``mean_average_precision`` and ``mean_reciprocal_rank``.
         label_comparison_fn: in PML's form; by default equality. Clustering metrics do not go with one.
         device: where to compute; by default a GPU where there is one.
         knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch.
@@ -96,7 +95,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: Iterable[str] = (),
         avg_of_avgs: bool = False,
         return_per_class: bool = False,
-        k: int | str | None = "max_bin_count",
+        k: int | str | None = None,
         label_comparison_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         device: torch.device | None = None,
         knn_func: Any = None,
@@ -169,7 +168,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """As many clusters as classes; None where all metrics wanted have clusters of their own."""
         if set(self.get_curr_metrics()) & set(self.requires_clustering()) <= self._clusters_of.keys():
             return None
-        return super().get_cluster_labels(query, query_labels, **kwargs)  # type: ignore[no-any-return]
+        return torch.as_tensor(super().get_cluster_labels(query, query_labels, **kwargs))
 
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
         """Refuses metrics that there are not."""
@@ -295,7 +294,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 count = self._clusters_of[name]
                 if count not in clusters:
                     number = count * len(torch.unique(kwargs["query_labels"]))
-                    clusters[count] = self.kmeans_func(kwargs["query"], number)
+                    clusters[count] = torch.as_tensor(self.kmeans_func(kwargs["query"], number))
                 seen = kwargs | {"cluster_labels": clusters[count]}
             accuracies[name] = self._reduced(name, **seen) if name in self._own else function(**seen)
         return accuracies

@@ -11,15 +11,15 @@ PER_CLASS = 20
 
 
 def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = PER_CLASS) -> NDArray[np.int64]:
-    """Indices of some images, so drawn that retrieval among them means something.
+    """Return the indices of a sample in which classes stay large enough for retrieval.
 
-    Classes are taken in random order, up to ``per_class`` images of each, until there are ``most``: small classes are
-    whole, since a few images of each would find no other one of their class. Where all classes together have fewer
-    than ``most`` images by that, ``per_class`` is larger.
+    Classes are taken in random order, ``per_class`` images of each, until there are ``most``: 300 of 15 classes of 90
+    are 20 of each. Where all classes together have fewer, the limit per class is the smallest that suffices: 300 of 10
+    classes of 90 are 30 of each.
 
     Args:
         labels: ``[N]``, integers.
-        most: how many, at least 1.
+        most: size of the sample, at least 1.
         seed: of the draw.
         per_class: images per class at most, as long as that is enough.
 
@@ -39,8 +39,8 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = P
     rank = np.empty(len(classes), dtype=np.int64)
     rank[generator.permutation(len(classes))] = np.arange(len(classes))
     of_class = rank[np.searchsorted(classes, labels)]
-    while np.minimum(counts, per_class).sum() < most:
-        per_class *= 2
+    limits = range(per_class, counts.max() + 1)
+    per_class = next((limit for limit in limits if np.minimum(counts, limit).sum() >= most), per_class)
     candidates = np.flatnonzero(place < per_class)
     chosen = candidates[np.lexsort((place[candidates], of_class[candidates]))[:most]]
     return np.sort(chosen)

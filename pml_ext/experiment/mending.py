@@ -8,8 +8,8 @@ from pathlib import Path
 from ..errors import DataError
 from ..files import write_json
 from ..sums import SUMS, changed_files, check_unchanged, gone_files, has_all, write_sums
+from .evaluation import write_neighbors
 from .records import mend_records
-from .testing import write_neighbors
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"

@@ -19,6 +19,7 @@ from . import checkpoint, signals
 from .batches import BatchReader, SeededImages, draw_for_all
 from .curves import CURVE, PSEUDO, VALIDATION
 from .engine import Engine, NotFiniteError
+from .evaluation import collapse, facts_of, metrics_after, metrics_before, metrics_of, write_neighbors
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .mending import mend, sum_up
 from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
@@ -29,7 +30,6 @@ from .report import write_run_report
 from .stages import Stage, after_step, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
 from .terms import rows_of
-from .testing import COLLAPSED, facts_of, mean_similarity, metrics_after, metrics_before, metrics_of, write_neighbors
 from .view import View
 
 
@@ -188,8 +188,8 @@ class Run(View):
         )
         self._account.test_seconds += time.perf_counter() - started
 
-    def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float]:
-        """Trains one epoch: its losses, and how similar the embeddings of its last batch are."""
+    def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float | None]:
+        """Train one epoch; return its losses and, if the last batch has collapsed, its mean cosine similarity."""
         stage = self.stages.of(self.epoch)
         with signals.at_once():  # nothing of the epoch is lost yet
             self.relabel(stage, records)
@@ -223,7 +223,8 @@ class Run(View):
         except NotFiniteError as error:
             raise self._stopped(error, f"in iteration {before + len(losses) + 1} (epoch {self.epoch})") from error
         self._check_weights(stage)
-        return losses, mean_similarity(step.embeddings)
+        labels = self.pseudo_labels if self.pseudo_labels is not None else self.training_images.labels
+        return losses, collapse(step.embeddings, labels[batches.indices(len(losses) - 1)])
 
     def _between_iterations(self, records: Records | None, losses: list[float], alarm: Alarm) -> None:
         """Writes a checkpoint if it is time for one; and ends the run, if any of its processes had a signal."""
@@ -231,23 +232,22 @@ class Run(View):
         if number or due:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
-                self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": 0.0})
+                self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": None})
             from_rank_0(None)  # the others wait until it is written
         if number:
             raise signals.stopped(
                 number, f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
             )
 
-    def _end_epoch(self, records: Records, losses: list[float], similarity: float) -> None:
+    def _end_epoch(self, records: Records, losses: list[float], similarity: float | None) -> None:
         """Looks for collapse, tests on the held-out classes, and writes the checkpoint."""
         started = time.perf_counter()
-        collapsed = similarity > COLLAPSED
-        if collapsed and not self._account.collapsed:
+        if similarity is not None and not self._account.collapsed:
             self._warn(
                 f"epoch {self.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
                 f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
             )
-        self._account.collapsed = collapsed
+        self._account.collapsed = similarity is not None
         random = checkpoint.random_state()
         try:
             self._validate(records)
@@ -291,7 +291,7 @@ class Run(View):
         metrics = account.metrics | metrics_after(self, self.stages)
         records.add(self.epoch, {"accuracies_test": metrics["after"]})
         records.save()
-        if (similarity := mean_similarity(self.embeddings(self.queries))) > COLLAPSED:
+        if similarity := collapse(self.embeddings(self.queries), self.true_labels(self.queries)):
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
         if account.skipped:
             self._warn(

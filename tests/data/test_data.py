@@ -1,11 +1,13 @@
 """Data sets: what is in the splits, what is refused, and how images are read and transformed."""
 
+import os
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin
 from torchvision.transforms.v2.functional import resize
 
 from pml_ext.data import (
@@ -17,6 +19,7 @@ from pml_ext.data import (
     folder,
     hold_out_classes,
     omniglot_small,
+    prepare,
     raw_pixels,
     read_image,
 )
@@ -178,12 +181,71 @@ def test_images_of_every_mode(tmp_path, mode, color, wanted):
     assert tuple(read_image(path, channels=1).shape) == (1, 4, 4)
 
 
-def test_exif_orientation_is_followed(tmp_path):
-    image = Image.new("RGB", (30, 10))
-    exif = image.getexif()
-    exif[0x0112] = 6  # turn right
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    assert tuple(read_image(tmp_path / "turned.jpg").shape) == (3, 30, 10)
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["jpg", "tif"])
+def test_exif_orientation_is_followed(tmp_path, orientation, suffix):
+    image = Image.fromarray(np.kron(np.arange(6, dtype=np.uint8).reshape(2, 3) * 40, np.ones((8, 8), np.uint8)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(tmp_path / f"turned.{suffix}", exif=exif)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / f"turned.{suffix}")))
+    assert np.array_equal(read_image(tmp_path / f"turned.{suffix}", channels=1)[0], wanted)
+
+
+def test_the_orientation_is_all_that_exif_is_read_for(tmp_path):
+    """XResolution as a text, which Pillow cannot write back."""
+    block = b"Exif\0\0" + b"II*\0\x08\0\0\0" + b"\x02\0"
+    block += b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + b"\x1a\x01\x02\0\x04\0\0\0wide" + bytes(4)
+    Image.new("RGB", (30, 10)).save(tmp_path / "odd.jpg", exif=block)
+    with pytest.raises(TypeError), Image.open(tmp_path / "odd.jpg") as odd:  # Pillow writes the block anew
+        ImageOps.exif_transpose(odd)
+    assert tuple(read_image(tmp_path / "odd.jpg").shape) == (3, 30, 10)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's
+def test_random_exif_blocks_are_read_or_name_their_file(tmp_path):
+    generator = np.random.default_rng(0)
+    for number in range(150):
+        count = int(generator.integers(1, 6))
+        block = b"Exif\0\0II*\0\x08\0\0\0" + bytes([count, 0])
+        for _ in range(count):
+            tag = int(generator.choice([0x0112, 0x011A, 0x8769, 0x8825, 0x9286]))
+            block += tag.to_bytes(2, "little") + int(generator.integers(0, 14)).to_bytes(2, "little")
+            block += int(generator.integers(0, 9)).to_bytes(4, "little") + generator.bytes(4)
+        path = tmp_path / f"{number}.jpg"
+        Image.new("RGB", (30, 10)).save(path, exif=block + generator.bytes(40))
+        try:
+            assert sorted(read_image(path).shape) == [3, 10, 30]
+        except DataError as error:
+            assert path.name in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("error", [TypeError("odd"), struct.error("short"), KeyError(3), MemoryError()])
+def test_any_error_of_a_decoder_names_the_file(tmp_path, monkeypatch, error):
+    def fail(image):
+        raise error
+
+    path = save(tmp_path / "odd.png")
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", fail)
+    with pytest.raises(DataError, match=r"odd.png: not a readable image"):
+        read_image(path)
+    images = LabeledImages([path, save(tmp_path / "good.jpg")], [0, 0], ["a"])
+    prepared = prepare(images, build_transforms(8, 3)[1], skip_unreadable=True)
+    assert (list(prepared.skipped), len(prepared.images)) == ([str(path)], 1)
+
+
+def test_a_class_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    place = photos(tmp_path / "photos")
+    scandir = os.scandir
+
+    def refused(path="."):
+        if os.fspath(path).endswith("class2"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(DataError, match="class2: cannot be listed .*read permission"):
+        folder(path=str(place))
 
 
 def test_held_out_classes():

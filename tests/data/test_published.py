@@ -198,6 +198,11 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
         ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
         ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted two or more"),
         (",photos/3.jpg,validation,True,True,,,,", "line 5: no label"),
+        ('"7"x,photos/3.jpg,validation,True,True,,,,', "cannot be read as a table .*line 5.*in pairs"),
+        (
+            '"7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,True,,,,',
+            "unexpected end .*quotes",
+        ),
     ],
 )
 def test_tables_that_do_not_serve(tmp_path, row, message):

@@ -72,12 +72,26 @@ def test_precision_equals_a_slow_loop(k):
     assert found[f"precision_at_{k}"] == pytest.approx(float(np.mean(wanted)), abs=1e-6)
 
 
-def test_by_default_pmls_metrics_see_as_many_neighbors_as_the_largest_class_has():
+def test_by_default_pmls_metrics_have_pmls_values():
     points, labels = data()
-    names = ("mean_average_precision", "mean_reciprocal_rank", "r_precision")
+    names = ("mean_average_precision", "mean_reciprocal_rank", "r_precision", "mean_average_precision_at_r")
     assert RetrievalAccuracyCalculator(include=names).get_accuracy(points, labels) == pytest.approx(
-        AccuracyCalculator(include=names, k="max_bin_count").get_accuracy(points, labels)
+        AccuracyCalculator(include=names).get_accuracy(points, labels)
     )
+
+
+def test_clusters_may_come_as_an_array():
+    points, labels = data()
+
+    def clusters_of(points, clusters):
+        return np.arange(len(points)) % clusters
+
+    names = ("NMI", "AMI", "f1", "purity", "purity_2")
+    found = RetrievalAccuracyCalculator(include=names, clusters_per_class=(2,), kmeans_func=clusters_of)
+    theirs = AccuracyCalculator(include=names[:2], kmeans_func=clusters_of)
+    accuracies = found.get_accuracy(points, labels)
+    assert {name: accuracies[name] for name in names[:2]} == pytest.approx(theirs.get_accuracy(points, labels))
+    assert accuracies["purity_2"] == purity(labels, clusters_of(points, 14))
 
 
 @pytest.mark.parametrize("k", [None, "max_bin_count", 3])
@@ -335,7 +349,7 @@ def test_a_subclass_sees_the_labels_that_were_given():
         (("recall_at_8", "r_precision"), 5, 8),
         (("mean_reciprocal_rank",), None, 59),
         (("mean_reciprocal_rank",), 5, 5),
-        (("mean_reciprocal_rank",), "default", "largest class"),
+        (("mean_reciprocal_rank",), "default", 59),
     ],
 )
 def test_one_search_for_as_many_neighbors_as_the_metrics_need(include, k, asked, watched):

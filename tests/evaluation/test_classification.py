@@ -14,7 +14,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
 from pml_ext.experiment import train
-from pml_ext.experiment.testing import first_halves
+from pml_ext.experiment.evaluation import first_halves
 
 
 def points_of(count, size, seed=0):

@@ -34,3 +34,9 @@ def test_the_sample_is_seeded_and_all_where_there_are_no_more():
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
     assert some_of_each_class(labels, 450).tolist() == list(range(450))
+
+
+def test_the_limit_per_class_is_the_smallest_that_suffices():
+    labels = labels_of(*[90] * 10)
+    sizes = np.unique(labels[some_of_each_class(labels, 300)], return_counts=True)[1]
+    assert sizes.tolist() == [30] * 10

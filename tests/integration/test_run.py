@@ -20,9 +20,9 @@ from pml_ext.cli import main
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
 from pml_ext.experiment import FailedRunsError, draw_report, load_recipes, plan, summarize, train
+from pml_ext.experiment.evaluation import metrics_of
 from pml_ext.experiment.run import Run
 from pml_ext.experiment.runs import read_metrics
-from pml_ext.experiment.testing import metrics_of
 from pml_ext.files import read_json
 from pml_ext.sums import changed_files, gone_files
 

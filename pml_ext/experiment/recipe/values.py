@@ -84,6 +84,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}  # a table's name may stand for the table
         if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
             result[key] = merged(old, value)
         else:

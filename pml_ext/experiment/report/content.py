@@ -8,9 +8,9 @@ from typing import Any
 import tomli_w
 
 from ...errors import ConfigError, UnknownNameError
+from ..evaluation import counts
 from ..recipe import EvaluationTable, Recipe, is_full, printed, quoted
 from ..stages import Stages
-from ..testing import counts
 from ..view import SAMPLE, View
 from .figures import PHASES, figures_of_components, figures_of_run
 from .html import Cell, ReportTable, write_report

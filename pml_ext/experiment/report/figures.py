@@ -23,9 +23,9 @@ from ...evaluation.figures import (
 )
 from ...pml import BaseDistance
 from ..curves import CURVE, PSEUDO, VALIDATION, metric_series
+from ..evaluation import metric_of, nearest, nearest_by
 from ..records import loss_series
 from ..stages import Stages
-from ..testing import metric_of, nearest, nearest_by
 from ..view import View
 from .html import ReportFigure
 

@@ -34,7 +34,9 @@ from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
 from .view import View
 
-COLLAPSED = 0.99  # mean cosine similarity of different images above which the embeddings count as one point
+COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
+RESOLUTION = 1e-6  # cosine similarities closer than this are equal to a search in float32
+QUERIES_FOR_COLLAPSE = 256
 NEIGHBORS = 8  # kept of a search, for the report and for neighbors.npz
 
 Metrics = dict[str, float]
@@ -299,13 +301,29 @@ def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def mean_similarity(embeddings: Tensor) -> float:
-    """The mean cosine similarity of different rows of ``[N, D]``: 1 when all lie on one point.
+def collapse(embeddings: Tensor, labels: Any) -> float | None:
+    """Return the mean cosine similarity of different images where embeddings have collapsed, else None.
 
-    It is ``(|sum of unit rows|^2 - N) / (N (N - 1))``, linear in N.
+    Similar directions alone are no collapse: a search compares differences. Embeddings have collapsed if their mean
+    cosine similarity is above :data:`COLLAPSED` and the nearest other image is of the same class less often than
+    halfway from chance to always. Images that a search in float32 cannot tell apart share a rank.
+
+    Args:
+        embeddings: ``[N, D]``.
+        labels: ``[N]``, integers.
     """
     count = len(embeddings)
     if count < 2:
-        return 0.0
-    total = nn.functional.normalize(embeddings.to("cpu", torch.float64)).sum(dim=0)  # MPS has no float64
-    return float((total.square().sum() - count) / (count * (count - 1)))
+        return None
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
+    similarity = float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
+    if not similarity > COLLAPSED:  # NaN is none
+        return None
+    classes = torch.as_tensor(labels).cpu()
+    rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
+    values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
+    nearest = values >= values.amax(dim=1, keepdim=True) - RESOLUTION
+    same = (classes[rows][:, None] == classes).scatter_(1, rows[:, None], False)
+    chance = float(same.double().mean()) * count / (count - 1)
+    right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
+    return similarity if chance == 0 or right < (1 + chance) / 2 else None
