@@ -52,7 +52,6 @@ _PUBLIC = {
 }
 _SUBMODULES = (
     "benchmark",
-    "building",
     "cli",
     "components",
     "data",
@@ -66,6 +65,7 @@ _SUBMODULES = (
     "models",
     "pairwise",
     "plugin",
+    "plugins",
     "reducers",
     "registry",
     "regularizers",

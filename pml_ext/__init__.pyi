@@ -22,7 +22,6 @@ from pml_ext_triplets.miners import LocalPositiveMiner as LocalPositiveMiner
 from pml_ext_triplets.samplers import HardNegativePoolSampler as HardNegativePoolSampler
 
 from . import benchmark as benchmark
-from . import building as building
 from . import cli as cli
 from . import components as components
 from . import data as data
@@ -36,6 +35,7 @@ from . import losses as losses
 from . import models as models
 from . import pairwise as pairwise
 from . import plugin as plugin
+from . import plugins as plugins
 from . import reducers as reducers
 from . import registry as registry
 from . import regularizers as regularizers

@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import registry
-from .building import BuildContext, required
 from .components import Component
 from .devices import choose_device, synchronize
 from .errors import ConfigError, UnknownNameError
 from .losses import RegularizedLoss
 from .pml import ContrastiveLoss
+from .registry import BuildContext, required
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"

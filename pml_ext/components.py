@@ -1,4 +1,4 @@
-"""What a component is: a class under a name, of a kind, with capabilities and settings.
+"""Components: classes under names, with their kinds, capabilities and settings; PML's own classes are ``pml/...``.
 
 Importing this module imports neither torch nor PML; the first question about a class does.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable
-
-from .catalogue import capabilities_of
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
 CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "state", "tiles"})
@@ -18,7 +17,7 @@ CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "state", "til
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """Where a method comes from.
+    """The paper that a method comes from.
 
     Args:
         title: the paper's title.
@@ -69,17 +68,17 @@ class Component:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the class can do: see :func:`capabilities`."""
+        """The class's capabilities: see :func:`capabilities`."""
         return capabilities(self.cls)
 
     @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The keyword arguments that the constructor accepts, those handed on to base classes included."""
+        """The keyword arguments of the constructor, those handed on to base classes included."""
         return settings_of(self.cls)
 
 
 def kind_of(cls: type) -> str:
-    """The kind of a class, by the PML (or ``pml_ext``, or torch) base class that it extends.
+    """Return the kind of a class, by the PML (or ``pml_ext``, or torch) base class that it extends.
 
     Raises:
         TypeError: it extends none of them.
@@ -93,8 +92,25 @@ def kind_of(cls: type) -> str:
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
 
 
+# PML's losses that take references, as their sources say. Those that refuse or ignore them are left out, and NCALoss,
+# which compares an embedding with its own copy among the references whatever the indices_tuple says.
+_TAKE_REFERENCES = """
+Angular Circle Contrastive DynamicSoftMargin GeneralizedLiftedStructure IntraPairVariance LiftedStructure Margin
+MultiSimilarity NTXent SignalToNoiseRatioContrastive SupCon TripletMargin TupletMargin
+"""
+_USUAL = frozenset({"labels", "indices_tuple"})
+_OF_PML: dict[str, frozenset[str]] = {
+    **{f"{name}Loss": _USUAL | {"references"} for name in _TAKE_REFERENCES.split()},
+    **{name: frozenset({"labels"}) for name in ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")},
+    "ManifoldLoss": frozenset({"indices_tuple"}),
+    "VICRegLoss": frozenset({"references"}),
+    "SelfSupervisedLoss": frozenset({"references"}),
+    "CrossBatchMemory": _USUAL | {"state"},
+}
+
+
 def capabilities(component: object) -> frozenset[str]:
-    """What a class or instance can do.
+    """Return the capabilities of a class or an instance.
 
     Args:
         component: a class or an instance of one.
@@ -107,7 +123,39 @@ def capabilities(component: object) -> frozenset[str]:
     declared = getattr(component, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
-    return capabilities_of(component if isinstance(component, type) else type(component))
+    return _capabilities_in_pml(component if isinstance(component, type) else type(component))
+
+
+@functools.cache
+def _capabilities_in_pml(cls: type) -> frozenset[str]:
+    nearest = next((base for base in cls.__mro__ if base.__module__.startswith("pytorch_metric_learning.")), None)
+    return _OF_PML.get(nearest.__name__, _USUAL) if nearest else _USUAL
+
+
+def pml_components() -> list[Component]:
+    """Return PML's losses, miners, regularizers, distances, samplers and reducers, named ``pml/multi-similarity``."""
+    from . import pml
+
+    paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
+    bases = tuple(base for kind in pml.BASES.values() for base in kind)
+    return [
+        Component(cls, f"pml/{kebab(name)}", paper, plugin="pytorch-metric-learning")
+        for module in pml.MODULES
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and issubclass(cls, bases) and not name.startswith(("Base", "Generic"))
+    ]
+
+
+_ONE_WORD = ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s")
+
+
+def kebab(class_name: str) -> str:
+    """Return the name that follows from a class name: ``"MultiSimilarityLoss"`` gives ``"multi-similarity"``."""
+    stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
+    for words in _ONE_WORD:
+        name = name.replace(words, words.replace("-", ""))
+    return name
 
 
 # What PML's base classes require and its losses pass to them by themselves.
@@ -115,39 +163,43 @@ _PASSED_BY_SUBCLASSES = frozenset({"mat_based_loss"})
 
 
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """The keyword arguments that a class or a function accepts.
+    """Return the keyword arguments that a class or a function accepts.
 
     A class that hands ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
     """
     if not isinstance(target, type):
-        return {p.name: p for p in _parameters(target) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    signature: dict[str, inspect.Parameter] = {}
+        return _named(_parameters(target))
+    settings: dict[str, inspect.Parameter] = {}
     for base in target.__mro__:
         if "__init__" not in vars(base) or base.__module__.startswith("torch."):
             continue
         parameters = _parameters(vars(base)["__init__"])[1:]
-        named = (p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        signature = {p.name: p for p in named if p.name not in _PASSED_BY_SUBCLASSES} | signature
+        settings = _named(parameters) | settings
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return signature
+    return settings
+
+
+def _named(parameters: list[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: p for p in parameters if p.kind in kinds and p.name not in _PASSED_BY_SUBCLASSES}
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """The parameters, annotations as types where the module's names allow that."""
-    signature = list(inspect.signature(function).parameters.values())
+    """Return the parameters, annotations as types where the module's names allow that."""
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
     names = getattr(inspect.unwrap(inner), "__globals__", {})
-    return [p.replace(annotation=_resolved(p.annotation, names)) for p in signature]
+    return [
+        p.replace(annotation=_resolved(p.annotation, names)) for p in inspect.signature(function).parameters.values()
+    ]
 
 
 def _resolved(annotation: object, names: dict[str, object]) -> object:
-    """What a text stands for in a module; the text itself where it does not (a name for type checkers alone, say)."""
     if not isinstance(annotation, str):
         return annotation
     try:
         return eval(annotation, names)
-    except Exception:  # an annotation can be any expression
+    except Exception:  # any expression, or a name that only type checkers import
         return annotation

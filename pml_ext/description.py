@@ -29,7 +29,7 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     Raises:
         UnknownNameError: nothing has the name.
     """
-    described = [_component(c) for c in registry.meant(name, kind)]
+    described = [_component(c) for c in registry.candidates(name, kind)]
     if kind is not None:
         return described or [_component(registry.get(name, kind))]
     recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()

@@ -91,7 +91,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         name: what was typed.
         known: the names that there are.
     """
-    known, name = list(known), shortened(name, 100)
+    known, name = list(dict.fromkeys(known)), shortened(name, 100)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
     if near:

@@ -47,7 +47,7 @@ def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
 
     Returns:
         ``{name: file}``: ``{"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}``. A recipe that
-        says ``[paper] table = "mine/2", row = "Ours"`` quotes from it; docs/recipes.md says what stands in such a file.
+        says ``[paper] table = "mine/2", row = "Ours"`` quotes from it; docs/recipes.md describes such a file.
     """
 
 
@@ -59,7 +59,7 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
         ``{name: factory}``. A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder
         given by ``--data`` (a :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's
         signature names. It returns a :class:`pml_ext.plugin.DataSplits`. Missing or unreadable files raise
-        :class:`pml_ext.errors.DataError`. The hook is asked when a data set is first looked up, so it may import
+        :class:`pml_ext.errors.DataError`. The hook is called when a data set is first looked up, so it may import
         torchvision.
     """
 
@@ -77,10 +77,10 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 
 @hookspec
 def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
-    """What ``pml-ext bench`` measures a loss of this plugin against.
+    """Functions that ``pml-ext bench`` measures a loss of this plugin against.
 
     Returns:
-        ``{loss name: {label: factory}}``; ``factory()`` returns a callable ``(embeddings, labels) -> loss``, what a
-        user would pick instead, or a straightforward form of the same equation. A factory that requires
+        ``{loss name: {label: factory}}``; ``factory()`` returns a callable ``(embeddings, labels) -> loss``: the loss
+        that a user would pick instead, or a straightforward form of the same equation. A factory that requires
         ``embedding_size`` or ``num_classes`` gets them by name.
     """

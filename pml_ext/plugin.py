@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .building import BuildContext
 from .components import Component, Paper, capabilities
 from .distances import (
     EuclideanDistance,
@@ -99,7 +98,7 @@ from .pml import (
     LpDistance,
 )
 from .reducers import SumOfReducedReducer, SumOverDivisorReducer
-from .registry import build
+from .registry import BuildContext, build
 from .regularizers import LabeledRegularizer
 from .samplers import sampler_state, set_sampler_state
 from .settings import (

@@ -1,385 +1,162 @@
-"""Looks up components, recipes, data sets and trunks by name, and builds instances of components.
+"""Look-up of components, recipes, data sets and trunks by name, and instances of components.
 
-Plugins are found by entry points of group ``pml_ext`` (see :mod:`pml_ext.hookspecs`), PML's own classes are here as
-``pml/...``, and :func:`register` adds a class of the running process. Importing this module imports neither torch nor
-any plugin; the first look-up does.
+:mod:`pml_ext.plugins` finds plugins by their entry points, PML's own classes are here as ``pml/...``, and
+:func:`register` adds a class of the running process. Importing this module imports neither torch nor any plugin; the
+first look-up does.
+
+A name that several plugins claim means that of ``home``, the plugin whose recipe has the name; else that of a plugin of
+this distribution, so that nobody's plugin changes what our recipes mean; else it is an error that names both.
+``entry-point:name`` reaches each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Any, TypedDict
 
-from . import claims
-from .building import instance, required
-from .catalogue import kebab
-from .components import CAPABILITIES, KINDS, Component, Paper, capabilities, kind_of, settings_of
-from .discovery import LOCAL, SHIPPED, Discovery, PluginRecord
-from .errors import PluginError, PluginWarning, UnknownNameError, unknown
+from .components import CAPABILITIES as CAPABILITIES
+from .components import KINDS as KINDS
+from .components import Component as Component
+from .components import Paper as Paper
+from .components import capabilities as capabilities
+from .components import kebab
+from .components import kind_of as kind_of
+from .components import settings_of as settings_of
+from .errors import ConfigError, PluginError, PluginWarning, UnknownNameError
+from .errors import unknown as unknown
+from .plugins import LOCAL as LOCAL
+from .plugins import SHIPPED as SHIPPED
+from .plugins import PluginRecord, Plugins
 
-__all__ = [
-    "CAPABILITIES",
-    "KINDS",
-    "LOCAL",
-    "SHIPPED",
-    "Component",
-    "Paper",
-    "PluginRecord",
-    "PluginWarning",
-    "Registry",
-    "benchmark_peers",
-    "build",
-    "capabilities",
-    "class_by_name",
-    "class_names",
-    "components",
-    "dataset",
-    "datasets",
-    "get",
-    "isolated",
-    "kind_of",
-    "lacking",
-    "load",
-    "loading",
-    "meant",
-    "papers",
-    "plugin_of",
-    "plugins",
-    "recipe",
-    "recipes",
-    "register",
-    "required",
-    "settings_of",
-    "short_name",
-    "trunk",
-    "trunks",
-    "unknown",
-    "unregister_local",
-    "version_of",
-]
-
+_plugins = Plugins()
+_warned: set[str] = set()  # plugins whose classes have names of ours
 _HOOKS = {"data set": "pml_ext_datasets", "trunk": "pml_ext_trunks"}
 
 
-class Registry:
-    """Components, recipes, data sets and trunks of all plugins; see :class:`pml_ext.discovery.Discovery`.
+def load() -> None:
+    """Load the plugins, unless that was done already.
 
-    A name that several plugins claim means that of ``home``, the plugin of the recipe that has the name; else that of a
-    plugin of this distribution, so that nobody's plugin changes what our recipes mean; else it is an error that names
-    both. ``entry-point:name`` reaches each.
+    Raises:
+        PluginError: PML_EXT_PLUGINS or PML_EXT_BLOCK names a plugin that is not installed.
     """
-
-    def __init__(self) -> None:
-        self._discovery = Discovery()
-        self._warned: set[str] = set()
-
-    def load(self) -> None:
-        """Reads the entry points, unless that was done already.
-
-        Raises:
-            PluginError: PML_EXT_PLUGINS names a plugin that is not installed.
-        """
-        self._discovery.load()
-
-    def loading(self) -> bool:
-        """Whether the caller runs while plugins are being imported, so that those that follow are not there yet."""
-        self.load()  # waits for another thread
-        return self._discovery.loading
-
-    def plugins(self) -> list[PluginRecord]:
-        """The entry points found, with what became of them; all their hooks are asked."""
-        self._discovery.ask_all()
-        clashes = self._clashes()
-        for record in self._discovery.records:
-            record.clashes = clashes.get(record.name, []) if record.status == "ok" else []
-        return list(self._discovery.records)
-
-    @contextlib.contextmanager
-    def isolated(self) -> Iterator[None]:
-        """Reads the entry points anew, and forgets what is found and registered inside when it is left."""
-        before, self._discovery = self._discovery, Discovery()
-        warned, self._warned = self._warned, set()
-        try:
-            yield
-        finally:
-            self._discovery, self._warned = before, warned
-
-    def _chosen(self, plugins: Sequence[str], home: str = "") -> list[str]:
-        return claims.chosen(plugins, home, self._discovery.ships)
-
-    def _clashes(self) -> dict[str, list[str]]:
-        owners: dict[tuple[str, str], list[str]] = {}
-        for component in self._discovery.components:
-            owners.setdefault((component.kind, component.name), []).append(component.plugin)
-        for what, hook in _HOOKS.items():
-            for name, factories in self._claims(hook).items():
-                owners[what, name] = [*factories]
-        for class_name, components in self.class_names().items():
-            owners["class", class_name] = [*dict.fromkeys(c.plugin for c in components)]
-        return claims.lines(owners, self._discovery.ships)
-
-    # Components
-
-    def components(self, kind: str | None = None) -> list[Component]:
-        """All components, or all of one kind, sorted by name.
-
-        Args:
-            kind: one of :data:`KINDS`.
-        """
-        if kind is not None and kind not in KINDS:
-            raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
-        self.load()
-        chosen = [c for c in self._discovery.components if kind is None or c.kind == kind]
-        return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
-
-    def get(self, name: str, kind: str | None = None, home: str = "") -> Component:
-        """The component of a name.
-
-        Args:
-            name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
-            kind: one of :data:`KINDS`; needed where two kinds share the name.
-            home: the plugin of the recipe that has the name, whose own components come first.
-
-        Raises:
-            UnknownNameError: nothing, or more than one kind, has the name.
-            PluginError: two plugins claim the name.
-        """
-        named = self.meant(name, kind, home)
-        if len(named) == 1:
-            return named[0]
-        if not named:
-            raise UnknownNameError(unknown(kind or "component", name, (c.name for c in self.components(kind))))
-        if len({c.kind for c in named}) > 1:
-            kinds = " and ".join(f"a {c.kind}" for c in named)
-            raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={named[0].kind!r}")
-        raise PluginError(claims.clash(name, {c.qualified_name: self._discovery.owner(c.plugin) for c in named}))
-
-    def meant(self, name: str, kind: str | None = None, home: str = "") -> list[Component]:
-        """All components that a name may mean: of several kinds, or of plugins that nothing decides between.
-
-        Args:
-            name: as in :meth:`get`.
-            kind: as in :meth:`get`.
-            home: as in :meth:`get`.
-        """
-        components = self.components(kind)
-        if exact := [c for c in components if c.qualified_name == name]:
-            return exact
-        named = [c for c in components if c.name == name]
-        plugins = self._chosen([c.plugin for c in named], home)
-        return [c for c in named if c.plugin in plugins]
-
-    def short_name(self, component: Component) -> str:
-        """The shortest name that reaches a component: its own, or with its plugin's before it."""
-        return component.name if self.meant(component.name, component.kind) == [component] else component.qualified_name
-
-    def plugin_of(self, what: str, name: str, home: str = "") -> str:
-        """The plugin that a name of a recipe means.
-
-        Args:
-            what: one of :data:`KINDS`, ``"data set"`` or ``"trunk"``.
-            name: as in :meth:`get`.
-            home: as in :meth:`get`.
-
-        Raises:
-            UnknownNameError: nothing has the name.
-            PluginError: two plugins claim it.
-        """
-        if what not in _HOOKS:
-            return self.get(name, what, home).plugin
-        return self._claimant(what, name, home)[0]
-
-    def version_of(self, plugin: str) -> dict[str, str]:
-        """The distribution and version of a plugin, empty for the core, PML and classes of the running process."""
-        self.load()
-        record = self._discovery.record(plugin)
-        return {"distribution": record.distribution, "version": record.version} if record else {}
-
-    def lacking(self, wanted: Mapping[str, Mapping[str, str]]) -> str:
-        """What to do about plugins that something was made with and that are not in use, on one line; or nothing.
-
-        Args:
-            wanted: what :meth:`version_of` says, by plugin.
-        """
-        self.load()
-        return claims.lacking(wanted, self._discovery.records)
-
-    def build(
-        self, name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any
-    ) -> Any:
-        """An instance of a component.
-
-        A setting that is a table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is
-        that of the setting's name.
-
-        Args:
-            name: as in :meth:`get`.
-            kind: as in :meth:`get`; ``kind="loss"`` is understood too, beside classes that have a setting ``kind``.
-            context: a :class:`pml_ext.building.BuildContext`, from which settings are filled that are left out, here
-                and in such tables.
-            settings: keyword arguments of the class.
-
-        Raises:
-            ConfigError: a setting that the class does not have; the text has the nearest ones.
-        """
-        if kind is None and settings.get("kind") in KINDS:
-            kind = settings.pop("kind")
-        return instance(self.get(name, kind), self.get, context or {}, settings)
-
-    def register(self, cls: type, name: str, paper: Paper | None = None) -> None:
-        """Registers a class in the running process; the same name again replaces it."""
-        component = Component(cls, name, paper)
-        self._discovery.add_local(component)
-        meant = self.meant(name, component.kind)
-        if LOCAL not in {other.plugin for other in meant}:
-            warnings.warn(
-                f"{name!r} is a {component.kind} of {meant[0].plugin!r} too, which the bare name means; "
-                f"{LOCAL}:{name} is yours",
-                PluginWarning,
-                stacklevel=4,
-            )
-
-    def unregister_local(self) -> None:
-        """Forgets the classes that :meth:`register` added."""
-        self._discovery.forget_local()
-
-    def class_names(self) -> dict[str, list[Component]]:
-        """Registered classes, PML's left out, by class name: what ``from pml_ext import X`` offers."""
-        names: dict[str, list[Component]] = {}
-        for component in self.components():
-            if not component.name.startswith("pml/"):
-                names.setdefault(component.cls.__name__, []).append(component)
-        return names
-
-    def class_by_name(self, class_name: str) -> type:
-        """The registered class of a class name; of several, that of a plugin of this distribution, with one warning.
-
-        Raises:
-            UnknownNameError: no such class; the text has the nearest ones.
-            PluginError: two plugins have a class of that name, and neither is of this distribution.
-        """
-        names = self.class_names()
-        owners = names.get(class_name, [])
-        plugins = self._chosen([c.plugin for c in owners])
-        classes = {c.cls: c for c in owners if c.plugin in plugins}
-        if len(classes) > 1:
-            claimed = {c.qualified_name: self._discovery.owner(c.plugin) for c in classes.values()}
-            raise PluginError(claims.clash(class_name, claimed, "pml_ext.registry.get({!r}).cls"))
-        if not classes:
-            raise UnknownNameError(unknown("class", class_name, names))
-        for other in owners:
-            if other.cls not in classes and other.plugin not in self._warned:
-                self._warned.add(other.plugin)
-                also = [name for name, all_of in names.items() if {c.plugin for c in all_of} > {other.plugin}]
-                text = claims.shadowed(other, self._discovery.owner(other.plugin), also)
-                warnings.warn(text, PluginWarning, stacklevel=3)
-        return next(iter(classes))
-
-    # Recipes, data sets, trunks, peers
-
-    def recipes(self) -> dict[str, Traversable]:
-        """Recipe files by name, sorted."""
-        self.load()
-        return dict(sorted(self._discovery.recipes.items()))
-
-    def recipe(self, name: str) -> Traversable:
-        """The file of a recipe.
-
-        Raises:
-            UnknownNameError: no such recipe; the text has the nearest names.
-        """
-        recipes = self.recipes()
-        if name not in recipes:
-            raise UnknownNameError(unknown("recipe", name, recipes))
-        return recipes[name]
-
-    def papers(self) -> dict[str, Traversable]:
-        """Files of papers by name; one that its bare name does not mean is there as ``entry-point:name``."""
-        return self._by_name("pml_ext_papers")
-
-    def datasets(self) -> dict[str, Callable[..., Any]]:
-        """Factories of data sets by name; one that its bare name does not mean is there as ``entry-point:name``."""
-        return self._by_name("pml_ext_datasets")
-
-    def dataset(self, name: str) -> Callable[..., Any]:
-        """The factory of a data set: see :func:`pml_ext.hookspecs.pml_ext_datasets`."""
-        return self._claimant("data set", name)[1]
-
-    def trunks(self) -> dict[str, Callable[..., Any]]:
-        """Factories of trunks by name; one that its bare name does not mean is there as ``entry-point:name``."""
-        return self._by_name("pml_ext_trunks")
-
-    def trunk(self, name: str) -> Callable[..., Any]:
-        """The factory of a trunk: see :func:`pml_ext.hookspecs.pml_ext_trunks`."""
-        return self._claimant("trunk", name)[1]
-
-    def benchmark_peers(self, component: Component) -> dict[str, Callable[..., Any]]:
-        """What ``pml-ext bench`` measures a loss against, by label."""
-        return dict(self._discovery.tables("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
-
-    def _claims(self, hook: str) -> dict[str, dict[str, Any]]:
-        """``{name: {plugin: factory}}``."""
-        names: dict[str, dict[str, Any]] = {}
-        for plugin, table in self._discovery.tables(hook).items():
-            for name, factory in table.items():
-                names.setdefault(name, {})[plugin] = factory
-        return names
-
-    def _by_name(self, hook: str) -> dict[str, Any]:
-        names: dict[str, Any] = {}
-        for name, owners in self._claims(hook).items():
-            chosen = self._chosen([*owners])
-            for plugin, factory in owners.items():
-                names[name if chosen == [plugin] else f"{plugin}:{name}"] = factory
-        return dict(sorted(names.items()))
-
-    def _claimant(self, what: str, name: str, home: str = "") -> tuple[str, Callable[..., Any]]:
-        """The plugin and the factory that the name of a data set or a trunk means."""
-        names = self._claims(_HOOKS[what])
-        plugin, _, short = name.partition(":")
-        if short in names and plugin in names[short]:
-            return plugin, names[short][plugin]
-        if name not in names:
-            raise UnknownNameError(unknown(what, name, names))
-        chosen = self._chosen([*names[name]], home)
-        if len(chosen) > 1:
-            raise PluginError(claims.clash(name, {f"{p}:{name}": self._discovery.owner(p) for p in chosen}))
-        return chosen[0], names[name][chosen[0]]
+    _plugins.load()
 
 
-# The registry of the process
+def loading() -> bool:
+    """Return whether the caller runs while plugins are being imported, so that later ones are not there yet."""
+    load()  # waits for another thread
+    return _plugins.loading
 
-_registry = Registry()
-load = _registry.load
-loading = _registry.loading
-plugins = _registry.plugins
-isolated = _registry.isolated
-meant = _registry.meant
-short_name = _registry.short_name
-plugin_of = _registry.plugin_of
-version_of = _registry.version_of
-lacking = _registry.lacking
-components = _registry.components
-unregister_local = _registry.unregister_local
-get = _registry.get
-build = _registry.build
-class_names = _registry.class_names
-class_by_name = _registry.class_by_name
-recipes = _registry.recipes
-recipe = _registry.recipe
-papers = _registry.papers
-datasets = _registry.datasets
-dataset = _registry.dataset
-trunks = _registry.trunks
-trunk = _registry.trunk
-benchmark_peers = _registry.benchmark_peers
+
+def plugins() -> list[PluginRecord]:
+    """Return the entry points found, with what became of them; all their hooks are called."""
+    _plugins.call_all()
+    owners: dict[tuple[str, str], list[str]] = {}
+    for component in _plugins.components:
+        owners.setdefault((component.kind, component.name), []).append(component.plugin)
+    for what, hook in _HOOKS.items():
+        owners |= {(what, name): [*factories] for name, factories in _claims(hook).items()}
+    for class_name, named in class_names().items():
+        owners["class", class_name] = [*dict.fromkeys(c.plugin for c in named)]
+    for record in _plugins.records:
+        record.clashes = []
+    for (what, name), claiming in owners.items():
+        chosen = _chosen(claiming)
+        means = f"means that of {chosen[0]!r}" if len(chosen) == 1 else "is an error"
+        for plugin in claiming if len(claiming) > 1 else ():
+            others = " and ".join(repr(other) for other in claiming if other != plugin)
+            if plugin in _plugins.loaded:
+                text = f"{what} {name!r}: also of {others}; the bare name {means}"
+                _plugins.loaded[plugin].clashes.append(text)
+    return list(_plugins.records)
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Read the entry points anew, and forget what is found and registered inside the block."""
+    global _plugins, _warned
+    before, _plugins, _warned = (_plugins, _warned), Plugins(), set()
+    try:
+        yield
+    finally:
+        _plugins, _warned = before
+
+
+def _chosen(claiming: Iterable[str], home: str = "") -> list[str]:
+    """Return the plugins that a name claimed by several means; more than one where nothing decides."""
+    claiming = list(claiming)
+    for wanted in ([p for p in claiming if p == home], [p for p in claiming if _plugins.ships(p)]):
+        if wanted:
+            return wanted
+    return claiming
+
+
+def _clash(name: str, claims: Mapping[str, str], form: str = "{!r}") -> PluginError:
+    """Return the error for a name that nothing decides; ``claims`` are plugins by qualified name."""
+    texts = " and ".join(f"{form.format(full)} ({_plugins.owner(plugin)})" for full, plugin in claims.items())
+    return PluginError(f"{name!r} is claimed by two plugins; use {texts}, or leave one out with PML_EXT_BLOCK")
+
+
+# Components
+
+
+def components(kind: str | None = None) -> list[Component]:
+    """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
+    if kind is not None and kind not in KINDS:
+        raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
+    load()
+    chosen = [c for c in _plugins.components if kind is None or c.kind == kind]
+    return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
+
+
+def get(name: str, kind: str | None = None, home: str = "") -> Component:
+    """Return the component of a name.
+
+    Args:
+        name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
+        kind: one of :data:`KINDS`; needed where two kinds share the name.
+        home: the plugin of the recipe that has the name, whose own components come first.
+
+    Raises:
+        UnknownNameError: nothing, or more than one kind, has the name.
+        PluginError: two plugins claim the name.
+    """
+    named = candidates(name, kind, home)
+    if len(named) == 1:
+        return named[0]
+    if not named:
+        raise UnknownNameError(unknown(kind or "component", name, (c.name for c in components(kind))))
+    if len({c.kind for c in named}) > 1:
+        kinds = " and ".join(f"a {c.kind}" for c in named)
+        raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={named[0].kind!r}")
+    raise _clash(name, {c.qualified_name: c.plugin for c in named})
+
+
+def candidates(name: str, kind: str | None = None, home: str = "") -> list[Component]:
+    """Return the components that a name may mean, of several kinds or of plugins that nothing decides between.
+
+    The arguments are those of :func:`get`.
+    """
+    known = components(kind)
+    if exact := [c for c in known if c.qualified_name == name]:
+        return exact
+    named = [c for c in known if c.name == name]
+    chosen = _chosen([c.plugin for c in named], home)
+    return [c for c in named if c.plugin in chosen]
+
+
+def short_name(component: Component) -> str:
+    """Return the shortest name that reaches a component: its own, or with its plugin's before it."""
+    alone = candidates(component.name, component.kind) == [component]
+    return component.name if alone else component.qualified_name
 
 
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:
-    """Registers a class in the running process, for notebooks and scripts.
+    """Register a class in the running process, for notebooks and scripts.
 
     Use it as ``@register`` or ``@register(name="mine", paper=Paper(...))``. The class is then known to
     :func:`get`, :func:`build` and ``from pml_ext import X``. Registering the same name again replaces the class.
@@ -392,9 +169,320 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     Returns:
         The class itself, so that it serves as a decorator.
     """
+    if cls is None:
+        return lambda target: register(target, name=name, paper=paper)
+    component = Component(cls, name or kebab(cls.__name__), paper)
+    _plugins.add_local(component)
+    meant = candidates(component.name, component.kind)
+    if LOCAL not in {other.plugin for other in meant}:
+        warnings.warn(
+            f"{component.name!r} is a {component.kind} of {meant[0].plugin!r} too, which the bare name means; "
+            f"{LOCAL}:{component.name} is yours",
+            PluginWarning,
+            stacklevel=2,
+        )
+    return cls
 
-    def decorate(target: type) -> type:
-        _registry.register(target, name or kebab(target.__name__), paper)
-        return target
 
-    return decorate if cls is None else decorate(cls)
+def unregister_local() -> None:
+    """Forget the classes that :func:`register` added."""
+    _plugins.forget_local()
+
+
+def class_names() -> dict[str, list[Component]]:
+    """Return registered classes, PML's left out, by class name: what ``from pml_ext import X`` offers."""
+    names: dict[str, list[Component]] = {}
+    for component in components():
+        if not component.name.startswith("pml/"):
+            names.setdefault(component.cls.__name__, []).append(component)
+    return names
+
+
+def class_by_name(class_name: str) -> type:
+    """Return the registered class of a class name; of several, that of this distribution, with one warning.
+
+    Raises:
+        UnknownNameError: no such class; the text has the nearest ones.
+        PluginError: two plugins have a class of that name, and neither is of this distribution.
+    """
+    names = class_names()
+    owners = names.get(class_name, [])
+    chosen = _chosen([c.plugin for c in owners])
+    classes = {c.cls: c for c in owners if c.plugin in chosen}
+    if len(classes) > 1:
+        claims = {c.qualified_name: c.plugin for c in classes.values()}
+        raise _clash(class_name, claims, "pml_ext.registry.get({!r}).cls")
+    if not classes:
+        raise UnknownNameError(unknown("class", class_name, names))
+    for other in owners:
+        if other.cls not in classes and other.plugin not in _warned:
+            _warned.add(other.plugin)
+            shared = ", ".join(name for name, all_of in names.items() if {c.plugin for c in all_of} > {other.plugin})
+            warnings.warn(
+                f"the plugin {other.plugin!r} ({_plugins.owner(other.plugin)}) has classes of names that pml_ext "
+                f"ships: {shared}; pml_ext's are taken, and pml_ext.registry.get({other.qualified_name!r}, "
+                f"{other.kind!r}).cls is the other {other.cls.__name__}",
+                PluginWarning,
+                stacklevel=3,
+            )
+    return next(iter(classes))
+
+
+# Recipes, data sets, trunks, peers
+
+
+def recipes() -> dict[str, Traversable]:
+    """Return recipe files by name, sorted."""
+    load()
+    return dict(sorted(_plugins.recipes.items()))
+
+
+def recipe(name: str) -> Traversable:
+    """Return the file of a recipe.
+
+    Raises:
+        UnknownNameError: no such recipe; the text has the nearest names.
+    """
+    known = recipes()
+    if name not in known:
+        raise UnknownNameError(unknown("recipe", name, known))
+    return known[name]
+
+
+def papers() -> dict[str, Traversable]:
+    """Return files of papers by name; one that its bare name does not mean is there as ``entry-point:name``."""
+    return _by_name("pml_ext_papers")
+
+
+def datasets() -> dict[str, Callable[..., Any]]:
+    """Return factories of data sets by name; one that its bare name does not mean is there as ``entry-point:name``."""
+    return _by_name("pml_ext_datasets")
+
+
+def dataset(name: str) -> Callable[..., Any]:
+    """Return the factory of a data set: see :func:`pml_ext.hookspecs.pml_ext_datasets`."""
+    return _claimant("data set", name)[1]
+
+
+def trunks() -> dict[str, Callable[..., Any]]:
+    """Return factories of trunks by name; one that its bare name does not mean is there as ``entry-point:name``."""
+    return _by_name("pml_ext_trunks")
+
+
+def trunk(name: str) -> Callable[..., Any]:
+    """Return the factory of a trunk: see :func:`pml_ext.hookspecs.pml_ext_trunks`."""
+    return _claimant("trunk", name)[1]
+
+
+def benchmark_peers(component: Component) -> dict[str, Callable[..., Any]]:
+    """Return what ``pml-ext bench`` measures a loss against, by label."""
+    return dict(_plugins.table("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
+
+
+def _claims(hook: str) -> dict[str, dict[str, Any]]:
+    """Return ``{name: {plugin: value}}``."""
+    names: dict[str, dict[str, Any]] = {}
+    for plugin, table in _plugins.table(hook).items():
+        for name, value in table.items():
+            names.setdefault(name, {})[plugin] = value
+    return names
+
+
+def _by_name(hook: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for name, owners in _claims(hook).items():
+        chosen = _chosen(owners)
+        names |= {name if chosen == [plugin] else f"{plugin}:{name}": value for plugin, value in owners.items()}
+    return dict(sorted(names.items()))
+
+
+def _claimant(what: str, name: str, home: str = "") -> tuple[str, Callable[..., Any]]:
+    """Return the plugin and the factory that the name of a data set or a trunk means."""
+    names = _claims(_HOOKS[what])
+    plugin, _, short = name.partition(":")
+    if plugin in names.get(short, {}):
+        return plugin, names[short][plugin]
+    if name not in names:
+        if error := _plugins.lacking_extra.get(_HOOKS[what]):
+            raise error
+        raise UnknownNameError(unknown(what, name, names))
+    chosen = _chosen(names[name], home)
+    if len(chosen) > 1:
+        raise _clash(name, {f"{plugin}:{name}": plugin for plugin in chosen})
+    return chosen[0], names[name][chosen[0]]
+
+
+def plugin_of(what: str, name: str, home: str = "") -> str:
+    """Return the plugin that a name of a recipe means.
+
+    Args:
+        what: one of :data:`KINDS`, ``"data set"`` or ``"trunk"``.
+        name: as in :func:`get`.
+        home: as in :func:`get`.
+
+    Raises:
+        UnknownNameError: nothing has the name.
+        PluginError: two plugins claim it.
+    """
+    return _claimant(what, name, home)[0] if what in _HOOKS else get(name, what, home).plugin
+
+
+def version_of(plugin: str) -> dict[str, str]:
+    """Return the distribution and version of a plugin; nothing for the core, PML and classes of this process."""
+    load()
+    record = _plugins.loaded.get(plugin)
+    return {"distribution": record.distribution, "version": record.version} if record else {}
+
+
+def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
+    """Return, on one line, what to do about plugins that are not in use; nothing if all are.
+
+    Args:
+        wanted: the :func:`version_of` each plugin when it was used.
+    """
+    load()
+    reasons = {"blocked": "left out by PML_EXT_BLOCK", "not allowed": "not named in PML_EXT_PLUGINS"}
+    texts = []
+    for plugin, about in wanted.items():
+        if not about or plugin in _plugins.loaded:
+            continue
+        status = next((record.status for record in _plugins.records if record.name == plugin), "")
+        name, version = about.get("distribution", plugin), about.get("version", "")
+        exact = f"{name}=={version}" if version else name
+        texts.append(
+            f"the plugin {plugin!r} is {reasons.get(status, status)}; pml-ext plugins -v shows more"
+            if status
+            else f"the plugin {plugin!r} of {name} {version} is not installed; type: pip install {exact}"
+        )
+    return ". ".join(texts)
+
+
+# Instances
+
+
+class BuildContext(TypedDict, total=False):
+    """Values known beside a component's own settings, by the name of the setting that each fills.
+
+    A component may rely on these names and no others. Recipes, ``pml-ext bench`` and the conformance kit fill in what
+    they know; what is not known where a component is built is left out.
+
+    These fill settings that have no default:
+
+    - ``embedding_size``: D. A recipe's ``[model] embedding_size``; the size of the batches that are timed or checked.
+    - ``num_classes``: of the training images; of the batches that are timed or checked.
+
+    These fill a setting with a default as well, since that cannot know the data:
+
+    - ``class_labels``: the labels of the training images, each once, sorted. Recipes alone.
+    - ``collect_stats``: True, since a run records what is collected. Recipes alone, and for the component itself; the
+      other names are for the components in its settings too.
+    - ``labels``: one per training image, in their order. For samplers of recipes, and in the kit.
+    - ``batch_size``: images per batch, of all processes together. As ``labels``.
+    - ``length_before_new_iter``: images per epoch. As ``labels``.
+    - ``seed``: the run's. For samplers of recipes.
+    """
+
+    embedding_size: int
+    num_classes: int
+    class_labels: list[int]
+    collect_stats: bool
+    labels: Any
+    batch_size: int
+    length_before_new_iter: int
+    seed: int
+
+
+def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
+    """Return an instance of a component.
+
+    A setting that is a table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is that
+    of the setting's name.
+
+    Args:
+        name: as in :func:`get`.
+        kind: as in :func:`get`; ``kind="loss"`` is understood too, beside classes that have a setting ``kind``.
+        context: a :class:`BuildContext`, from which settings are filled that are left out, here and in such tables.
+        settings: keyword arguments of the class.
+
+    Raises:
+        ConfigError: a setting that the class does not have; the text has the nearest ones.
+    """
+    if kind is None and settings.get("kind") in KINDS:
+        kind = settings.pop("kind")
+    component, context = get(name, kind), context or {}
+    check_settings(component.name, component.settings, settings)
+    inner = {name: value for name, value in context.items() if name != "collect_stats"}
+    for key, value in settings.items():
+        of = key.rsplit("_", 1)[-1]
+        if isinstance(value, Mapping) and "name" in value and of in KINDS:
+            more = {name: setting for name, setting in value.items() if name != "name"}
+            settings[key] = build(value["name"], of, inner, **more)
+    return component.cls(**filled(component.cls, context, settings), **settings)
+
+
+def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
+    """Refuse names of settings that ``owner`` does not accept.
+
+    Raises:
+        ConfigError: naming the first unknown one and the nearest accepted ones.
+    """
+    accepted = list(accepted)
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(unknown(f"setting of {owner}", name, accepted))
+
+
+def required(
+    target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of settings without a default, and the names of those that are still missing.
+
+    One that the context does not have, but whose annotation is a component's class (``distance: MyDistance``), is an
+    instance of that, made from the context in the same way.
+
+    Args:
+        target: a class or a function.
+        context: a :class:`BuildContext`.
+        given: names that need no value.
+
+    Raises:
+        ConfigError: a key of the context that is no name of a :class:`BuildContext`.
+    """
+    for name in context:
+        if name not in BuildContext.__annotations__:
+            raise ConfigError(unknown("name of a BuildContext", name, BuildContext.__annotations__))
+    values: dict[str, Any] = {}
+    missing = []
+    given = set(given)
+    for name, parameter in settings_of(target).items():
+        if parameter.default is not parameter.empty or name in given:
+            continue
+        if name in context:
+            values[name] = context[name]
+        elif (instance := _of_annotation(parameter.annotation, context)) is not None:
+            values[name] = instance
+        else:
+            missing.append(name)
+    return values, missing
+
+
+def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
+    """Return an instance of a component's class that needs nothing but the context; None of any other annotation."""
+    if not isinstance(annotation, type) or inspect.isabstract(annotation):
+        return None
+    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # any component of the kind will do
+        return None
+    try:
+        kind_of(annotation)
+    except TypeError:
+        return None
+    values, missing = required(annotation, context)
+    return None if missing else annotation(**values)
+
+
+def filled(target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
+    """Return all settings that a context fills; the arguments are those of :func:`required`."""
+    given = set(given)
+    values, _ = required(target, context, given)
+    with_default = settings_of(target).keys() & context.keys() - given - {"embedding_size", "num_classes"}
+    return values | {name: context[name] for name in with_default}

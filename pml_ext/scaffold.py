@@ -11,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from . import registry
-from .discovery import RESERVED
 from .errors import ConfigError, needs_extra
+from .plugins import RESERVED
 
 _FILES = {
     "pyproject.toml": "pyproject.toml.jinja",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pml_ext
 
 from . import registry
-from .discovery import BUILTIN
+from .plugins import BUILTIN
 
 PATH = Path(pml_ext.__file__).with_suffix(".pyi")
 _DISTRIBUTION = "pml-ext"

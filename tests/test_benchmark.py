@@ -140,7 +140,7 @@ def test_bad_input():
             bench(["cbml"], SMALL, device="cuda")
 
 
-def test_peers_of_a_plugin(install_plugin, monkeypatch):
+def test_peers_of_a_plugin(install_plugin):
     install_plugin(
         "my_peers",
         """
@@ -162,10 +162,8 @@ def test_peers_of_a_plugin(install_plugin, monkeypatch):
     """,
         entry_point="my-peers",
     )
-    fresh = registry.Registry()
-    for name in ("get", "build", "benchmark_peers"):
-        monkeypatch.setattr(registry, name, getattr(fresh, name))
-    rows = bench(["plain"], SMALL, repeats=1, device="cpu")
+    with registry.isolated():
+        rows = bench(["plain"], SMALL, repeats=1, device="cpu")
     assert [row.what for row in rows] == ["floor", "plain", "twice"]
 
 

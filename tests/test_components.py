@@ -1,8 +1,8 @@
-"""What a class is asked: its kind, its capabilities, its settings."""
+"""Kinds, capabilities and settings of classes; PML's own classes."""
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import distances, losses
 from torch.utils.data import Sampler
 
 from pml_ext import components, registry
@@ -42,3 +42,55 @@ def test_settings_are_those_handed_on_to_base_classes_too():
     assert settings_of(Handing)["margin"].default == 0.3
     assert list(settings_of(Closed)) == ["own"]
     assert list(settings_of(lambda root, size=3, *rest, **more: None)) == ["root", "size"]
+
+
+def test_pmls_classes_and_their_names():
+    assert registry.get("pml/ntxent").cls is losses.NTXentLoss
+    assert registry.get("pml/lp", kind="distance").cls is distances.LpDistance
+    assert registry.get("pml/m-per-class").kind == "sampler"
+    names = {component.cls.__name__ for component in registry.components("loss") if component.name.startswith("pml/")}
+    wanted = {name for name in dir(losses) if name.endswith("Loss")}
+    assert wanted - {"GenericPairLoss"} <= names
+
+
+@pytest.mark.parametrize("component", registry.components("loss"), ids=lambda component: component.name)
+def test_the_table_of_pmls_references_is_right(component):
+    """A loss that the table credits with references takes them; one that refuses them is not in it."""
+    if not component.name.startswith("pml/") or component.cls.__name__ in ("CrossBatchMemory", "MultipleLosses"):
+        pytest.skip("a wrapper, or ours")
+    if component.cls.__name__ == "NCALoss":
+        pytest.skip("takes them, but compares an embedding with its own copy among them")
+    wanted = {
+        "num_classes": 3,
+        "embedding_size": 4,
+        "loss": losses.NTXentLoss(),
+        "l": 4,
+        "K": 1,
+        "margin": 0.4,
+        "Tn": 10,
+        "descriptors_dim": 4,
+    }
+    required = {n: wanted[n] for n, p in component.settings.items() if p.default is p.empty and n in wanted}
+    loss = component.cls(**required)
+    generator = torch.Generator().manual_seed(0)
+    embeddings, references = (torch.randn(count, 4, generator=generator) for count in (6, 9))
+    labels = torch.arange(6) % 3
+    try:
+        if "labels" not in component.capabilities:
+            references, reference_labels, labels = torch.randn(6, 4, generator=generator), None, None
+        else:
+            reference_labels = torch.arange(9) % 3
+        if component.cls.__name__ == "SelfSupervisedLoss":
+            loss(embeddings, references)
+        else:
+            loss(embeddings, labels, ref_emb=references, ref_labels=reference_labels)
+        takes = True
+    except Exception:
+        takes = False
+    if "references" in component.capabilities:
+        assert takes
+    elif takes:  # it does not complain, so it must be one that is known to ignore them
+        assert component.cls.__name__ in IGNORE_REFERENCES, "takes references, or ignores them without a word"
+
+
+IGNORE_REFERENCES = {"ThresholdConsistentMarginLoss"}

@@ -1,29 +1,35 @@
-"""Look-up by name: clashes, names that are not there, classes of the running process."""
+"""Look-up by name, clashes, classes of the running process, and instances of components."""
+
+import itertools
+import json
+import re
+import tomllib
+import warnings
+from pathlib import Path
 
 import pytest
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import distances, losses, miners, samplers
+from torch.utils.data import Sampler, SequentialSampler
+from typer.testing import CliRunner
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.errors import PluginError, UnknownNameError
-from pml_ext.registry import Registry
+from pml_ext.cli.app import app
+from pml_ext.description import describe
+from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
+from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
+from pml_ext.experiment.runs import plan
+from pml_ext.registry import BuildContext, filled, required
+from pml_ext.retrieval import load_run
+from pml_ext.testing.targets import components_of
+
+ROOT = Path(__file__).parents[1]
 
 
-def test_two_plugins_that_claim_one_name_stay_reachable_by_their_own(install_loss):
-    install_loss("first", "One", "same")
-    install_loss("second", "Two", "same")
-    found = Registry()
-    with pytest.raises(PluginError, match=r"'first:same' \(first 1.0\) and 'second:same' \(second 1.0\)"):
-        found.get("same")
-    assert found.get("first:same").cls.__name__ == "OneLoss"
-    assert found.get("second:same").cls.__name__ == "TwoLoss"
-
-
-def test_two_classes_of_one_name_are_refused_by_that_name(install_loss):
-    install_loss("first", "Same", "one")
-    install_loss("second", "Same", "two")
-    with pytest.raises(PluginError, match="first:one.*second:two"):
-        Registry().class_by_name("SameLoss")
+@pytest.fixture(autouse=True)
+def _isolated():
+    with registry.isolated():
+        yield
 
 
 def test_unknown_names_say_the_nearest():
@@ -46,46 +52,359 @@ def test_a_name_that_two_kinds_share_needs_the_kind():
     assert registry.get("pml/angular", kind="miner").cls is miners.AngularMiner
 
 
-def test_register_in_the_running_process_and_again():
-    try:
-        for margin in (1, 2):
-
-            @pml_ext.register(name="scratch")
-            class ScratchLoss(losses.ContrastiveLoss):
-                """From a notebook."""
-
-                version = margin
-
-        assert registry.get("scratch").cls.version == 2
-        assert pml_ext.ScratchLoss is ScratchLoss
-        assert "ScratchLoss" in dir(pml_ext)
-
-        @pml_ext.register
-        class HomeMadeMiner(miners.BatchHardMiner):
-            pass
-
-        assert registry.get("home-made").kind == "miner"
-        with pytest.raises(TypeError, match="extends none"):
-            pml_ext.register(int, name="number")
-    finally:
-        registry.unregister_local()
-
-
-def test_two_data_sets_of_one_name_stay_reachable_by_their_own(install_loss):
+def test_names_that_two_others_claim_stay_reachable_by_their_own(install_loss):
     for number, module in enumerate(("first", "second")):
-        install_loss(
-            module,
-            module.title(),
-            module,
-            more=f"""
-    @hookimpl
-    def pml_ext_datasets():
-        return {{"twice": lambda root: {number}}}
-    """,
-        )
-    registry = Registry()
+        data = f"\n    @hookimpl\n    def pml_ext_datasets():\n        return {{'twice': lambda root: {number}}}\n"
+        install_loss(module, "Same", "zz-same", more=data)
+    with pytest.raises(PluginError, match=r"'first:zz-same' \(first 1.0\) and 'second:zz-same' \(second 1.0\)"):
+        registry.get("zz-same")
+    assert registry.get("first:zz-same").cls.__module__ == "first"
+    assert registry.get("second:zz-same").cls.__module__ == "second"
+    with pytest.raises(UnknownNameError, match="nearest: zz-same$"):  # once
+        registry.get("zz-samee")
+    with pytest.raises(PluginError, match="first:zz-same.*second:zz-same"):
+        registry.class_by_name("SameLoss")
     with pytest.raises(PluginError, match=r"'first:twice' \(first 1.0\) and 'second:twice' \(second 1.0\)"):
         registry.dataset("twice")
     assert [registry.dataset(f"{module}:twice")(None) for module in ("first", "second")] == [0, 1]
     assert {"first:twice", "second:twice"} <= set(registry.datasets())
     assert "twice" not in registry.datasets()
+
+
+def test_register_in_the_running_process_and_again():
+    for margin in (1, 2):
+
+        @pml_ext.register(name="scratch")
+        class ScratchLoss(losses.ContrastiveLoss):
+            """From a notebook."""
+
+            version = margin
+
+    assert registry.get("scratch").cls.version == 2
+    assert pml_ext.ScratchLoss is ScratchLoss
+    assert "ScratchLoss" in dir(pml_ext)
+
+    @pml_ext.register
+    class HomeMadeMiner(miners.BatchHardMiner):
+        pass
+
+    assert registry.get("home-made").kind == "miner"
+    with pytest.raises(TypeError, match="extends none"):
+        pml_ext.register(int, name="number")
+    with pytest.warns(
+        PluginWarning, match="'cbml' is a loss of 'cbml' too, which the bare name means; local:cbml"
+    ) as w:
+        pml_ext.register(type("Mine", (pml_ext.CBMLLoss,), {}), name="cbml")
+    assert w[0].filename == __file__
+    assert registry.get("cbml").plugin == "cbml"
+    assert registry.get("local:cbml").cls.__name__ == "Mine"
+    registry.unregister_local()
+    assert not [c for c in registry.components() if c.plugin == "local"]
+
+
+# Two plugins that claim every name of ours
+
+
+CLAIMS = """
+    import importlib.resources
+    from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
+    from torch.utils.data import SequentialSampler
+    from pml_ext.plugin import Component, hookimpl
+
+    BASES = dict(loss=losses.ContrastiveLoss, miner=miners.BatchHardMiner, regularizer=regularizers.LpRegularizer,
+                 distance=distances.LpDistance, sampler=SequentialSampler, reducer=reducers.MeanReducer)
+    CLASSES = {classes}
+
+    @hookimpl
+    def pml_ext_components():
+        return [Component(type(class_name, (BASES[kind],), {{}}), name=name) for kind, name, class_name in CLASSES]
+
+    def refused(*arguments, **settings):
+        raise RuntimeError("of {owner}")
+
+    @hookimpl
+    def pml_ext_datasets():
+        return dict.fromkeys({datasets}, refused)
+
+    @hookimpl
+    def pml_ext_trunks():
+        return dict.fromkeys({trunks}, refused)
+
+    @hookimpl
+    def pml_ext_recipes():
+        return [importlib.resources.files(__name__) / "recipes"]
+"""
+
+
+SHOWN = ("cbml", "cbml/digits", "pddm", "digits", "convnet", "hard-pair")
+
+
+def ours():
+    """Components of the core and of the plugins that ship with it, PML's left out."""
+    return [c for c in registry.components() if not c.name.startswith("pml/") and c.plugin != registry.LOCAL]
+
+
+@pytest.fixture
+def claimed(install_plugin):
+    """Two plugins, first and last by name, that claim every name of ours; and a third that claims our entry points."""
+    classes = [(c.kind, c.name, c.cls.__name__) for c in ours()]
+    names = {"classes": classes, "datasets": [*registry.datasets()], "trunks": [*registry.trunks()]}
+    for owner in ("aaa", "zzz"):
+        package = install_plugin(owner, CLAIMS.format(owner=owner, **names))
+        (package / "recipes").mkdir()
+        (package / "recipes" / "own.toml").write_text('extends = "cbml/digits"\n[loss]\nname = "cbml"\n')
+    install_plugin("thief", "raise RuntimeError", entry_point="cbml")
+    with registry.isolated():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PluginWarning)
+            registry.load()
+        yield
+
+
+def everything():
+    """What names mean: classes, recipes with all settings, the classes of their losses, descriptions, targets."""
+    shown = [entry for name in SHOWN for entry in describe(name)]
+    for entry in shown:  # they use ours, and that is told
+        entry["recipes"] = [name for name in entry["recipes"] if name not in ("aaa/own", "zzz/own")]
+    recipes = [name for name in registry.recipes() if not name.startswith(("aaa/", "zzz/"))]
+    tables = {name: read_tables(name) for name in recipes}
+    chosen = load_recipes("cbml/digits") | load_recipes("triplets/digits") | load_recipes("density/digits")
+    losses = [build_loss(recipe.loss, loss_context(recipe, [0, 1])) for recipe in chosen.values()]
+    return {
+        "recipes": tables,
+        "validated": {name: recipe.as_dict() for name, recipe in chosen.items()},
+        "losses": [[type(part) for part in loss.modules()] for loss, _ in losses],
+        "plugins": {name: plugins_in(table) for name, table in tables.items()},
+        "uses": {name: names_in(name) for name in recipes},
+        "shown": shown,
+        "targets": [components_of(name) for name in ("cbml", "pml_ext_pddm", "local-positive", "metric-variance")],
+        "data": [registry.dataset("digits"), registry.trunk("convnet")],
+    }
+
+
+def test_two_plugins_that_claim_every_name_of_ours_change_nothing(request):
+    classes, before = {c.cls.__name__: c.cls for c in ours()}, everything()
+    names = {(c.name, c.kind): c for c in ours()}
+    request.getfixturevalue("claimed")
+    star: dict[str, object] = {}
+    with pytest.warns(PluginWarning) as told:
+        exec("from pml_ext import *", star)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {name: getattr(pml_ext, name) for name in classes} == classes
+    assert [str(warning.message).partition(" (")[0] for warning in told] == ["the plugin 'aaa'", "the plugin 'zzz'"]
+    assert "CBMLLoss" in str(told[0].message)
+    assert "pml_ext.registry.get('aaa:" in str(told[0].message)
+    assert star.keys() > classes.keys()
+    assert {key: registry.get(*key) for key in names} == names
+    after = everything()
+    for what, value in before.items():
+        assert after[what] == value, what
+    assert registry.get("aaa:cbml", "loss").cls is not classes["CBMLLoss"]
+    listed = [registry.short_name(c) for c in registry.components("loss")]
+    assert len(set(listed)) == len(listed)
+    assert {"cbml", "aaa:cbml", "zzz:cbml"} <= {*listed}
+
+
+@pytest.mark.usefixtures("claimed")
+def test_a_recipe_means_its_own_plugins_names():
+    tables = read_tables("zzz/own")
+    assert tables["loss"]["name"] == "zzz:cbml"
+    assert tables["data"]["name"] == "digits"  # which the recipe that it extends says
+    assert tables["model"]["trunk"]["name"] == "convnet"
+    assert plugins_in(tables) == {"zzz": {"distribution": "zzz", "version": "1.0"}}
+    recipe = load_recipes("zzz/own", ["loss.miner=hard-pair"])["zzz/own"]
+    assert recipe.loss.miner.name == "zzz:hard-pair"
+    loss, miner = build_loss(recipe.loss, loss_context(recipe, [0, 1]))
+    assert {type(loss).__module__, type(miner).__module__} == {"zzz"}
+    assert "zzz/own" in describe("zzz:cbml")[0]["recipes"]
+    assert "zzz/own" not in describe("cbml", "loss")[0]["recipes"]
+    assert registry.get("aaa:whole-class").cls.__mro__[1] is SequentialSampler
+
+
+def test_names_of_two_others_stay_a_clash_but_in_their_own_recipes(install_loss):
+    for module in ("first", "second"):
+        package = install_loss(
+            module,
+            module.title(),
+            "same",
+            more="""
+    @hookimpl
+    def pml_ext_recipes():
+        import importlib.resources
+        return [importlib.resources.files(__name__) / "recipes"]
+    """,
+        )
+        (package / "recipes").mkdir()
+        (package / "recipes" / "some.toml").write_text(
+            'extends = "cbml/digits"\n[loss]\nname = "same"\n[sweep]\n"loss.name" = ["same", "pml/contrastive"]\n'
+        )
+    with registry.isolated():
+        with pytest.raises(PluginError, match=r"'first:same' \(first 1.0\) and 'second:same'"):
+            registry.get("same")
+        recipes = load_recipes("second/some")
+        assert [recipe.loss.name for recipe in recipes.values()] == ["second:same", "pml/contrastive"]
+
+
+@pytest.mark.usefixtures("claimed", "without_report")
+def test_commands_do_as_before(tmp_path):
+    def output(*arguments):
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert done.exit_code == (1 if arguments[0] == "plugins" else 0)  # one is broken
+        return done.stdout
+
+    listed = json.loads(output("list", "losses", "--json"))
+    assert [entry["class"] for entry in listed if (entry["name"], entry["from"]) == ("cbml", "cbml")] == ["CBMLLoss"]
+    assert sum(entry["name"].endswith("cbml") for entry in listed) == 3
+    assert "alpha_pos" in output("show", "cbml")
+    told = output("plugins", "-v")
+    assert "aaa: aaa 1.0, module aaa, ok\n  hooks       pml_ext_components, pml_ext_recipes, pml_ext_datasets" in told
+    assert "  clash       loss 'cbml': also of 'aaa' and 'zzz'; the bare name means that of 'cbml'\n" in told
+    assert "cbml: thief 1.0, module thief, broken" in told
+    assert "already claims the entry-point name 'cbml'; rename one of them" in told
+    few = [
+        "schedule.epochs=1",
+        "schedule.milestones=[]",
+        "schedule.name=constant",
+        "sampler.iterations=1",
+        "model.trunk.width=8",
+    ]
+    options = [word for override in few for word in ("--set", override)]
+    output("train", "cbml/digits", "--device", "cpu", "--out", str(tmp_path / "out"), *options)
+    version = {"distribution": "pml-ext", "version": pml_ext.__version__}
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["plugins"] == {"cbml": version}
+    assert tomllib.loads((tmp_path / "out" / "recipe.toml").read_text())["run"]["plugins"] == {"cbml": version}
+    assert load_run(tmp_path / "out").recipe.loss.name == "cbml"
+    assert plan("cbml/digits", tmp_path / "out", overrides=few, resume=True)
+
+
+# What a run was made with
+
+
+RUN = '[run]\nrecipe = "{recipe}"\nseed = 0\n[run.plugins]\ngone = {{distribution = "gone-losses", version = "1.2"}}\n'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A finished run of a plugin that is not installed, as far as it is read before that is noticed."""
+    tables = (registry.recipe("cbml/digits")).read_text("utf-8").replace('name = "cbml"', 'name = "gone"')
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "recipe.toml").write_text(tables + RUN.format(recipe="gone/digits"))
+    (run / "network.json").write_text("{}")
+    (run / "metrics.json").write_text(json.dumps({"recipe": "gone/digits", "seed": 0}))
+    (run / "checkpoints" / "model.pt").touch()
+    return run
+
+
+def test_a_run_of_a_plugin_that_is_missing_says_what_to_install(folder, monkeypatch, install_loss):
+    text = r"recipe.toml: the plugin 'gone' of gone-losses 1.2 is not installed; type: pip install gone-losses==1.2"
+    for read in (load_run, lambda run: plan(str(run / "recipe.toml"), out=run, resume=True)):
+        with pytest.raises(PluginError, match=text):
+            read(folder)
+    install_loss("gone", name="gone")
+    monkeypatch.setenv("PML_EXT_BLOCK", "gone")
+    with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is left out by PML_EXT_BLOCK"):
+        load_run(folder)
+
+
+def test_a_runs_recipe_means_what_it_meant_when_it_was_trained(folder, install_loss):
+    """It is of the plugin whose recipe was trained, also where another one claims the name since."""
+    for module in ("gone", "other"):
+        install_loss(module, module.title(), "gone")
+    with registry.isolated():
+        tables = read_tables(str(folder / "recipe.toml"))
+        assert tables["loss"]["name"] == "gone:gone"
+
+
+def test_every_key_that_names_something_is_known():
+    """The names that recipes use are found whatever their place: each is known to the registry."""
+    used = set(itertools.chain.from_iterable(names_in(name) for name in registry.recipes()))
+    assert {what for what, _ in used} >= {"loss", "miner", "regularizer", "sampler", "data set", "trunk"}
+    for what, name in used - {("sampler", "shuffle")}:
+        assert registry.plugin_of(what, name)
+
+
+# Instances
+
+
+def test_unknown_settings_are_refused_before_the_class_sees_them():
+    with pytest.raises(ConfigError, match="no setting of pml/triplet-margin 'margn'; nearest: margin"):
+        registry.build("pml/triplet-margin", "loss", margn=0.1)
+    assert {"margin", "reducer", "distance", "collect_stats"} <= set(
+        registry.get("pml/triplet-margin", "loss").settings
+    )
+
+
+def test_settings_that_are_components_are_built():
+    loss = registry.build(
+        "pml/contrastive", "loss", distance={"name": "pml/lp", "power": 2}, embedding_regularizer={"name": "pml/lp"}
+    )
+    assert isinstance(loss.distance, distances.LpDistance)
+    assert loss.distance.power == 2
+    assert type(loss.embedding_regularizer).__name__ == "LpRegularizer"
+
+
+class Metric(distances.CosineSimilarity):
+    """A distance with parameters of a size."""
+
+    def __init__(self, embedding_size, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding_size = embedding_size
+
+
+class Wanting:
+    """Something with every kind of setting."""
+
+    def __init__(
+        self,
+        embedding_size,
+        words,
+        metric: Metric,
+        base: distances.BaseDistance,
+        sampler: Sampler,
+        num_classes=7,
+        class_labels=None,
+        collect_stats=False,
+        seed=3,
+    ):
+        pass
+
+
+def test_what_a_context_fills():
+    context: BuildContext = {"embedding_size": 8, "num_classes": 2, "class_labels": [4, 5], "seed": 9}
+    values, missing = required(Wanting, context)
+    assert values.keys() == {"embedding_size", "metric"}
+    assert (values["embedding_size"], values["metric"].embedding_size) == (8, 8)
+    assert missing == ["words", "base", "sampler"]  # of a base class any component will do: somebody has to say which
+    assert filled(Wanting, context).keys() == {"embedding_size", "metric", "class_labels", "seed"}
+    given = filled(Wanting, context, given=["metric", "seed"])
+    assert given == {"embedding_size": 8, "class_labels": [4, 5]}
+
+
+def test_a_sampler_gets_what_it_has_a_default_for():
+    context: BuildContext = {"labels": [0, 0, 1, 1], "batch_size": 4, "length_before_new_iter": 8, "seed": 0}
+    sampler = registry.build("pml/m-per-class", "sampler", context, m=2)
+    assert isinstance(sampler, samplers.MPerClassSampler)
+    assert (sampler.batch_size, len(sampler)) == (4, 8)
+    assert len(registry.build("pml/m-per-class", "sampler", context, m=2, length_before_new_iter=12)) == 12
+
+
+def test_a_context_reaches_the_components_in_settings():
+    context: BuildContext = {"num_classes": 2, "class_labels": [30, 40], "collect_stats": True}
+    loss = registry.build(
+        "regularized", "loss", context, loss={"name": "pml/contrastive"}, regularizer={"name": "density"}
+    )
+    assert loss.regularizer.sorted_labels.tolist() == [30, 40]
+    assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)
+
+
+def test_a_misspelt_name_in_a_context_is_refused():
+    with pytest.raises(ConfigError, match="no name of a BuildContext 'embeding_size'; nearest: embedding_size"):
+        registry.build("pml/proxy-anchor", "loss", {"num_classes": 2, "embeding_size": 4})
+
+
+def test_the_page_for_authors_lists_every_name():
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    table = page.partition("## Settings that nobody writes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.M) == list(BuildContext.__annotations__)

@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 from pml_ext import hookspecs, plugin
-from pml_ext.answers import HOOKS
+from pml_ext.plugins import HOOKS
 
 PATH = Path(__file__).with_suffix(".md")
 HEAD = """# Reference of hooks and helpers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ..discovery import PluginRecord
+    from ..plugins import PluginRecord
 
 
 def plugins(

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from .. import registry
-from ..building import BuildContext
 from ..data import LabeledImages
 from ..errors import ConfigError, PmlExtError, shortened
+from ..registry import BuildContext
 from .recipe import SHUFFLE, PseudoTable, SamplerTable
 
 

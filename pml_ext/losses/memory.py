@@ -30,7 +30,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
     It takes any loss that says it has ``"labels"``, ``"indices_tuple"`` and ``"references"`` (see
-    :func:`pml_ext.registry.capabilities`): PML's, registered ones, and wrappers such as
+    :func:`pml_ext.components.capabilities`): PML's, registered ones, and wrappers such as
     :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone.
 
     Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with what the

@@ -18,7 +18,7 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
     r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
 
     PML's has the same values, but asks for the class's name; this one asks what a loss says it takes (see
-    :func:`pml_ext.registry.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
+    :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
 
     Args:
         loss: the loss; it has ``"labels"``, and ``"references"`` where ``symmetric`` is False.

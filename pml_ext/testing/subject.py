@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import registry
-from ..building import BuildContext, check_settings, filled
 from ..errors import ConfigError
+from ..registry import BuildContext, check_settings, filled
 
 # What PML's base classes take, which are components of their own, or no part of the equation.
 OF_PML = frozenset(

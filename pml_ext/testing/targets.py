@@ -26,7 +26,7 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
     components = registry.components()
-    for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what], registry.meant(what)):
+    for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what], registry.candidates(what)):
         if matching:
             names = [c.name for c in matching]
             return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in matching]

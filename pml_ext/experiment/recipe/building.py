@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ... import models, registry
-from ...building import BuildContext
 from ...data import PATH_FACTORIES, DataSplits, Pipeline
 from ...errors import ConfigError, PmlExtError, shortened
 from ...network import Network, Normalization, Preprocessing
+from ...registry import BuildContext
 from .schema import (
     OPTIMIZERS,
     PROTOCOLS,
@@ -205,7 +205,7 @@ def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
     Args:
         kind: the component's kind.
         table: its name and settings.
-        context: a :class:`pml_ext.building.BuildContext`.
+        context: a :class:`pml_ext.registry.BuildContext`.
     """
     return registry.build(table.name, kind, context, **table.settings)
 

@@ -12,10 +12,10 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from ... import registry
-from ...building import BuildContext
 from ...components import KINDS
 from ...data import build_transforms
 from ...errors import ConfigError, PmlExtError, shortened
+from ...registry import BuildContext
 from .building import (
     FROM_RUN_FOR_DATA,
     FROM_RUN_FOR_TRUNK,

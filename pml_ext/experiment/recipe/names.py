@@ -1,7 +1,7 @@
 """What the names of a recipe mean.
 
 A name means what the plugin of the recipe that has it calls so; else what this distribution does; else the only one
-there is (:class:`pml_ext.registry.Registry`). Where a plugin has a name of its own for what ours have too, the tables
+there is (:mod:`pml_ext.registry`). Where a plugin has a name of its own for what ours have too, the tables
 that are read say ``plugin:name``, so that they mean the same wherever they go.
 """
 
