@@ -81,11 +81,10 @@ def _check(groups: list[Group], phase: str, metrics: list[str]) -> None:
 
 def _spread(group: Group, phase: str, metric: str) -> str:
     from ..experiment.runs import spread
+    from .output import mean_and_std
 
-    if not (values := group.values(phase, metric)):
-        return ""
-    about = spread([*values.values()])
-    return f"{100 * about['mean']:.1f} ± {100 * about['std']:.1f}"
+    values = group.values(phase, metric)
+    return mean_and_std(spread([*values.values()])) if values else ""
 
 
 def _cells(mine: Difference) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
@@ -56,6 +56,12 @@ def print_table(
     if title:
         console.print(title)
     console.print(table)
+
+
+def mean_and_std(about: Mapping[str, float | None]) -> str:
+    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run."""
+    mean, std = about["mean"] or 0.0, about["std"]
+    return f"{100 * mean:.1f} ± " + ("-" if std is None else f"{100 * std:.1f}")
 
 
 def print_json(value: Any) -> None:

@@ -201,16 +201,13 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    from .output import print_table
+    from .output import mean_and_std, print_table
 
     names = _metric_names(results[0])
     rows = []
     for recipe, phases in summary.items():
         count = sum(result["recipe"] == recipe for result in results)
         for phase, values in phases.items():
-            cells = [
-                f"{100 * values[name]['mean']:.1f} ± {100 * values[name]['std']:.1f}" if name in values else ""
-                for name in names
-            ]
+            cells = [mean_and_std(values[name]) if name in values else "" for name in names]
             rows.append([recipe, PHASES[phase], str(count), *cells])
     print_table(["recipe", "%, mean ± std", "runs", *names], rows, right=range(2, len(names) + 3))

@@ -1,4 +1,4 @@
-"""Finished runs side by side: mean and spread of each recipe, and what a paired test says of their differences."""
+"""Comparison of finished runs: mean and spread per recipe, and paired t-tests of the differences."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from scipy import stats
 
 from ..errors import ConfigError, DataError, one_line, shortened
 from ..files import DamagedError, read_toml
+from ..sums import check_unchanged
 from .runs import read_metrics
-
-Tables = dict[str, Any]
 
 
 @dataclass
@@ -25,34 +24,29 @@ class Group:
     Args:
         name: the recipe's, and the settings in which groups of that name differ.
         tables: the recipe.
-        runs: what stands in ``metrics.json``, by seed.
+        runs: contents of ``metrics.json``, by seed.
     """
 
     name: str
-    tables: Tables
+    tables: dict[str, Any]
     runs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
-        """A metric of each run that has it, by seed.
-
-        Args:
-            phase: ``"after"``, ``"before"``, ``"learned_metric"`` ...
-            metric: ``"recall_at_1"`` ...
-        """
+        """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it."""
         values = {seed: run[phase].get(metric) for seed, run in self.runs.items() if isinstance(run.get(phase), dict)}
         return {seed: float(value) for seed, value in sorted(values.items()) if isinstance(value, (int, float))}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What changes from one group to another, over the seeds that both have.
+    """The difference of two groups over their common seeds.
 
     Args:
-        mean: of the differences; NaN without a common seed.
-        std: their sample standard deviation; NaN for fewer than two.
-        p: of the two-sided paired t-test (:func:`scipy.stats.ttest_rel`); NaN where it has no answer: fewer than two
-            common seeds, or differences that are all the same.
-        pairs: how many seeds both have.
+        mean: NaN without a common seed.
+        std: sample standard deviation of the differences; NaN for fewer than two seeds.
+        p: of the two-sided paired t-test (:func:`scipy.stats.ttest_rel`); NaN for fewer than two common seeds, or
+            differences that are all the same.
+        pairs: number of common seeds.
     """
 
     mean: float
@@ -62,30 +56,21 @@ class Difference:
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
-    """The second minus the first, seed by seed.
-
-    Args:
-        first: a metric by seed.
-        second: the same metric of other runs.
-    """
+    """Compare the second group's metric with the first group's, seed by seed."""
     seeds = sorted(set(first) & set(second))
     one, other = (np.array([values[seed] for seed in seeds]) for values in (first, second))
     gains = other - one
-    spread = float(gains.std(ddof=1)) if len(seeds) > 1 else math.nan
-    tested = len(seeds) > 1 and spread > 1e-12  # equal runs differ by nothing, which no test can weigh
-    p = float(stats.ttest_rel(other, one).pvalue) if tested else math.nan
-    return Difference(float(gains.mean()) if seeds else math.nan, spread, p, len(seeds))
+    std = float(gains.std(ddof=1)) if len(seeds) > 1 else math.nan
+    p = float(stats.ttest_rel(other, one).pvalue) if std > 1e-12 else math.nan  # a t-test needs a spread
+    return Difference(float(gains.mean()) if seeds else math.nan, std, p, len(seeds))
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
-    """The finished runs in folders, at any depth, by their recipe and settings, in the order of the folders.
-
-    Args:
-        folders: of runs, or folders that hold such.
+    """Find the finished runs in folders, at any depth, and group them by recipe and settings.
 
     Raises:
-        ConfigError: no such folder, none with a finished run, or two runs of the same settings and seed that differ.
-        DataError: a run's recipe or metrics are damaged.
+        ConfigError: no such folder, no finished run in it, or two runs of the same settings and seed that differ.
+        DataError: a recipe or a ``metrics.json`` is damaged, or was written by another run.
     """
     groups: list[Group] = []
     places: dict[tuple[int, int], Path] = {}
@@ -98,8 +83,7 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
                 f"{folder}: no finished run in it (no metrics.json); type: pml-ext train RECIPE --out {folder}"
             )
         for place in finished:
-            name, seed, tables = _read(place)
-            metrics = read_metrics(place / "metrics.json")
+            name, seed, tables, metrics = _read(place)
             number = next((i for i, group in enumerate(groups) if group.tables == tables), len(groups))
             if number == len(groups):
                 groups.append(Group(name, tables))
@@ -109,26 +93,34 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
                     f"{before} and {place}: the same recipe, settings and seed, but other results; name one of the two"
                 )
             groups[number].runs[seed] = metrics
-    _name_apart(groups)
+    _add_differing_settings(groups)
     return groups
 
 
-def _read(place: Path) -> tuple[str, int, Tables]:
+def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
+    """Read the recipe's name, the seed, the recipe's tables and the metrics of a run."""
+    for file in ("recipe.toml", "metrics.json"):
+        check_unchanged(place, file)
     try:
         tables = read_toml(place / "recipe.toml", "run")
         about = tables.pop("run")
         name, seed = str(about["recipe"]), int(about["seed"])
     except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
+        text = shortened(one_line(error), 200)
+        raise DataError(f"{place / 'recipe.toml'}: not the recipe of a run ({text})") from None
+    metrics = read_metrics(place / "metrics.json")
+    if (metrics.get("recipe"), metrics.get("seed")) != (name, seed):
         raise DataError(
-            f"{place / 'recipe.toml'}: not the recipe of a run ({shortened(one_line(error), 200)})"
-        ) from None
-    for words in ("paper", "description"):
-        tables.pop(words, None)
-    return name, seed, tables
+            f"{place / 'metrics.json'}: of {metrics.get('recipe')} with seed {metrics.get('seed')}, but the run beside "
+            f"it is {name} with seed {seed}; put its own file back"
+        )
+    for key in ("paper", "description"):
+        tables.pop(key, None)
+    return name, seed, tables, metrics
 
 
-def _name_apart(groups: Sequence[Group]) -> None:
-    """Gives groups of one recipe the settings in which they differ."""
+def _add_differing_settings(groups: Sequence[Group]) -> None:
+    """Add the settings in which groups of one recipe differ to their names."""
     for name in {group.name for group in groups}:
         same = [group for group in groups if group.name == name]
         settings = [_flat(group.tables) for group in same]
@@ -141,7 +133,7 @@ def _name_apart(groups: Sequence[Group]) -> None:
             group.name = " ".join([name, *(f"{key}={mine[key]}" if key in mine else f"{key} left out" for key in keys)])
 
 
-def _flat(tables: Tables, prefix: str = "") -> dict[str, Any]:
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tables.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -172,7 +172,7 @@ def read_metrics(path: Path) -> Metrics:
         ) from None
 
 
-def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
     """Mean and spread of several runs.
 
     Args:
@@ -180,9 +180,9 @@ def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[
 
     Returns:
         ``{recipe: {"raw" | "before" | "after" | ...: {metric: {"mean": ..., "std": ...}}}}``; the spread is the
-        sample standard deviation, 0 for one run.
+        sample standard deviation, None for one run.
     """
-    summary: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    summary: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
     for name in dict.fromkeys(result["recipe"] for result in results):
         mine = [result for result in results if result["recipe"] == name]
         phases = [phase for phase, value in mine[0].items() if isinstance(value, dict) and "recall_at_1" in value]
@@ -193,13 +193,13 @@ def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[
     return summary
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean and sample standard deviation, 0 for one value.
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and sample standard deviation, None for one value.
 
     Args:
         values: one or more.
     """
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def train(

@@ -1,5 +1,6 @@
 """Finished runs side by side, against scipy on the numbers themselves."""
 
+import hashlib
 import json
 import math
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from pml_ext.cli.app import app
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.experiment import summarize
 from pml_ext.experiment.comparing import difference, groups_below
 from pml_ext.files import write_json, write_toml
 
@@ -90,6 +92,29 @@ def test_what_cannot_be_compared_is_refused(folder):
         (folder / "again/0/recipe.toml").write_text(text)
         with pytest.raises(DataError, match="not the recipe of a run"):
             groups_below([folder / "again"])
+
+
+def test_metrics_of_another_run_are_refused(folder):
+    run_0, run_1 = folder / "runs/0", folder / "runs/1"
+    digest = hashlib.sha256((run_1 / "metrics.json").read_bytes()).hexdigest()
+    (run_1 / "metrics.json").write_bytes((run_0 / "metrics.json").read_bytes())
+    with pytest.raises(DataError, match=r"1/metrics.json: of cbml/a with seed 0, but the run beside it is .* seed 1"):
+        groups_below([folder / "runs"])
+    finished(folder / "new", "cbml/a", 1, 0.9, mvc_weight=1.0)  # the right seed, and other numbers
+    (run_1 / "metrics.json").write_bytes((folder / "new/metrics.json").read_bytes())
+    assert groups_below([run_1])
+    (run_1 / "SHA256SUMS").write_text(f"{digest}  metrics.json\n")
+    with pytest.raises(DataError, match=r"1/metrics.json: not the file that the run wrote"):
+        groups_below([folder / "runs"])
+
+
+def test_one_run_has_no_spread(folder):
+    line = next(line for line in run(folder / "runs/0").stdout.splitlines() if line.startswith("cbml/a"))
+    assert line.split() == ["cbml/a", "1", "70.0", "±", "-", "35.0", "±", "-", "50.0", "±", "-"]
+    (value,) = json.loads(run(folder / "runs/0", "--json").stdout)["recipes"]
+    assert value["recall_at_1"] == {"mean": 0.7, "std": None, "values": [0.7]}
+    results = [{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")]
+    assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
 
 
 def test_a_run_named_twice_counts_once(folder):

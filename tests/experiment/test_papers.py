@@ -13,7 +13,7 @@ from pml_ext.cli.app import app
 from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginWarning
 from pml_ext.experiment.recipe import is_full, load_recipes, papers, printed, quoted, texts
-from pml_ext.experiment.report.content import _paper_tables
+from pml_ext.experiment.report.content import paper_tables
 from pml_ext.experiment.tables import tables
 
 PLUGIN = """
@@ -138,8 +138,8 @@ def test_plain_values_stay_as_they_are(mine):
         "recall_at_1": 0.5,
         "nmi@0.1": 0.4,
     }
-    (table,) = _paper_tables(recipe, {"after": {}})
-    assert [[cell.text for cell in row] for row in table.rows] == [
+    (table,) = paper_tables(recipe, {"after": {}})
+    assert table.rows == [
         ["table", "Table 3, ours"],
         ["data", "CUB"],
         ["recall_at_1", "0.5"],
@@ -210,13 +210,13 @@ def test_hooks_that_give_no_file(install_plugin):
 def test_the_report_has_the_papers_values_beside_the_runs(mine):
     (recipe,) = load_recipes(mine('table = "mine/2"\nrow = ["Small, Mine", "Small, Scores"]\nnote = "ours"')).values()
     metrics = {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}}
-    about, values = _paper_tables(recipe, metrics)
-    assert {row[0].text: row[1].text for row in about.rows} == {
+    about, values = paper_tables(recipe, metrics)
+    assert {row[0]: row[1] for row in about.rows} == {
         "paper": "Me (2026). Mine. ",
         "table": "mine/2: Two data sets",
         "note": "ours",
     }
-    assert [[cell.text for cell in row] for row in values.rows] == [
+    assert values.rows == [
         ["Small, Mine, Figures, R@1", "97.5", "90.0"],
         ["Small, Scores, Figures, R@1", "98.0", "80.0"],
         ["Small, Scores, Figures, time", "3.0", ""],
@@ -229,8 +229,8 @@ def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
     file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "mine/one"}}))
     mine(text=PAPER.replace('"Small", "Mine"', '"Tiny", "Mine"'))
     (read,) = load_recipes(str(file)).values()
-    (about,) = _paper_tables(read, {})
-    assert {row[0].text: row[1].text for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
+    (about,) = paper_tables(read, {})
+    assert {row[0]: row[1] for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
 
 
 def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path):

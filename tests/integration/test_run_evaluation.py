@@ -144,12 +144,12 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     assert values[-1] == metrics["after"]["recall_at_1"]
     report = (tmp_path / "out" / "report.html").read_text()
     for text in (
-        "<td>queries</td><td>33</td><td>6</td>",
-        "<td>gallery</td><td>57</td><td>8</td>",
+        '<th scope="row">queries</th><td>33</td><td>6</td>',
+        '<th scope="row">gallery</th><td>57</td><td>8</td>',
         "Every query is searched in the gallery",
         "Queries and their nearest gallery images",
-        "They choose nothing: the last epoch is tested",
-        "The row of the training images, 50 of them,",
+        "The last epoch is tested.",
+        "The column of the training classes, 50 images of them,",
     ):
         assert text in report
     assert "could not be drawn" not in report
@@ -195,7 +195,7 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     assert "chosen by map_at_r on the test images" in report
     assert "([evaluation] select_on = &#34;test&#34;), so that the numbers after training are too good" in report
     other = (tmp_path / "curve" / "report.html").read_text().partition("<details>")[0]
-    assert not [text for text in ("select_on", "row of the training images", "raw pixels") if text in other]
+    assert not [text for text in ("select_on", "column of the training", "raw pixels") if text in other]
     assert projected == [["after training"]] * 4
 
 

@@ -84,13 +84,32 @@ def _first_problem(error: ValidationError) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if problem["type"] == "extra_forbidden":
-        fields = _fields_at(problem["loc"][:-1])
-        return f"{key}: {registry.unknown('key', str(problem['loc'][-1]), fields)}"
+        unknown = str(problem["loc"][-1])
+        return f"{key}: {_unknown_key('key', unknown, _fields_at(problem['loc'][:-1]))}"
     if problem["type"] == "missing":
         return f"{key}: missing, and without a default"
     if problem["type"] == "value_error":
         return f"{key}: {message}"
     return f"{key}: found {problem['input']!r}; {message}"
+
+
+def _unknown_key(what: str, key: str, known: Iterable[str]) -> str:
+    """Describe a key that a table does not have: the tables that have it, or else the nearest keys."""
+
+    def tables(model: type[BaseModel], path: str) -> Iterator[str]:
+        if key in model.model_fields and path:
+            yield path
+        for name, field in model.model_fields.items():
+            inner = next(filter(_is_table, (field.annotation, *typing.get_args(field.annotation))), None)
+            if inner is not None and name != "stages":
+                yield from tables(inner, f"{path}.{name}".strip("."))
+
+    found = " or ".join(f"[{table}]" for table in sorted(tables(Recipe, ""), key=lambda table: table.count(".")))
+    return f"no {what} {key!r}; it belongs to {found}" if found else registry.unknown(what, key, known)
+
+
+def _is_table(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, BaseModel)
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
@@ -243,7 +262,7 @@ def _check_call(
     """Checks the names and types of settings, and that none is missing but those that the run supplies."""
     for name, value in given.items():
         if name not in accepted:
-            raise _KeyProblem(f"{key}.{name}", registry.unknown(f"setting of {owner}", name, accepted))
+            raise _KeyProblem(f"{key}.{name}", _unknown_key(f"setting of {owner}", name, accepted))
         _check_type(f"{key}.{name}", accepted[name], value)
     for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in given and name not in supplied:

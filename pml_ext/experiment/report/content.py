@@ -1,109 +1,27 @@
-"""What a run's report shows, and its writing."""
+"""Tables and texts of a run's report, and its writing as one HTML file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import tomli_w
+from markupsafe import Markup
 
 from ...errors import ConfigError, UnknownNameError
+from ...files import write_atomically, write_text
 from ..evaluation import counts
-from ..recipe import EvaluationTable, Recipe, is_full, printed, quoted
+from ..recipe import Recipe, is_full, printed, quoted
 from ..stages import Stages
 from ..view import SAMPLE, View
 from .figures import PHASES, figures_of_components, figures_of_run
-from .html import Cell, ReportTable, write_report
-
-
-def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-    """Writes ``report.html`` of a finished run; a figure that cannot be drawn is left out with its reason.
-
-    Args:
-        view: of the run, with the tested weights in its networks.
-        stages: of the run.
-        metrics: what stands in ``metrics.json``.
-        warn: called with a line per figure that is left out.
-    """
-    figures = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
-    for figure in figures:
-        if figure.problem:
-            warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
-    seconds = metrics["seconds"]
-    write_report(
-        view.folder / "report.html",
-        title=metrics["recipe"],
-        subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
-        f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
-        f"of {view.recipe.schedule.epochs}{_how_chosen(view.recipe.evaluation)}.",
-        tables=[_metrics_table(view, metrics), _images_table(view)],
-        figures=figures,
-        appendix=[*_paper_tables(view.recipe, metrics), _versions_table(metrics)],
-        warnings=[*_optimistic(view.recipe.evaluation), *metrics["warnings"]],
-        recipe=tomli_w.dumps(view.recipe.as_dict()),
-    )
-
-
-_HEADINGS = {
-    "r_precision": "R-prec.",
-    "map_at_r": "MAP@R",
-    "nmi": "NMI",
-    "f1": "F1",
-    "purity": "purity",
-}
-
 
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
-
-
-def _heading(name: str) -> str:
-    stem, _, number = name.rpartition("_")
-    if stem.endswith("_top"):
-        return f"{_PROTOCOLS[stem.removesuffix('_top')]}, top-{number}"
-    if name.startswith(("recall_at_", "precision_at_")):
-        return f"{'Recall' if name.startswith('recall') else 'P'}@{number}"
-    return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
-
-
-def _how_chosen(table: EvaluationTable) -> str:
-    where = "the test images" if table.select_on == "test" else "held-out training classes"
-    return f", chosen by {table.select} on {where}" if table.select else ""
-
-
-def _optimistic(table: EvaluationTable) -> Iterator[str]:
-    if table.select_on == "test":
-        yield (
-            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test"), '
-            "so that the numbers after training are too good for unseen images"
-        )
-
-
-def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
-    phases = [phase for phase in PHASES if phase in metrics]
-    names = list(metrics["after"])
-    compared = [phase for phase in phases if phase != "training"]  # on other images
-    best = {name: max(metrics[phase].get(name, 0) for phase in compared) for name in names}
-    rows = [
-        [
-            Cell(PHASES[phase]),
-            *(_percent(metrics[phase].get(name), best[name] if phase in compared else -1) for name in names),
-        ]
-        for phase in phases
-    ]
-    apart = view.queries == "query"
-    how = "Every query is searched in the gallery" if apart else "Every test image is searched among all others"
-    caption = f"{how} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
-    if view.tested_training is not None:
-        sampled = "" if view.tested_training == "train" else f", {len(view.images(view.tested_training)):,} of them,"
-        caption += f" The row of the training images{sampled} shows what is lost on unseen ones."
-    return ReportTable(
-        f"Retrieval and clustering {'of the queries' if apart else 'on the test images'}",
-        ["%", *(_heading(name) for name in names)],
-        rows,
-        caption,
-    )
-
-
+_HEADINGS = {"r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1", "purity": "purity"}
 _SPLITS = {
     "train": "training",
     "validation": "held-out training classes",
@@ -114,57 +32,135 @@ _SPLITS = {
 }
 
 
+@dataclass(frozen=True)
+class ReportTable:
+    """A table with a title, columns, rows of cells, and a caption below it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """Write ``report.html`` of a finished run, and its figures as PNG files in ``figures/``.
+
+    Args:
+        view: of the run, with the tested weights in its networks.
+        stages: of the run.
+        metrics: contents of ``metrics.json``.
+        warn: called with a line per figure that could not be drawn.
+    """
+    figures = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    for figure in figures:
+        place = view.folder / "figures" / figure.file_name
+        if figure.png is None:
+            warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
+            place.unlink(missing_ok=True)  # of an earlier report
+        else:
+            write_atomically(place, functools.partial(_write_bytes, figure.png))
+    seconds, table = metrics["seconds"], view.recipe.evaluation
+    where = "the test images" if table.select_on == "test" else "held-out training classes"
+    warnings = list(metrics["warnings"])
+    if table.select_on == "test":
+        warnings.insert(
+            0,
+            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test"), '
+            "so that the numbers after training are too good for unseen images",
+        )
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
+    text = environment.get_template("report.html.jinja").render(
+        title=metrics["recipe"],
+        subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
+        f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
+        f"of {view.recipe.schedule.epochs}{f', chosen by {table.select} on {where}' if table.select else ''}.",
+        tables=[_metrics_table(view, metrics), _images_table(view)],
+        figures=figures,
+        appendix=[
+            *paper_tables(view.recipe, metrics),
+            ReportTable("Versions", ["package", "version"], [*metrics["versions"].items()]),
+        ],
+        warnings=warnings,
+        recipe=tomli_w.dumps(view.recipe.as_dict()),
+    )
+    write_text(view.folder / "report.html", text)
+
+
+def _write_bytes(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+
+
+def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
+    """Return one row per metric and one column per phase; the best value on the tested images is bold."""
+    phases = [phase for phase in PHASES if phase in metrics]
+    rows = []
+    for name in metrics["after"]:
+        best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
+        values = ((phase, metrics[phase].get(name)) for phase in phases)
+        rows.append(
+            [_heading(name), *(_percent(value, bold=phase != "training" and value == best) for phase, value in values)]
+        )
+    apart = view.queries == "query"
+    how = "Every query is searched in the gallery" if apart else "Every test image is searched among all others"
+    caption = f"{how} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
+    if view.tested_training is not None:
+        sampled = (
+            "" if view.tested_training == "train" else f", {len(view.images(view.tested_training)):,} images of them,"
+        )
+        caption += f" The column of the training classes{sampled} shows how much is lost on unseen ones."
+    where = "of the queries" if apart else "on the test images"
+    return ReportTable(f"Retrieval and clustering {where}", ["%", *(PHASES[phase] for phase in phases)], rows, caption)
+
+
+def _heading(name: str) -> str:
+    stem, _, number = name.rpartition("_")
+    if stem.endswith("_top"):
+        return f"{_PROTOCOLS[stem.removesuffix('_top')]}, top-{number}"
+    if stem in ("recall_at", "precision_at"):
+        return f"{'Recall' if stem == 'recall_at' else 'P'}@{number}"
+    return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
+
+
+def _percent(value: float | None, bold: bool = False) -> str:
+    text = "" if value is None else f"{100 * value:.1f}"
+    return Markup("<b>{}</b>").format(text) if bold else text
+
+
 def _images_table(view: View) -> ReportTable:
     table = counts(view)
     rows = [
-        [Cell(text), *(Cell(f"{table[name][what]:,}") for what in ("images", "classes"))]
+        [text, *(f"{table[name][what]:,}" for what in ("images", "classes"))]
         for name, text in _SPLITS.items()
         if name in table
     ]
     return ReportTable("Images", ["", "images", "classes"], rows)
 
 
-def _percent(value: float | None, best: float) -> Cell:
-    return Cell("") if value is None else Cell(f"{100 * value:.1f}", best=value == best)
-
-
-def _paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
-    """What the recipe says of a paper, and the values of its table beside this run's."""
+def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Return the recipe's ``[paper]``, and the values of the paper's table beside the run's."""
     if recipe.paper is None:
         return
     try:
         place, values = printed(recipe.paper.table), quoted(recipe.paper, recipe.data.name)
     except (ConfigError, UnknownNameError):  # the paper's file has changed since the run
         place, values = None, []
-    entries = {key: value for key, value in recipe.paper.model_dump().items() if value}
+    entries = recipe.paper.model_dump()
     if place is not None:
-        entries |= {
-            "paper": f"{place[0].authors} ({place[0].year}). {place[0].title}. {place[0].url}",
-            "table": f"{recipe.paper.table}: {place[1].title}",
-        }
-        entries["note"] = ". ".join(filter(None, (recipe.paper.note, place[1].note)))
-        entries = {key: value for key, value in entries.items() if value and key not in ("row", "column")}
-    rows = [[Cell(key), Cell(str(value))] for key, value in entries.items()]
+        paper, table = place
+        entries |= {"row": "", "column": "", "table": f"{recipe.paper.table}: {table.title}"}
+        entries |= {"paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"}
+        entries["note"] = ". ".join(filter(None, (recipe.paper.note, table.note)))
+    rows = [[key, str(value)] for key, value in entries.items() if value]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
     if values:
         rows = [
             [
-                Cell(f"{value.row}, {value.heading}, {value.column}"),
-                _percent(value.value, -1),
-                _percent(metrics.get(value.phase, {}).get(value.metric), -1),
+                f"{value.row}, {value.heading}, {value.column}",
+                _percent(value.value),
+                _percent(metrics.get(value.phase, {}).get(value.metric)),
             ]
             for value in values
         ]
-        yield ReportTable(
-            "The paper's values beside this run's",
-            ["%", "paper", "this run"],
-            rows,
-            ""
-            if is_full(recipe.paper.table, recipe.data.name)
-            else f"The paper's are of its own data, this run's of {recipe.data.name}.",
-        )
-
-
-def _versions_table(metrics: Mapping[str, Any]) -> ReportTable:
-    rows = [[Cell(name), Cell(version)] for name, version in metrics["versions"].items()]
-    return ReportTable("Versions", ["package", "version"], rows)
+        own = is_full(recipe.paper.table, recipe.data.name)
+        caption = "" if own else f"The paper's are of its own data, this run's of {recipe.data.name}."
+        yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)

@@ -1,10 +1,13 @@
-"""The figures of a run's report."""
+"""Figures of a run's report."""
 
 from __future__ import annotations
 
-import dataclasses
+import base64
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +15,6 @@ from matplotlib.figure import Figure
 from torch.nn.functional import normalize
 
 from ...errors import one_line
-from ...evaluation import Evaluation
 from ...evaluation.figures import (
     epoch_curves,
     gallery,
@@ -27,202 +29,191 @@ from ..evaluation import metric_of, nearest, nearest_by
 from ..records import loss_series
 from ..stages import Stages
 from ..view import View
-from .html import ReportFigure
 
 PHASES = {
     "raw": "raw pixels",
-    "before": "before training",
-    "after": "after training",
-    "training": "after training, among the training images",
-    "learned_metric": "after training, by the learned metric",
-    "shortlist": "the same, among a shortlist by cosine similarity",
+    "before": "untrained network",
+    "after": "trained network",
+    "training": "trained network, training classes",
+    "learned_metric": "trained network, learned metric",
+    "shortlist": "trained network, learned metric on a shortlist",
 }
 GALLERY_QUERIES = 8
+Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure with its title and caption, or the reason why it could not be drawn."""
+
+    title: str
+    png: bytes | None = None
+    caption: str = ""
+    problem: str = ""
+
+    @property
+    def base64(self) -> str:
+        """The PNG in base64, for the page."""
+        return base64.b64encode(self.png or b"").decode("ascii")
+
+    @property
+    def file_name(self) -> str:
+        """The title as the name of a PNG file."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") + ".png"
+
+
+def draw(title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "") -> ReportFigure:
+    """Draw a figure; an error is kept as its problem, after the owner's name, and costs no other figure."""
+    try:
+        buffer = io.BytesIO()
+        figure().savefig(buffer, format="png")
+    except (Exception, SystemExit) as error:  # components draw figures of their own
+        return ReportFigure(title, problem=owner + one_line(error))
+    return ReportFigure(title, buffer.getvalue(), caption)
 
 
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
-    """The figures that every run has.
-
-    Args:
-        view: of the run, with the tested weights in its networks.
-        stages: of the run, whose losses have recorded their terms.
-        metrics: what stands in ``metrics.json``.
-    """
+    """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
     if series := loss_series(view.folder, _recorded_terms(stages)):
-        terms = ", ".join(series).capitalize()
-        yield ReportFigure.drawn(
-            "The loss and its terms", lambda: loss_curves(series), f"{terms}: in every iteration, and smoothed."
+        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
+        yield draw("The loss and its terms", lambda: loss_curves(series), caption)
+    if clusters := pseudo_labels_over_epochs(view):
+        yield draw(
+            "Clusters as labels, over the epochs",
+            lambda: epoch_curves(clusters),
+            "Agreement of an epoch's clusters with the clusters of the epoch before (NMI), and the share of the "
+            "training images in the largest cluster. Labels of training images are not used.",
         )
-    yield from _curves_over_epochs(view, metrics)
-    kind, gallery_kind = _kinds(view)
-    yield ReportFigure.drawn(
+    kind, gallery_kind = ("test images",) * 2 if view.queries == "test" else ("queries", "gallery images")
+    if panels := _metrics_over_epochs(view, kind, metrics.get("before", {})):
+        select, on = view.recipe.evaluation.select, view.recipe.evaluation.select_on
+        images = f"the {kind} themselves" if on == "test" else "held-out training classes alone"
+        chosen = f"The epoch is chosen by {select} on {images}." if select else "The last epoch is tested."
+        yield draw("Metrics over the epochs", lambda: epoch_curves(panels), chosen)
+    yield draw(
         "Recall@K before and after training",
-        lambda: recall_curve(_curves(metrics, "recall_at_")),
-        f"The share of {kind} with one of their class among the K nearest.",
+        lambda: recall_curve(_by_k(metrics, "recall_at_")),
+        f"The share of {kind} with an image of their class among the K nearest.",
     )
     if len(view.recipe.evaluation.precision_at) > 1:
-        yield ReportFigure.drawn(
+        yield draw(
             "Query accuracy (precision@K) before and after training",
-            lambda: recall_curve(_curves(metrics, "precision_at_"), "precision@K, %"),
+            lambda: recall_curve(_by_k(metrics, "precision_at_"), "precision@K, %"),
             "The mean share of the query's class among the K nearest.",
         )
-    queries, training = view.queries, view.tested_training
-    test, labels = view.embeddings(queries), view.true_labels(queries)
-    compared = {} if training is None else {"training images": (view.embeddings(training), view.true_labels(training))}
-    yield ReportFigure.drawn(
+    test, labels = view.embeddings(view.queries), view.true_labels(view.queries)
+    compared = {kind: (test, labels)}
+    if (training := view.tested_training) is not None:
+        compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
+    yield draw(
         "Similarities of positive and negative pairs",
-        lambda: similarity_distributions({**compared, kind: (test, labels)}),
-        "The further apart the two, the easier the retrieval; the legends give mean and standard deviation.",
+        lambda: similarity_distributions(compared),
+        "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation.",
     )
 
-    def flat(method: Literal["tsne", "pca"]) -> Figure:
+    def projected(method: Literal["tsne", "pca"]) -> Figure:
         parts = {"after training": (test, labels)}
         if view.recipe.evaluation.baselines:
             parts = {"before training": (view.embeddings_before(), labels), **parts}
-        return projections(parts, view.splits[queries].class_names, method, seed=view.seed)
+        return projections(parts, view.splits[view.queries].class_names, method, seed=view.seed)
 
     when = "Before and after training, the same images" if view.recipe.evaluation.baselines else "After training"
     methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
     for method, title in methods.items():
-        yield ReportFigure.drawn(
+        yield draw(
             f"The embeddings of {kind} in two dimensions: {title}",
-            functools.partial(flat, method),
+            functools.partial(projected, method),
             f"{when}, colored by class.",
         )
-    yield ReportFigure.drawn(
+    yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view),
-        "Half of these queries were answered wrongly, as far as there are such; framed green (✓): "
-        "the query's class, red (✗): another one; with the Euclidean distance.",
+        "Half of the queries have a wrong nearest image, where available. Frames: green (✓) for the query's class, "
+        "red (✗) for another. Numbers: Euclidean distances.",
     )
     if (metric := metric_of(stages)) is not None:
-        yield ReportFigure.drawn(
+        yield draw(
             f"Queries and their nearest {gallery_kind} by the learned metric",
             lambda: _gallery(view, metric),
-            "As above; with the learned value and the Euclidean distance of the features.",
+            "As above. Numbers: the learned metric and the Euclidean distance of the features.",
         )
 
 
-def _captions(view: View, result: Evaluation, query: int, learned: bool) -> Sequence[float | str]:
-    """What stands over a query's answers: their distance; of a learned metric, the score and the feature distance."""
-    values: list[float] = result.distances[query].tolist()
-    if not learned:
-        return values
-    points = normalize(view.embeddings(view.queries)[query : query + 1])
-    answers = normalize(view.embeddings(view.gallery_of(view.queries))[result.indices[query].to(points.device)])
-    return [
-        f"{value:.2f} | {distance:.2f}"
-        for value, distance in zip(values, (points - answers).norm(dim=1).tolist(), strict=True)
-    ]
+def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
+    """Draw the figures that components of the run offer by a method ``figures(run)``."""
+    for part in stages.parts():
+        name = type(part).__name__
+        try:
+            figures = dict(view.call(part, "figures") or {})
+        except (Exception, SystemExit) as error:  # of somebody else's code
+            yield ReportFigure(f"Figures of {name}", problem=one_line(error))
+            continue
+        for title, figure in figures.items():
+            yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
 
 
-def _kinds(view: View) -> tuple[str, str]:
-    """What the images that are searched for are called, and those among which they are searched."""
-    return ("test images", "test images") if view.queries == "test" else ("queries", "gallery images")
-
-
-def _curves_over_epochs(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
-    """The metrics that were measured between epochs, if any were."""
-    table, kind = view.recipe.evaluation, _kinds(view)[0]
-    names = {VALIDATION: "held-out training classes", CURVE: kind}
-    panels: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
-    for metric in dict.fromkeys(["recall_at_1", "map_at_r", *([table.select] if table.select else [])]):
-        if curves := metric_series(view.folder, metric):
-            lines = {names[where]: curve for where, curve in curves.items()}
-            if kind in lines and metric in metrics.get("before", {}):
-                epochs, values = lines[kind]
-                lines[kind] = [0, *epochs], [metrics["before"][metric], *values]
-            panels[metric] = lines
-    if clusters := pseudo_labels_over_epochs(view):
-        yield ReportFigure.drawn(
-            "Clusters as labels, over the epochs",
-            lambda: epoch_curves(clusters),
-            "How far an epoch's clusters agree with the clusters of the epoch before (NMI), and the share of the "
-            "training images in the largest. No label of a training image is looked at.",
-        )
-    if panels:
-        chosen = {
-            None: "They choose nothing: the last epoch is tested.",
-            "validation": "The epoch is chosen by the held-out classes alone.",
-            "test": f'The epoch is chosen by {table.select} of the {kind} themselves (select_on = "test").',
-        }
-        yield ReportFigure.drawn(
-            "Metrics over the epochs", lambda: epoch_curves(panels), chosen[table.select_on if table.select else None]
-        )
-
-
-def pseudo_labels_over_epochs(view: View) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
-    """What was recorded of clusters as labels, if they were.
-
-    Args:
-        view: of the run.
-
-    Returns:
-        Panels of a figure.
-    """
+def pseudo_labels_over_epochs(view: View) -> Curves:
+    """Return the recorded statistics of clusters as labels, where a run has trained on such."""
     names = {"nmi_to_epoch_before": "NMI with the epoch before", "largest": "images in the largest cluster"}
     curves = {title: metric_series(view.folder, name, (PSEUDO,)) for name, title in names.items()}
     return {title: {"training images": curve[PSEUDO]} for title, curve in curves.items() if curve.get(PSEUDO)}
 
 
-def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
-    """The figures that components of the run draw.
-
-    Args:
-        view: of the run.
-        stages: which have the components.
-    """
-    for part in stages.parts():
-        name = type(part).__name__
-        try:
-            figures = dict(view.call(part, "figures") or {})
-        except (Exception, SystemExit) as error:  # a component's figures are its own affair
-            yield ReportFigure(f"Figures of {name}", None, problem=one_line(error))
-            continue
-        for title, figure in figures.items():
-            yield _figure_of(name, str(title), figure)
+def _metrics_over_epochs(view: View, kind: str, before: Mapping[str, float]) -> Curves:
+    """Return the metrics measured between epochs, on test images with the untrained network's as epoch 0."""
+    panels: Curves = {}
+    for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", view.recipe.evaluation.select])):
+        if curves := metric_series(view.folder, metric):
+            lines = {{VALIDATION: "held-out training classes"}.get(table, kind): c for table, c in curves.items()}
+            if CURVE in curves and metric in before:
+                epochs, values = curves[CURVE]
+                lines[kind] = [0, *epochs], [before[metric], *values]
+            panels[metric] = lines
+    return panels
 
 
-def _figure_of(component: str, title: str, figure: Figure) -> ReportFigure:
-    drawn = ReportFigure.drawn(title, lambda: figure)
-    return dataclasses.replace(drawn, problem=f"{component}: {drawn.problem}") if drawn.problem else drawn
-
-
-def _curves(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
+def _by_k(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
+    """Return the values at each K by phase, of metrics with a prefix."""
     return {
-        PHASES[phase]: _at_each_k(metrics[phase], prefix)
+        PHASES[phase]: {
+            int(name.removeprefix(prefix)): value for name, value in metrics[phase].items() if name.startswith(prefix)
+        }
         for phase in ("raw", "before", "after", "training")
         if phase in metrics
     }
 
 
-def _at_each_k(metrics: Mapping[str, float], prefix: str) -> dict[int, float]:
-    return {int(name.removeprefix(prefix)): value for name, value in metrics.items() if name.startswith(prefix)}
-
-
 def _recorded_terms(stages: Stages) -> list[str]:
-    """Names of the loss terms that any loss or regularizer of the run records."""
-    terms: list[str] = []
-    for stage in stages:
-        for module in stage.loss.modules():
-            terms += [name for name in getattr(module, "_record_these_stats", []) if name.endswith(("_loss", "_value"))]
-    return terms
+    """Return the names of the terms that losses and regularizers of the run record."""
+    modules = (module for stage in stages for module in stage.loss.modules())
+    recorded = (name for module in modules for name in getattr(module, "_record_these_stats", []))
+    return [name for name in recorded if name.endswith(("_loss", "_value"))]
 
 
 def _gallery(view: View, metric: BaseDistance | None = None) -> Figure:
+    """Draw queries, half of them failures, with their nearest images by cosine similarity or a learned metric."""
     result = nearest(view, view.queries) if metric is None else nearest_by(view, metric)
     queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
     failures, successes = order[wrong[order]], order[~wrong[order]]
-    half = GALLERY_QUERIES // 2
-    chosen = torch.cat([failures[:half], successes])[:GALLERY_QUERIES].tolist()
+    chosen = torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist()
+
+    def captions(query: int) -> list[float] | list[str]:
+        values: list[float] = result.distances[query].tolist()
+        if metric is None:
+            return values
+        point = normalize(view.embeddings(view.queries)[query : query + 1])
+        answers = normalize(view.embeddings(view.gallery_of(view.queries))[result.indices[query].to(point.device)])
+        distances = (point - answers).norm(dim=1).tolist()
+        return [f"{value:.2f} | {distance:.2f}" for value, distance in zip(values, distances, strict=True)]
+
     apart = {} if shown is queries else {"answer_labels": shown.labels.tolist(), "answer_image": shown.image}
     return gallery(
         [(query, result.indices[query].tolist()) for query in chosen],
         queries.labels.tolist(),
         queries.image,
         queries.class_names,
-        [_captions(view, result, query, metric is not None) for query in chosen],
+        [captions(query) for query in chosen],
         **apart,
     )

@@ -1,0 +1,67 @@
+"""The report's page in a browser, at the width of a telephone and of a screen."""
+
+import html
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import jinja2
+import pytest
+
+from pml_ext.experiment.report.content import _metrics_table
+from pml_ext.experiment.report.figures import PHASES
+
+METRICS = [
+    "recall_at_1",
+    "recall_at_10",
+    "recall_at_100",
+    "precision_at_1",
+    "r_precision",
+    "map_at_r",
+    "nmi",
+    "ncm_top_1",
+]
+MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
+document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e => e.scrollWidth - e.clientWidth)
+}</script>"""
+
+
+def page(phases):
+    view = SimpleNamespace(queries="test", tested_training="train")
+    metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
+    table = _metrics_table(view, metrics)
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
+    return table, environment.get_template("report.html.jinja").render(title="a", tables=[table])
+
+
+def test_metrics_are_rows_and_phases_columns():
+    table, text = page(["raw", "before", "after", "training"])
+    assert table.columns == [
+        "%",
+        "raw pixels",
+        "untrained network",
+        "trained network",
+        "trained network, training classes",
+    ]
+    assert table.rows[1] == ["Recall@10", "0.0", "10.0", "<b>20.0</b>", "30.0"]
+    assert table.rows[-1][0] == "class means, top-1"
+    assert "<td><b>20.0</b></td><td>30.0</td>" in text
+
+
+@pytest.mark.parametrize(("width", "phases"), [(390, ["raw", "before", "after", "training"]), (1280, [*PHASES])])
+def test_no_number_is_cut(tmp_path, width, phases):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser")
+    text = f'<iframe width="{width}" height="900" srcdoc="{html.escape(page(phases)[1])}"></iframe>{MEASURE}'
+    (tmp_path / "page.html").write_text(text)
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=3000",
+    ]
+    call = [browser, *options, "--dump-dom", f"file://{tmp_path}/page.html"]
+    shown = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "<title>0</title>" in shown
