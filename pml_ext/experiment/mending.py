@@ -9,14 +9,14 @@ from ..errors import DataError
 from ..files import write_json
 from ..sums import SUMS, changed_files, check_unchanged, gone_files, has_all, write_sums
 from .evaluation import write_neighbors
-from .records import mend_records
+from .records import write_csv_files
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
 MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
 _OWN = ("checkpoints", "figures", METRICS, "network.json", "neighbors.npz", RECIPE, "records", REPORT, "tensorboard")
 _AGAIN = ("figures/", REPORT)  # written with each report
-_MADE_AGAIN = ("checkpoints/before.pt", "network.json", "neighbors.npz", RECIPE, "records/", "tensorboard/", *_AGAIN)
+_MADE_AGAIN = ("checkpoints/before.pt", "network.json", "neighbors.npz", RECIPE, *_AGAIN)
 
 
 def sum_up(folder: Path, again: bool = False) -> None:
@@ -30,7 +30,9 @@ def sum_up(folder: Path, again: bool = False) -> None:
     write_sums(
         folder,
         _lies_beside,
-        anew=lambda name: not again or name.startswith(_AGAIN) or (name in mended and name.startswith(_MADE_AGAIN)),
+        anew=lambda name: (
+            not again or name.startswith(_AGAIN) or (name in mended and name.startswith((*_MADE_AGAIN, "records/")))
+        ),
     )
 
 
@@ -40,7 +42,7 @@ def _lies_beside(name: str) -> bool:
 
 def _changed(folder: Path) -> list[str]:
     """What is not what the run wrote, and what is gone and is made again; checkpoints may be deleted."""
-    again = [name for name in gone_files(folder) if name.startswith(_MADE_AGAIN)]
+    again = [name for name in gone_files(folder) if name.startswith((*_MADE_AGAIN, "records/"))]
     gone = [name for name in again if name != REPORT and not name.startswith("checkpoints/")]
     return sorted({*changed_files(folder), *gone})
 
@@ -73,7 +75,10 @@ def mend(view: View, warn: Callable[[str], None]) -> None:
         warn: called with a line, if something has changed.
     """
     folder, changed = view.folder, _changed(view.folder)
-    made = [name for name in changed if name.startswith((*_MADE_AGAIN, SUMS))]
+    tables = [name for name in changed if name.startswith("records/") and name.endswith(".csv")]
+    if "records/logs.db" in changed:
+        tables = []
+    made = [name for name in changed if name.startswith((*_MADE_AGAIN, SUMS)) or name in tables]
     lost = [name for name in changed if name not in made]
     if made:
         warn(f"{folder}: not what {SUMS} says, and made again: {_listed(made)}")
@@ -83,8 +88,8 @@ def mend(view: View, warn: Callable[[str], None]) -> None:
         )
     if "checkpoints/before.pt" in changed:
         view.checkpoint("before").unlink()  # made again by who wants it
-    if any(name.startswith(("records/", "tensorboard/")) for name in changed):
-        mend_records(folder, changed)
+    if tables:
+        write_csv_files(folder / "records")
     if "network.json" in changed:
         write_json(folder / "network.json", view.network_json())
     if "neighbors.npz" in changed:

@@ -22,7 +22,6 @@ from .engine import Engine, Objective, Step
 from .recipe import EngineTable, load_recipes
 from .records import Records
 from .run import Run
-from .terms import rows_of
 
 PARTS = ("reading", "network", "miner", "loss", "check", "optimizer", "records")
 
@@ -216,13 +215,13 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
     joined: list[list[int]] = []
     while len(joined) < steps + warm_up:
         joined += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps + warm_up - len(joined)))
-    objective, terms = run.trained.objective(stage, recorded=True)
+    objective, held = run.trained.objective(stage, recorded=True)
     records, done = Records(run.folder, 0, 0), 0
 
     def record(step: Step) -> None:
         nonlocal done
         done += 1
-        records.add(done, rows_of(step, terms))
+        records.add(done, held.rows(step))
 
     try:
         return profile_steps(

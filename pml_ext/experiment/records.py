@@ -1,4 +1,4 @@
-"""A run's records: tables of numbers with one row each, cut back where a run goes on and read for the report."""
+"""Records of a run: numbers of every iteration and epoch, in SQLite and CSV files by record-keeper, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,150 +6,146 @@ import contextlib
 import csv
 import functools
 import os
-import socket
+import re
 import sqlite3
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from ..errors import one_line
-from ..files import remove_left_overs, write_atomically
-from .terms import Rows
+from ..files import write_atomically
+from .engine import Step
 
-Table = tuple[str, list[str], list[tuple[Any, ...]]]  # its name, its columns and its rows
+Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
-ITERATION = "~iteration~"  # the first column of every table
-_BY_EPOCH = "accuracies"  # tables that start so are indexed by epoch
-_AT_THE_END = "accuracies_test"  # written after the last checkpoint, so that a run which goes on writes it again
-_OFTEN = 30.0  # seconds after which records are written inside of an epoch, for those who watch
+ITERATION = "~iteration~"  # record-keeper's name for the column that counts
+VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
+PSEUDO = "accuracies_pseudo_labels"  # facts about clusters that are labels
+TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
+_BY_EPOCH = "accuracies"  # tables whose names begin so count epochs
+_SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who watch
 
 
 class Records:
-    """A run's records: tables in SQLite, and what is made from these, CSV files and TensorBoard's events.
+    """The records of a run, in ``records/`` and ``tensorboard/``.
 
-    A table has one row per iteration, or per epoch. The database is written in one transaction; CSV files and events
-    are added to, and made anew from the database, each in one step, when a run goes on: what was recorded after its
-    checkpoint, twice, or in part, is gone then. Records that cannot be read or written are told of and never end a
-    training.
+    A resumed run deletes what was recorded after its checkpoint and writes the CSV files again from the database. An
+    error of the disk, or a damaged database, is a warning and never ends a training.
 
     Args:
         folder: the run's folder.
         iteration: the last iteration to keep, counted over all epochs from 1; 0 for a new run.
         epoch: the last epoch to keep.
-        warn: told of records that could not be read or written.
+        warn: called with a line about records that could not be read or written.
     """
 
     def __init__(
         self, folder: Path, iteration: int, epoch: int, warn: Callable[[str], None] = lambda text: None
     ) -> None:
-        self._folder = folder / "records"
-        self._warn, self._warned = warn, False
+        # Not imported above: TensorBoard takes half a second, and commands that only read a run do not need it.
+        from record_keeper import RecordWriter
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder, self._warn, self._warned = folder / "records", warn, False
         self._database = self._folder / "logs.db"
-        self._columns: dict[str, list[str]] = {}  # of each table that has been written, in the database's order
-        self._waiting: dict[str, dict[int, dict[str, Any]]] = {}
-        self._events = _Events(folder / "tensorboard")
-        self._saved = time.monotonic()
+        self._summary, self._saved = Summary, time.monotonic()
+        self._writer: Any = None
+        self._events: dict[bool, Any] = {}  # by whether epochs are counted; each purges from its own step on
         with self._forgiving():
             self._folder.mkdir(parents=True, exist_ok=True)
-            remove_left_overs(self._folder)
-            for table, columns, lines in self._kept(iteration, epoch):
-                self._columns[table] = columns
-                write_atomically(self._folder / f"{table}.csv", functools.partial(_write_csv, columns, lines))
-                self._events.add_rows(table, columns, lines)
-            for path in self._folder.glob("*.csv"):
-                if path.stem not in self._columns and _last_header(path):  # others are of components
-                    path.unlink()
-            self._events.begin()
-
-    def _kept(self, iteration: int, epoch: int) -> list[Table]:
-        """The name, the columns and the rows of each table, once what came later is cut off."""
-        if not self._database.exists():
-            return []
-        if iteration == 0 and epoch == 0:
-            self._remove_database()
-            return []
-        try:
-            with closing(sqlite3.connect(self._database)) as connection, connection:
-                tables = _whole_tables(connection)
-                kept = [_trimmed(connection, table, _last(table, iteration, epoch)) for table in tables]
-        except sqlite3.DatabaseError as error:
-            saved = list(_from_csv(self._folder, lambda table: _last(table, iteration, epoch)))
-            self._remove_database()
-            with closing(sqlite3.connect(self._database)) as connection, connection:
-                for table, columns, lines in saved:
-                    _insert(connection, table, columns, lines)
-            self._warn(
-                f"{self._database} was damaged ({one_line(error)}); it is made again from the CSV files beside it"
-            )
-            return saved
-        for each in kept:
-            number = _first_difference(self._folder, each, _last(each[0], iteration, epoch))
-            if number is not None:
-                self._warn(
-                    f"{self._database} and {each[0]}.csv beside it differ in row {number}, so that one of them "
-                    "is damaged; the database is believed"
-                )
-        return kept
-
-    def _remove_database(self) -> None:
-        for path in self._folder.glob("logs.db*"):  # its journal too
-            path.unlink()
+            self._cut_back(iteration, epoch)
+            self._writer = RecordWriter(str(self._folder))
+            place = folder / "tensorboard"
+            self._events[False] = SummaryWriter(str(place), purge_step=iteration + 1)
+            self._events[True] = SummaryWriter(str(place / "epochs"), purge_step=epoch + 1)
 
     def add(self, number: int, rows: Rows) -> None:
-        """Records values of an iteration or an epoch; again, they replace the first.
+        """Record values of an iteration or an epoch.
 
         Args:
             number: of the iteration, or of the epoch for tables whose name begins with "accuracies".
             rows: values by table and column.
         """
-        for table, row in rows.items():
-            self._waiting.setdefault(table, {}).setdefault(number, {}).update(
-                {column: _cell(value) for column, value in row.items()}
-            )
-        if time.monotonic() - self._saved > _OFTEN:
+        if not self._events:
+            return
+        with self._forgiving():
+            for table, row in rows.items():
+                name = re.sub(r"\W", "_", table)  # record-keeper does not quote it
+                cells = {column: _cell(value) for column, value in row.items()}
+                for column, value in cells.items():
+                    self._writer.append(name, column, value, number)
+                values = [
+                    self._summary.Value(tag=f"{name}/{column}", simple_value=value)
+                    for column, value in cells.items()
+                    if value is not None
+                ]
+                # All columns in one event: SummaryWriter.add_scalar takes 50 microseconds for each.
+                events = self._events[table.startswith(_BY_EPOCH)]
+                events.file_writer.add_summary(self._summary(value=values), number)
+        if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
-        """Writes what was added since the last time, in one transaction."""
-        waiting, self._waiting = self._waiting, {}
+        """Write what was added since the last time."""
+        if not self._events:
+            return
         with self._forgiving():
-            new: dict[str, tuple[list[str], list[list[Any]]]] = {}
-            with closing(sqlite3.connect(self._database)) as connection, connection:
-                for table, rows in waiting.items():
-                    columns = [ITERATION, *dict.fromkeys(column for row in rows.values() for column in row)]
-                    lines = [[number, *(row.get(column) for column in columns[1:])] for number, row in rows.items()]
-                    new[table] = columns, lines
-                    _insert(connection, table, columns, lines)
-            for table, (columns, lines) in new.items():
-                self._append(table, columns, lines)
-                self._events.add_rows(table, columns, lines)
-            self._events.write()
+            try:
+                self._writer.save_records()
+            finally:
+                self._writer.records.clear()  # else rows that could not be written are kept for ever
+            for events in self._events.values():
+                events.flush()
         self._saved = time.monotonic()
 
-    def _append(self, table: str, columns: list[str], lines: list[list[Any]]) -> None:
-        """Adds rows to a CSV file; a column that it does not have yet, or a row again, makes the file anew."""
-        path, known = self._folder / f"{table}.csv", self._columns.get(table, [])
-        if not path.exists() or not set(columns) <= set(known) or table.startswith(_BY_EPOCH):
-            with closing(sqlite3.connect(self._database)) as connection:
-                _, self._columns[table], everything = _read(connection, table)
-            write_atomically(path, functools.partial(_write_csv, self._columns[table], everything))
+    def close(self) -> None:
+        """Write what is left, and the CSV files with one header each."""
+        self.save()
+        with self._forgiving():
+            for events in self._events.values():
+                events.close()
+            if self._database.exists():
+                write_csv_files(self._folder)
+
+    def _cut_back(self, iteration: int, epoch: int) -> None:
+        """Delete the rows after a checkpoint; a database that is damaged is put aside with its CSV files."""
+        if not self._database.exists():
             return
-        places = {column: place for place, column in enumerate(columns)}
-        with path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(
-                [line[places[column]] if column in places else None for column in known] for line in lines
+        try:
+            with closing(sqlite3.connect(self._database)) as connection, connection:
+                if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                    raise sqlite3.DatabaseError(problem)
+                for table in (tables := _tables(connection)):
+                    last = 0 if table == TEST else epoch if table.startswith(_BY_EPOCH) else iteration
+                    connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
+                    connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                    if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
+                        connection.execute(f'DROP TABLE "{table}"')
+            if not tables and iteration > 0:
+                raise sqlite3.DatabaseError("no table in it")
+            for table in tables:
+                (self._folder / f"{table}.csv").unlink(missing_ok=True)
+            write_csv_files(self._folder)
+        except sqlite3.DatabaseError as error:
+            aside = self._folder / "damaged"
+            aside.mkdir(exist_ok=True)
+            for path in [self._database, *filter(_has_iterations, self._folder.glob("*.csv"))]:
+                os.replace(path, aside / path.name)
+            self._warn(
+                f"{self._database} is damaged ({one_line(error)}); it and its CSV files are now in {aside}, and the "
+                f"records begin with iteration {iteration + 1}"
             )
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """What the disk refuses is told once."""
+        """Warn once about errors of the disk."""
         try:
             yield
         except (OSError, sqlite3.Error, UnicodeError) as error:
@@ -157,246 +153,165 @@ class Records:
                 self._warned = True
                 self._warn(f"{self._folder}: records are not written ({one_line(error)}); training goes on without")
 
-    def close(self) -> None:
-        """Writes what is left."""
-        self.save()
 
-
-class _Events:
-    """TensorBoard's events, written without a thread: a file per process, begun with all that was recorded before.
+def write_csv_files(folder: Path) -> None:
+    """Write the CSV file of every table of a run's database.
 
     Args:
-        folder: to write to.
+        folder: the run's ``records``.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        # A viewer that has read older files forgets them: all of theirs is in this one.
-        start = SessionLog(status=SessionLog.START)
-        self._waiting = [
-            Event(wall_time=time.time(), file_version="brain.Event:2"),
-            Event(wall_time=time.time(), step=0, session_log=start),
-        ]
-
-    def add_rows(self, table: str, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-        """Adds rows of a table, whose first column is their step."""
-        for number, *row in lines:
-            values = [
-                Summary.Value(tag=f"{table}/{column}", simple_value=float(value))
-                for column, value in zip(columns[1:], row, strict=True)
-                if value is not None
-            ]
-            self._waiting.append(Event(wall_time=time.time(), step=int(number), summary=Summary(value=values)))
-
-    def begin(self) -> None:
-        """Writes the file in one step, and removes those that it replaces."""
-        self._folder.mkdir(exist_ok=True)
-        remove_left_overs(self._folder)
-        old = list(self._folder.glob("events.out.tfevents.*"))
-        write_atomically(self._path, self._write_waiting)
-        for path in old:
-            path.unlink(missing_ok=True)
-
-    def write(self) -> None:
-        """Adds what waits to the file."""
-        self._write_waiting(self._path)
-
-    def _write_waiting(self, path: Path) -> None:
-        waiting, self._waiting = self._waiting, []
-        with path.open("ab") as file:
-            writer = RecordWriter(file)
-            for event in waiting:
-                writer.write(event.SerializeToString())
+    with closing(sqlite3.connect(folder / "logs.db")) as connection:
+        for table in _tables(connection):
+            columns = [column for column in _columns(connection, table) if column != "id"]
+            names = ", ".join(f'"{column}"' for column in columns)
+            rows = connection.execute(f'SELECT {names} FROM "{table}" ORDER BY "{ITERATION}"').fetchall()
+            write_atomically(folder / f"{table}.csv", functools.partial(_write_csv, rows=[columns, *rows]))
 
 
-def _last(table: str, iteration: int, epoch: int) -> int:
-    """The last row of a table that is kept."""
-    if table == _AT_THE_END:
-        return 0
-    return epoch if table.startswith(_BY_EPOCH) else iteration
+def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _has_iterations(path: Path) -> bool:
+    """Whether a CSV file is one of record-keeper's; others are components' own."""
+    with path.open("rb") as file:
+        return file.readline().startswith(ITERATION.encode())
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:
-    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    return [name for (name,) in names if not name.startswith("sqlite_")]
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return sorted(name for (name,) in found)
 
 
-def _whole_tables(connection: sqlite3.Connection) -> list[str]:
-    """The tables of a database; :class:`sqlite3.DatabaseError` if it is none, or damaged where that can be seen."""
-    if not (tables := _tables(connection)):
-        raise sqlite3.DatabaseError("no table in it")
-    if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-        raise sqlite3.DatabaseError(problem)
-    return tables
-
-
-def _first_difference(folder: Path, table: Table, last: int) -> int | None:
-    """The first row of a table's CSV file that the database has not, or has with other values."""
-    name, columns, lines = table
-    known = {int(line[0]): dict(zip(columns, line, strict=True)) for line in lines}
-    for _, names, rows in _from_csv(folder, lambda _: last, f"{name}.csv"):
-        for row in rows:
-            held = known.get(row[0])
-            if held is None or any(held.get(key, cell) != cell for key, cell in zip(names, row, strict=True)):
-                return int(row[0])
-    return None
-
-
-def mend_records(folder: Path, changed: Collection[str]) -> None:
-    """Makes the records of a finished run again: the database from CSV files, if it has changed, and all else from it.
-
-    Args:
-        folder: the run's folder.
-        changed: the files that are not what the run wrote, by their paths in the folder. A table whose CSV file is
-            among them is lost with the database.
-    """
-    place, database = folder / "records", folder / "records" / "logs.db"
-    if f"records/{database.name}" in changed:
-        tables = [table for table in _from_csv(place, lambda name: 1 << 62) if f"records/{table[0]}.csv" not in changed]
-
-        def fill(path: Path) -> None:
-            with closing(sqlite3.connect(path)) as connection, connection:
-                for table, columns, lines in tables:
-                    _insert(connection, table, columns, lines)
-
-        write_atomically(database, fill)
-    events = _Events(folder / "tensorboard")
-    with closing(sqlite3.connect(database)) as connection:
-        for table, columns, lines in [_read(connection, table) for table in _tables(connection)]:
-            write_atomically(place / f"{table}.csv", functools.partial(_write_csv, columns, lines))
-            events.add_rows(table, columns, lines)
-    events.begin()
-
-
-def _trimmed(connection: sqlite3.Connection, table: str, last: int) -> Table:
-    connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
-    return _read(connection, table)
-
-
-def _read(connection: sqlite3.Connection, table: str) -> Table:
-    columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
-    return table, columns, connection.execute(f'SELECT * FROM "{table}" ORDER BY "{ITERATION}"').fetchall()
-
-
-def _insert(connection: sqlite3.Connection, table: str, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Puts rows into a table, in the place of rows of the same number."""
-    connection.execute(f'CREATE TABLE IF NOT EXISTS "{table}" ("{ITERATION}" INTEGER PRIMARY KEY)')
-    known = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
-    for column in columns:
-        if column not in known:
-            connection.execute(f'ALTER TABLE "{table}" ADD COLUMN "{column}"')
-    names = ", ".join(f'"{column}"' for column in columns)
-    news = ", ".join(f'"{column}" = excluded."{column}"' for column in columns)
-    connection.executemany(
-        f'INSERT INTO "{table}" ({names}) VALUES ({", ".join("?" * len(columns))}) '
-        f'ON CONFLICT ("{ITERATION}") DO UPDATE SET {news}',
-        lines,
-    )
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
 
 
 def _cell(value: Any) -> Any:
-    """A number as the database gives it back: truth values are 0 and 1, and NaN is no number."""
-    if isinstance(value, bool):
-        return int(value)
+    """Return a number as the database has it: truth values are 0 and 1, and NaN is nothing."""
     if isinstance(value, int):
-        return value if -(1 << 63) <= value < 1 << 63 else float(value)
+        return int(value) if -(1 << 63) <= value < 1 << 63 else float(value)
     return None if value != value else value
 
 
-def _write_csv(columns: Sequence[str], lines: Iterable[Sequence[Any]], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([columns, *lines])
+# Numbers of a step
 
 
-def _last_header(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        return next((row for row in csv.reader(file) if row[:1] == [ITERATION]), [])
+class RecordedValues:
+    """The numbers that a loss, its miner and the optimizers hold for the records.
+
+    PML's classes and ours list the names of such attributes in ``_record_these`` (settings) and ``_record_these_stats``
+    (measured in the last call). Parameters and buffers of one element are recorded too, and the learning rates.
+
+    Args:
+        loss: with the losses, regularizers, distances and reducers inside it.
+        miner: or None.
+        optimizers: by name.
+    """
+
+    def __init__(
+        self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        self._readers: dict[tuple[str, str], Callable[[], Any]] = {}  # by table and column
+        root = f"metric_loss_{type(loss).__name__}"
+        for path, module in loss.named_modules():
+            inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
+            self._add_module(module, root + inside)
+        if miner is not None:
+            self._add_module(miner, f"tuple_miner_{type(miner).__name__}")
+        for name, optimizer in optimizers.items():
+            rate = functools.partial(lambda optimizer: optimizer.param_groups[0]["lr"], optimizer)
+            self._readers.setdefault((f"{name}_{type(optimizer).__name__}", "lr"), rate)
+
+    def _add_module(self, module: nn.Module, table: str) -> None:
+        for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
+            self._readers.setdefault((table, name), functools.partial(getattr, module, name, None))
+        for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
+            for name, tensor in held(recurse=False):
+                if tensor.numel() == 1:
+                    self._readers.setdefault((f"{table}__{suffix}", name), functools.partial(getattr, module, name))
+
+    def values(self) -> list[Any]:
+        """Return each value now: a number, a tensor of one element, or None for anything else."""
+        return [_number(read()) for read in self._readers.values()]
+
+    def rows(self, step: Step) -> Rows:
+        """Return the loss of a step, and the values that it recorded, by table and column."""
+        rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
+        for (table, column), value in zip(self._readers, step.recorded, strict=True):
+            if value is not None:
+                rows.setdefault(table, {})[column] = value
+        return rows
 
 
-def _from_csv(folder: Path, last: Callable[[str], int], pattern: str = "*.csv") -> Iterator[Table]:
-    """What can be read of CSV files: name, columns and rows of each, up to the last of its table to keep."""
-    for path in sorted(folder.glob(pattern)):
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            lines = [line.replace("\0", "") for line in file if line.endswith(("\n", "\r"))]  # none that was cut
-        rows = list(csv.reader(lines))
-        if not rows or rows[0][:1] != [ITERATION] or len(set(rows[0])) < len(rows[0]):
-            continue
-        values = {}
-        for row in rows[1:]:
-            with contextlib.suppress(ValueError):
-                if len(row) == len(rows[0]) and 0 < int(row[0]) <= last(path.stem):
-                    values[int(row[0])] = (int(row[0]), *(_parsed(cell) for cell in row[1:]))
-        yield path.stem, rows[0], [values[number] for number in sorted(values)]
+def _number(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.numel() == 1 else None
+    if isinstance(value, np.number):
+        return value.item()
+    return value if isinstance(value, (int, float)) else None
 
 
-def _parsed(cell: str) -> Any:
-    if not cell:
-        return None
-    return int(cell) if cell.lstrip("-").isdigit() else float(cell)
+# Reading for the report
+
+
+def metric_series(folder: Path, metric: str, tables: Sequence[str] = (VALIDATION, CURVE)) -> Series:
+    """Return a metric over the epochs after which it was measured, by table; tables without it are left out.
+
+    Args:
+        folder: the run's folder.
+        metric: its name, such as ``"recall_at_1"``.
+        tables: of the records.
+    """
+    return {table: found for table in tables if (found := _series(folder, table, [metric]).get(metric))}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
-    """The loss and its terms over the iterations.
+    """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first.
 
     Args:
         folder: the run's folder.
         terms: names of the statistics that losses recorded, such as ``"positive_loss"``.
-
-    Returns:
-        ``{name: (iterations, values)}``, the whole loss first as ``"loss"``.
     """
-    return from_records(folder, lambda database: _loss_series(database, terms))
+    series: Series = dict(_series(folder, "loss_histories", ["total_loss"]))
+    if series:
+        series = {"loss": series["total_loss"]}
+    wanted = list(dict.fromkeys(terms))
+    for table in _tables_of(folder):
+        if not table.startswith("metric_loss"):
+            continue
+        for term, (iterations, values) in _series(folder, table, wanted).items():
+            label = term.removesuffix("_loss")
+            if label in series and series[label][0][-1] >= iterations[0]:  # of another part, at the same time
+                label = f"{label} ({table.rpartition('_')[2]})"
+            known = series.setdefault(label, ([], []))
+            known[0].extend(iterations)
+            known[1].extend(values)
+    return series
 
 
-def from_records(folder: Path, read: Callable[[Path], Series]) -> Series:
-    """What ``read`` gives of a run's tables; where their database is damaged, of the CSV files beside it.
-
-    Args:
-        folder: the run's folder.
-        read: called with the path of a database; raises an error of ``sqlite3`` if it is none.
-
-    Returns:
-        ``{name: (numbers, values)}``; nothing where there are no records.
-    """
+def _tables_of(folder: Path) -> list[str]:
     database = folder / "records" / "logs.db"
     if not database.exists():
-        return {}
-    try:
-        return read(database)
-    except sqlite3.DatabaseError:  # the CSV files beside it have the same
-        with tempfile.TemporaryDirectory() as place, contextlib.suppress(OSError, sqlite3.DatabaseError):
-            mended = Path(place) / "logs.db"
-            with closing(sqlite3.connect(mended)) as connection, connection:
-                for table, columns, lines in _from_csv(folder / "records", lambda name: 1 << 62):
-                    _insert(connection, table, columns, lines)
-            return read(mended)
-        return {}
-
-
-def _loss_series(database: Path, terms: Iterable[str]) -> Series:
-    series: Series = {}
-    wanted = list(dict.fromkeys(terms))
+        return []
     with closing(sqlite3.connect(database)) as connection:
-        if not (tables := _tables(connection)):
-            raise sqlite3.DatabaseError("no table in it")
-        for table in sorted(tables, key=lambda name: name != "loss_histories"):
-            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
-            if table == "loss_histories":
-                names = {"total_loss": "loss"}
-            elif table.startswith("metric_loss"):
-                names = {term: term.removesuffix("_loss") for term in wanted}
-            else:
-                continue
-            for column, label in names.items():
-                if column in columns:
-                    rows = connection.execute(
-                        f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
-                    ).fetchall()
-                    if rows:
-                        if label in series and series[label][0][-1] >= rows[0][0]:  # another part's, at the same time
-                            label = f"{label} ({table.rpartition('_')[2]})"
-                        iterations, values = series.setdefault(label, ([], []))
-                        iterations += [int(row[0]) for row in rows]
-                        values += [float(row[1]) for row in rows]
+        return _tables(connection)
+
+
+def _series(folder: Path, table: str, columns: Iterable[str]) -> Series:
+    """Return numbers and values of those columns that a table has, where they are not empty."""
+    series: Series = {}
+    database = folder / "records" / "logs.db"
+    if not database.exists():
+        return series
+    with closing(sqlite3.connect(database)) as connection:
+        known = _columns(connection, table)
+        for column in columns:
+            if column in known:
+                rows = connection.execute(
+                    f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
+                ).fetchall()
+                if rows:
+                    series[column] = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
     return series

@@ -17,7 +17,6 @@ from ..files import write_json
 from ..sums import check_unchanged
 from . import checkpoint, signals
 from .batches import BatchReader, SeededImages, draw_for_all
-from .curves import CURVE, PSEUDO, VALIDATION
 from .engine import Engine, NotFiniteError
 from .evaluation import collapse, facts_of, metrics_after, metrics_before, metrics_of, write_neighbors
 from .finite import bad_buffer, bad_weight, infinite_variance
@@ -25,11 +24,10 @@ from .mending import mend, sum_up
 from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
 from .pseudo import renew
 from .recipe import Recipe
-from .records import Records
+from .records import CURVE, PSEUDO, TEST, VALIDATION, Records
 from .report import write_run_report
 from .stages import Stage, after_step, build_optimizers, build_stages
 from .state import Account, Trained, state_to_resume, state_within
-from .terms import rows_of
 from .view import View
 
 
@@ -195,7 +193,7 @@ class Run(View):
             self.relabel(stage, records)
             self.call_parts("start_epoch")
             self.changed()
-            objective, terms = self.trained.objective(stage, recorded=records is not None)
+            objective, recorded = self.trained.objective(stage, recorded=records is not None)
             batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, self.seed, self.epoch)
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
         before, count = self._iterations_done(self.epoch - 1), len(batches)
@@ -216,7 +214,7 @@ class Run(View):
                     losses.append(step.loss)
                     self._account.skipped += step.skipped
                     if records is not None:
-                        records.add(before + len(losses), rows_of(step, terms))
+                        records.add(before + len(losses), recorded.rows(step))
                     self.listener.iteration(step.loss)
                     if len(losses) < count:
                         self._between_iterations(records, losses, alarm)
@@ -289,7 +287,7 @@ class Run(View):
             account.best["epoch"] = self._take_model("best")["epoch"]
         checkpoint.save(self.checkpoint("model"), self.model_state())
         metrics = account.metrics | metrics_after(self, self.stages)
-        records.add(self.epoch, {"accuracies_test": metrics["after"]})
+        records.add(self.epoch, {TEST: metrics["after"]})
         records.save()
         if similarity := collapse(self.embeddings(self.queries), self.true_labels(self.queries)):
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")

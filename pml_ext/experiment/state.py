@@ -18,8 +18,8 @@ from . import checkpoint
 from .checkpoint import part
 from .engine import Engine, Objective
 from .plain import attributes
+from .records import RecordedValues
 from .stages import Optimizers, Stage, Stages
-from .terms import Terms
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Trained:
     optimizers: Optimizers
     stages: Stages
 
-    def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, Terms]:
+    def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
         """What an epoch minimizes, and the places of what is recorded of each step.
 
         Args:
@@ -88,9 +88,9 @@ class Trained:
             optimizers["metric_loss_optimizer"] = stage.optimizer
         if stage.scheduler is not None:
             schedulers.append(stage.scheduler)
-        terms = Terms(stage.loss, stage.miner, optimizers)
-        values = terms.values if recorded else tuple
-        return Objective(stage.trained, optimizers, stage.mining, schedulers, values), terms
+        held = RecordedValues(stage.loss, stage.miner, optimizers)
+        values = held.values if recorded else tuple
+        return Objective(stage.trained, optimizers, stage.mining, schedulers, values), held
 
     def model(self, epoch: int) -> dict[str, Any]:
         """The weights of the networks and of the losses (a learned metric, say): the last stage's, and the others'.

@@ -10,21 +10,25 @@ import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils import common_functions
 from pytorch_metric_learning.utils.logging_presets import HookContainer
+from record_keeper import RecordWriter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
-from pml_ext.experiment.records import Records, loss_series
-from pml_ext.experiment.terms import Terms
+from pml_ext.experiment.engine import Step
+from pml_ext.experiment.records import RecordedValues, Records, loss_series, metric_series
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
 LABELS = torch.arange(12) // 3
 
 
 def tables(folder):
+    """The tables as record-keeper reads them, without its own numbers of rows."""
     with closing(sqlite3.connect(folder / "records" / "logs.db")) as connection:
-        connection.row_factory = sqlite3.Row
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: [dict(row) for row in connection.execute(f'SELECT * FROM "{name}"')] for name in names}
+    reader = RecordWriter(str(folder / "records"))
+    rows = {name: [dict(row) for row in reader.query(f"SELECT * FROM {name}")] for name in sorted(names)}
+    rows.pop("sqlite_sequence", None)
+    return {name: [{k: v for k, v in row.items() if k != "id"} for row in table] for name, table in rows.items()}
 
 
 def csv_rows(path):
@@ -33,14 +37,27 @@ def csv_rows(path):
 
 
 def scalars(folder):
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    found = {}
+    for place in ("tensorboard", "tensorboard/epochs"):
+        events = EventAccumulator(str(folder / place))
+        events.Reload()
+        found |= {
+            tag: sorted({(event.step, event.value) for event in events.Scalars(tag)})
+            for tag in events.Tags()["scalars"]
+        }
+    return found
 
 
 @pytest.fixture
 def collecting(monkeypatch):
     monkeypatch.setattr(common_functions, "COLLECT_STATS", True)
+
+
+def rows_of(held):
+    values = [value.item() if torch.is_tensor(value) else value for value in held.values()]
+    rows = dict(held.rows(Step(1.0, EMBEDDINGS, values)))
+    assert rows.pop("loss_histories") == {"total_loss": 1.0}
+    return rows
 
 
 @pytest.mark.usefixtures("collecting")
@@ -82,8 +99,7 @@ def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
         for column, values in columns.items()
         if not isinstance(values[7], list)
     }
-    terms = Terms(loss, miner, optimizers)
-    rows = terms.rows([value.item() if torch.is_tensor(value) else value for value in terms.values()])
+    rows = rows_of(RecordedValues(loss, miner, optimizers))
     ours = {(table, column, value) for table, row in rows.items() for column, value in row.items()}
     roots = ("metric_loss_", "tuple_miner_", "trunk_optimizer_")
     assert {entry for entry in theirs if entry[0].startswith(roots)} == {e for e in ours if e[0].count("__mod") < 2}
@@ -144,68 +160,36 @@ def test_a_run_that_goes_on_has_each_row_once(tmp_path):
         ["~iteration~", "map_at_r"],
         ["4", "0.5"],
     ]
-    assert len(list((tmp_path / "killed" / "tensorboard").iterdir())) == 1
 
 
-def test_what_a_kill_leaves_in_part_is_mended(tmp_path):
+def test_csv_files_are_written_again_from_the_database(tmp_path):
     record(tmp_path / "whole", 1, 8)
     record(tmp_path / "killed", 1, 8)
     folder = tmp_path / "killed" / "records"
     (folder / "loss_histories.csv").write_bytes(b"")
     (folder / "accuracies_validation.csv").write_bytes((folder / "accuracies_validation.csv").read_bytes()[:-5])
-    (folder / ".accuracies_test.csv.1.tmp").write_text("half")
     (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
-    events = next((tmp_path / "killed" / "tensorboard").iterdir())
-    events.write_bytes(events.read_bytes()[:-7])
     record(tmp_path / "killed", 7, 8)
     assert (folder / "of-a-component.csv").read_text() == "epoch,density\n1,2\n"
     (folder / "of-a-component.csv").unlink()
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
-    assert not list(folder.glob(".*"))
 
 
 @pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
-def test_a_damaged_database_is_made_again(tmp_path, content):
-    record(tmp_path / "whole", 1, 8)
-    record(tmp_path / "killed", 1, 6)
-    database, words = tmp_path / "killed" / "records" / "logs.db", []
-    series = loss_series(tmp_path / "killed", [])
-    database.write_bytes(content)
-    assert loss_series(tmp_path / "killed", []) == series  # for a report of a finished run
-    record(tmp_path / "killed", 7, 8, words.append)
-    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
-    assert [word.partition(" was damaged (")[0] for word in words] == [str(database)]
-
-
-def test_a_number_that_has_changed_is_told(tmp_path):
-    record(tmp_path / "killed", 1, 6)
-    database, words = tmp_path / "killed" / "records" / "logs.db", []
-    record(tmp_path / "killed", 7, 8, words.append)
-    assert words == []
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute('UPDATE loss_histories SET total_loss = 9.5 WHERE "~iteration~" = 3')
-    record(tmp_path / "killed", 9, 8, words.append)
+def test_a_damaged_database_is_put_aside_with_its_csv_files(tmp_path, content):
+    record(tmp_path, 1, 6)
+    folder, words = tmp_path / "records", []
+    (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
+    (folder / "logs.db").write_bytes(content)
+    before = csv_rows(folder / "loss_histories.csv")
+    record(tmp_path, 7, 8, words.append)
     (word,) = words
-    assert word.startswith(
-        f"{database} and loss_histories.csv beside it differ in row 3, so that one of them is damaged"
-    )
-    assert csv_rows(database.with_name("loss_histories.csv"))[3] == ["3", "9.5", "1"]
-    with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute('DELETE FROM loss_histories WHERE "~iteration~" = 2')
-    record(tmp_path / "killed", 9, 8, words.append)
-    assert "differ in row 2" in words[1]
-
-
-def test_a_number_that_was_cut_is_not_taken(tmp_path):
-    record(tmp_path, 1, 5)
-    folder = tmp_path / "records"
-    table = folder / "loss_histories.csv"
-    whole = table.read_bytes()
-    assert whole.endswith(b"5,1.25,1\r\n")
-    table.write_bytes(whole[: -len(b"25,1\r\n")] + b",1")  # a value of 1.
-    (folder / "logs.db").write_bytes(b"")
-    record(tmp_path, 7, 6)
-    assert [row["total_loss"] for row in tables(tmp_path)["loss_histories"]] == [0.25, 0.5, 0.75, 1.0]
+    assert word.startswith(f"{folder / 'logs.db'} is damaged (")
+    assert word.endswith(f"are now in {folder / 'damaged'}, and the records begin with iteration 7")
+    assert csv_rows(folder / "damaged" / "loss_histories.csv") == before
+    assert (folder / "damaged" / "logs.db").read_bytes() == content
+    assert [row[0] for row in csv_rows(folder / "loss_histories.csv")] == ["~iteration~", "7", "8"]
+    assert (folder / "of-a-component.csv").exists()
 
 
 def test_records_are_never_in_the_way(tmp_path):
@@ -253,12 +237,22 @@ def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path)
     }
 
 
-def test_what_is_no_number_is_not_recorded():
+def test_a_metric_over_the_epochs_by_table(tmp_path):
+    record(tmp_path, 1, 4)
+    assert metric_series(tmp_path, "map_at_r") == {"accuracies_validation": ([1, 2], [0.25, 0.5])}
+    assert metric_series(tmp_path, "nmi") == {}
+    assert metric_series(tmp_path / "none", "nmi") == loss_series(tmp_path / "none", ["x"]) == {}
+
+
+def test_what_is_no_number_is_not_recorded(tmp_path):
     loss = torch.nn.Module()
     loss._record_these = ["names", "many", "here", "gone"]
     loss._record_these_stats = ["flag"]
     loss.names, loss.many, loss.here, loss.flag = ["a"], torch.zeros(3), torch.tensor([2.0]), True
-    terms = Terms(loss, None, {})
-    assert terms.rows([v.item() if torch.is_tensor(v) else v for v in terms.values()]) == {
-        "metric_loss_Module": {"here": 2.0, "flag": True}
-    }
+    assert rows_of(RecordedValues(loss, None, {})) == {"metric_loss_Module": {"here": 2.0, "flag": True}}
+    records = Records(tmp_path, 0, 0)
+    records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True, "huge": 1 << 70}})
+    records.close()
+    assert tables(tmp_path)["with_a_strange_name"] == [
+        {"~iteration~": 1, "nan": None, "flag": 1, "huge": float(1 << 70)}
+    ]

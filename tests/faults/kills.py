@@ -121,15 +121,19 @@ class Counter:
 
     def everywhere(self) -> None:
         """Counts the places that this module's text names."""
+        from record_keeper import utils
+        from record_keeper.db_utils import DBManager
+        from torch.utils.tensorboard import SummaryWriter
+
         from pml_ext.experiment import records, run, testing
         from pml_ext.experiment.run import Run
 
         for name in ("replace", "link", "unlink"):
             self.around(os, name, lambda *paths, name=name, **_: f"{name} {Path(paths[-1]).name}")
         self.around(os, "fsync", lambda handle: "fsync")
-        self.around(records, "_insert", lambda connection, table, *_: f"rows of {table} in the database")
-        self.around(records.Records, "_append", lambda _, table, *__: f"rows of {table} in its CSV file")
-        self.around(records._Events, "_write_waiting", lambda *_: "events")
+        self.around(DBManager, "write", lambda _, table, *__, **___: f"rows of {table} in the database")
+        self.around(utils, "write_dict_of_lists_to_csv", lambda _, path, **__: f"rows in {Path(path).name}")
+        self.around(SummaryWriter, "flush", lambda *_: "events")
         self.around(records.Records, "add", lambda _, number, __: f"iteration or epoch {number}")
         self.around(testing, "_searched", lambda *_, **__: "an evaluation")
         self.around(run, "write_run_report", lambda *_, **__: "the report")
@@ -234,7 +238,7 @@ def _files(one: Path, other: Path) -> str:
 
 
 def _without_numbers(path: Path) -> str:
-    return "events" if path.name.startswith("events.out.tfevents") else str(path)
+    return f"{path.parent}/events" if path.name.startswith("events.out.tfevents") else str(path)
 
 
 def _metrics(one: Path, other: Path) -> str:
@@ -277,7 +281,8 @@ def _databases(one: Path, other: Path) -> str:
         tables = []
         for each in (path, other / path.relative_to(one)):
             with closing(sqlite3.connect(each)) as connection:
-                names = sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master"))
+                found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+                names = [name for (name,) in found if name != "sqlite_sequence"]
                 tables.append({name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names})
         if text := _unequal(*tables):
             return f"{path.name}: {text}"
@@ -296,19 +301,21 @@ def _csv_files(one: Path, other: Path) -> str:
 
 
 def _events(one: Path, other: Path) -> str:
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    """What TensorBoard shows: values after the checkpoint of a run that went on are purged."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for folder in sorted(one.rglob("tensorboard")):
-        scalars = []
-        for each in (folder, other / folder.relative_to(one)):
-            values: dict[str, list[Any]] = {}
-            for path in sorted(each.iterdir()):
-                for event in EventFileLoader(str(path)).Load():
-                    for value in event.summary.value:
-                        values.setdefault(value.tag, []).append([event.step, list(value.tensor.float_val)])
-            scalars.append({tag: sorted(values[tag]) for tag in sorted(values)})
-        if text := _unequal(*scalars):
-            return f"events: {text}"
+    for folder in sorted(path.parent for path in one.rglob("tensorboard/epochs")):
+        for name in (".", "epochs"):
+            scalars = []
+            for each in (folder, other / folder.relative_to(one)):
+                events = EventAccumulator(str(each / name), {"scalars": 0, "tensors": 0})
+                events.Reload()
+                tags = events.Tags()["scalars"]
+                scalars.append(
+                    {tag: sorted({(event.step, event.value) for event in events.Scalars(tag)}) for tag in tags}
+                )
+            if text := _unequal(*({tag: each[tag] for tag in sorted(each)} for each in scalars)):
+                return f"events: {text}"
     return ""
 
 

@@ -29,7 +29,7 @@ def place(whole, text, number=1):
         [("after replace before.pt", 1)],
         [("before replace last.pt", 2), ("after replace previous.pt", 1)],
         [("after rows of loss_histories in the database", 2)],
-        [("after rows of accuracies_test in its CSV file", 1), ("before replace metrics.json", 1)],
+        [("after rows in accuracies_test.csv", 1), ("before replace metrics.json", 1)],
     ],
     ids=lambda names: ", ".join(name for name, _ in names),
 )

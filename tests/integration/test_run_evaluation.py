@@ -13,7 +13,7 @@ from pml_ext import registry
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import draw_report, load_recipes, train
-from pml_ext.experiment.curves import metric_series
+from pml_ext.experiment.records import metric_series
 from pml_ext.experiment.run import Run
 from pml_ext.experiment.view import View
 from pml_ext.plugin import RunView

@@ -24,9 +24,8 @@ from ...evaluation.figures import (
     similarity_distributions,
 )
 from ...pml import BaseDistance
-from ..curves import CURVE, PSEUDO, VALIDATION, metric_series
 from ..evaluation import metric_of, nearest, nearest_by
-from ..records import loss_series
+from ..records import CURVE, PSEUDO, VALIDATION, loss_series, metric_series
 from ..stages import Stages
 from ..view import View
 
