@@ -41,10 +41,8 @@ def scalars(folder):
     for place in ("tensorboard", "tensorboard/epochs"):
         events = EventAccumulator(str(folder / place))
         events.Reload()
-        found |= {
-            tag: sorted({(event.step, event.value) for event in events.Scalars(tag)})
-            for tag in events.Tags()["scalars"]
-        }
+        for tag in events.Tags()["scalars"]:
+            found[tag] = sorted({(each.step, each.value) for each in events.Scalars(tag)})
     return found
 
 

@@ -194,7 +194,7 @@ def execute(
 
 def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool) -> None:
     """In a forked process: the runs, and its end."""
-    from pml_ext.errors import PmlExtError
+    from pml_ext.errors import PmlExtError, StoppedError
     from pml_ext.experiment import run, train
 
     status = 1
@@ -206,7 +206,7 @@ def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None
         Counter(at, log, how).everywhere()
         train(scenario.recipe, out, seeds=scenario.seeds, device="cpu", overrides=scenario.overrides, resume=resume)
         status = 0
-    except PmlExtError as error:
+    except (PmlExtError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         status = error.exit_code
     except BaseException:
@@ -296,7 +296,7 @@ def _csv_files(one: Path, other: Path) -> str:
             with each.open(newline="") as file:
                 rows.append(list(csv.reader(file)))
         if text := _unequal(*rows):
-            return f"{path.name}: {text}"
+            return f"CSV {path.name}: {text}"
     return ""
 
 
@@ -310,11 +310,9 @@ def _events(one: Path, other: Path) -> str:
             for each in (folder, other / folder.relative_to(one)):
                 events = EventAccumulator(str(each / name), {"scalars": 0, "tensors": 0})
                 events.Reload()
-                tags = events.Tags()["scalars"]
-                scalars.append(
-                    {tag: sorted({(event.step, event.value) for event in events.Scalars(tag)}) for tag in tags}
-                )
-            if text := _unequal(*({tag: each[tag] for tag in sorted(each)} for each in scalars)):
+                tags = sorted(events.Tags()["scalars"])
+                scalars.append({tag: sorted({(at.step, at.value) for at in events.Scalars(tag)}) for tag in tags})
+            if text := _unequal(*scalars):
                 return f"events: {text}"
     return ""
 

@@ -24,8 +24,8 @@ def made(tmp_path_factory):
 
 # What each folder holds, so that this file says what a new kind of file wants.
 KNOWN = {
-    "finished": {"", "checkpoints", "figures", "records", "tensorboard"},
-    "interrupted": {"", "checkpoints", "records", "tensorboard"},
+    "finished": {"", "checkpoints", "figures", "records", "tensorboard", "tensorboard/epochs"},
+    "interrupted": {"", "checkpoints", "records", "tensorboard", "tensorboard/epochs"},
     "index": {""},
     "store": {""},
     "export": {""},
