@@ -125,7 +125,7 @@ class Counter:
         from record_keeper.db_utils import DBManager
         from torch.utils.tensorboard import SummaryWriter
 
-        from pml_ext.experiment import records, run, testing
+        from pml_ext.experiment import evaluation, records, run
         from pml_ext.experiment.run import Run
 
         for name in ("replace", "link", "unlink"):
@@ -135,7 +135,7 @@ class Counter:
         self.around(utils, "write_dict_of_lists_to_csv", lambda _, path, **__: f"rows in {Path(path).name}")
         self.around(SummaryWriter, "flush", lambda *_: "events")
         self.around(records.Records, "add", lambda _, number, __: f"iteration or epoch {number}")
-        self.around(testing, "_searched", lambda *_, **__: "an evaluation")
+        self.around(evaluation, "_searched", lambda *_, **__: "an evaluation")
         self.around(run, "write_run_report", lambda *_, **__: "the report")
         self.around(Run, "call_parts", lambda _, method: method)
 
