@@ -12,7 +12,7 @@ or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml
 habits come from scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
 """
 
-from .probes import SavedBytes
+from .calling import SavedBytes
 from .runner import CheckResult, check_component, checks_of, parametrize_with_checks
 from .second_device import SecondDevice
 from .subject import SkipCheck

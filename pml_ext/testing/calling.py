@@ -1,46 +1,59 @@
-"""How checks call a component, and compare what it gives."""
+"""How checks call a component, compare its values, and watch what it does."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import registry
-from .subject import Batch, SkipCheck, Subject, batch_of
+from .batches import Batch, batch_of
+from .subject import SkipCheck, Subject, takes_labels
+
+TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # files that are no place to point at
 
 
 def needs(subject: Subject, *capabilities: str) -> None:
-    """Skips a check of what a component does not say it can do."""
+    """Skip a check of capabilities that a component does not declare."""
     if missing := set(capabilities) - subject.capabilities:
         raise SkipCheck(f"it does not say that it has {' and '.join(sorted(missing))}")
 
 
-def takes_labels(component: Any) -> bool:
-    """Whether labels are passed to it: PML's regularizers take none, and all of its losses but a few do."""
-    kind = registry.kind_of(type(component))
-    if kind in ("loss", "miner"):
-        return kind == "miner" or "labels" in registry.capabilities(component)
-    return "labels" in getattr(component, "capabilities", ())
+def needs_repeatable(subject: Subject) -> None:
+    """Skip a check of values that are random, or change from call to call."""
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    batch, component = batch_of(subject), subject.make()
+    if not equal(seeded(component, batch), seeded(component, batch)):
+        raise SkipCheck("its values depend on the calls before")
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """The value of a loss or a regularizer, the matrix of a distance, what a miner finds."""
+    """The value of a loss or a regularizer, the matrix of a distance, the indices of a miner."""
     if more or takes_labels(component):
         return component(batch.embeddings, batch.labels, *more, **named)
     return component(batch.embeddings, **named)
+
+
+def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
+    """:func:`call`, after ``torch.manual_seed(0)``."""
+    torch.manual_seed(0)
+    return call(component, batch, *more, **named)
 
 
 def compute(component: Any, batch: Batch) -> dict[str, Any]:
     """The unreduced values of a loss or a regularizer.
 
     Raises:
-        SkipCheck: it has none, since it wraps what has.
+        SkipCheck: it has none, since it is a wrapper.
     """
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: what it wraps is checked by itself")
@@ -50,30 +63,20 @@ def compute(component: Any, batch: Batch) -> dict[str, Any]:
     return component.compute_loss(batch.embeddings, labels, None, batch.embeddings, labels)  # type: ignore[no-any-return]
 
 
-def all_of(batch: Batch, triplets: bool = False) -> tuple[Tensor, ...]:
-    """All pairs, or all triplets, of a batch, as a miner gives them."""
-    same = batch.labels[:, None] == batch.labels
-    different = ~same
-    same.fill_diagonal_(False)
-    if triplets:
-        return tuple(torch.where(same[:, :, None] & different[:, None]))
-    return (*torch.where(same), *torch.where(different))
-
-
-def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """A random part of index tensors that belong together, at least one entry."""
-    kept = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
-    return tuple(index[kept] for index in indices)
-
-
 def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Fails, with a text, where two tensors differ."""
+    """Fail, with a text, where two tensors differ; NaN is a finding of other checks."""
     same = actual.shape == expected.shape
-    # that neither is NaN is what other checks say
     if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
         raise AssertionError(
             f"{text}: {actual.detach().flatten()[:4].tolist()} instead of {expected.detach().flatten()[:4].tolist()}"
         )
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values, or the indices of two miners, are the same."""
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(torch.equal, one, other))
+    return torch.equal(one, other) or bool(one.isnan().all() and other.isnan().all())
 
 
 def is_random(subject: Subject) -> bool:
@@ -87,26 +90,22 @@ def is_random(subject: Subject) -> bool:
     return bool(subject.cache["random"])
 
 
-def has_state(subject: Subject) -> bool:
-    """Whether an instance's second call gives something else than its first."""
-    batch, component = batch_of(subject), subject.make()
-    values = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        values.append(call(component, batch))
-    return not equal(*values)
+def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of a value, zeros where it has none; its graph is kept."""
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, leaves, strict=True)]
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Whether two values, or what two miners gave, are the same."""
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(torch.equal, one, other))
-    return torch.equal(one, other) or bool(one.isnan().all() and other.isnan().all())
+def gradient(value: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a value with respect to one tensor; see :func:`gradients`."""
+    return gradients(value, [x])[0]
 
 
 @contextlib.contextmanager
 def quiet(logger: str) -> Iterator[None]:
-    """Without warnings, and without what a logger says below an error."""
+    """Silence warnings, and a logger below errors."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -116,3 +115,60 @@ def quiet(logger: str) -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+def place_of(error: BaseException) -> str:
+    """The file and line of an author's code that raised an error; empty where the kit itself did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename.startswith(KIT):
+        return ""
+    theirs = [frame for frame in frames if not frame.filename.startswith((TORCH, KIT))]
+    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
+
+
+class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class SavedBytes:
+    """The bytes that autograd keeps from the forward pass for the backward pass; a context manager.
+
+    A storage counts once. Inputs, parameters and what :meth:`leave_out` names do not count: they are there anyway.
+
+    Args:
+        given: inputs and parameters.
+    """
+
+    def __init__(self, *given: Tensor) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._known = {tensor.untyped_storage()._cdata for tensor in given}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = storage
+        return tensor
+
+    def leave_out(self, *tensors: Tensor) -> None:
+        """Leave out tensors that the caller holds too, such as the value."""
+        self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    @property
+    def total(self) -> int:
+        """The bytes so far."""
+        return sum(storage.nbytes() for key, storage in self._storages.items() if key not in self._known)

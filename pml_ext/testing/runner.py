@@ -1,4 +1,4 @@
-"""Runs the checks, alone or under pytest."""
+"""Run the checks, alone or under pytest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from .calling import place_of
 from .checks import CHECKS, COMPARED, Check, check_call_forms
-from .probes import place_of
 from .subject import Settings, SkipCheck, Subject, subject_of
 
 Reference = Callable[..., Any]
@@ -21,7 +21,7 @@ Expected = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """What became of one check.
+    """The outcome of one check.
 
     Args:
         component: the component's name.
@@ -71,14 +71,14 @@ def check_component(
     on_fail: Literal["raise", "warn"] | None = "raise",
     callback: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """Runs the checks of a component.
+    """Run the checks of a component.
 
     With a ``reference``, a slow form that is written from the equation, ``check_reference`` compares values and
     gradients over the kit's batches. It is called as ``reference(embeddings, labels, **settings)`` and returns the
-    value of the whole batch: a tensor, through which the gradient is compared too, or a plain number, whose derivative
-    is compared along a direction. One that names ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, gets what a
-    miner chose of a batch, and references; one that names ``component`` gets the instance, for its parameters. It may
-    raise :class:`SkipCheck` where it cannot do a setting.
+    value of the whole batch: a tensor, through which the gradient is compared too, or a plain number. One that names
+    ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, gets what a miner chose of a batch, and references; one that
+    names ``component`` gets the instance, for its parameters. It may raise :class:`SkipCheck` where it cannot do a
+    setting.
 
     Of a class it is compared under every table of ``settings``, and with another value of each number and each flag
     among the settings of the class. ``check_settings`` fails a setting that changes neither value nor gradient.
@@ -121,10 +121,9 @@ def check_component(
     subject = subject_of(component, reference, settings, without_effect, embedding_size, num_classes)
     chosen = _chosen(subject, checks)
     expected = _expected(subject, expected_failed_checks or {})
-    results, gated = [], check_call_forms.__name__ not in expected
+    results: list[CheckResult] = []
     for check in chosen:
-        result = _run(subject, check, expected, gated)
-        results.append(result)
+        results.append(result := _run(subject, check, expected, check_call_forms.__name__ not in expected))
         if callback:
             callback(result)
     failures = [f"{result.check}: {result.text}" for result in results if result.fails]
@@ -136,24 +135,21 @@ def check_component(
     return results
 
 
-def _chosen(subject: Subject, names: Iterable[str] | None) -> list[Check]:
+def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
     """The checks of a subject; some by name."""
-    every = checks_of(subject.kind) + (COMPARED if subject.grid is not None else [])
-    if names is None:
-        return every
-    by_name = {check.__name__: check for check in every}
-    for name in names:
+    by_name = {check.__name__: check for check in checks_of(subject.kind) + COMPARED * (subject.grid is not None)}
+    for name in by_name if names is None else names:
         if name not in by_name:
             raise ValueError(
                 f"checks names {name!r}, which is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}"
             )
-    return [by_name[name] for name in names]
+    return [by_name[name] for name in (by_name if names is None else names)]
 
 
 def _expected(subject: Subject, given: Expected) -> Expected:
-    """What the class says that it fails, and what the caller says."""
+    """The failures that the class declares, and those of the caller."""
     expected = {**getattr(subject.make(), "expected_failed_checks", {}), **given}
-    names = {check.__name__ for check in _chosen(subject, None)}
+    names = {check.__name__ for check in _chosen(subject)}
     for name, reason in expected.items():
         if name not in names:
             raise ValueError(
@@ -170,13 +166,12 @@ def _run(subject: Subject, check: Check, expected: Expected, gated: bool = True)
     state = torch.get_rng_state()
     try:
         if gated and check is not check_call_forms and subject.kind == "loss":
-            _skip_what_cannot_be_called(subject)
+            _require_callable(subject)
         note = _quietly(subject, check)
     except SkipCheck as reason:
         return make("skipped", str(reason))
     except (Exception, SystemExit) as error:
-        text = expected[name] if name in expected else _said(error)
-        return make("xfail" if name in expected else "failed", text, error)
+        return make("xfail", expected[name], error) if name in expected else make("failed", _message(error), error)
     finally:
         torch.set_rng_state(state)
     if name in expected:
@@ -191,8 +186,8 @@ def _quietly(subject: Subject, check: Check) -> str | None:
         return check(subject)
 
 
-def _said(error: BaseException) -> str:
-    """A check's own words, or what else was raised, and where."""
+def _message(error: BaseException) -> str:
+    """A check's own words, or another error with its place."""
     place = place_of(error)
     if isinstance(error, AssertionError) and not place:
         return str(error) or "an assertion failed"
@@ -200,14 +195,14 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
 
 
-def _skip_what_cannot_be_called(subject: Subject) -> None:
-    """Skips where a loss fails the check that all others build on."""
+def _require_callable(subject: Subject) -> None:
+    """Skip where a loss fails the check that all others build on."""
     if "calls" not in subject.cache:
         try:
             _quietly(subject, check_call_forms)
             subject.cache["calls"] = ""
         except (Exception, SystemExit) as error:
-            subject.cache["calls"] = f"check_call_forms fails: {_said(error)}"
+            subject.cache["calls"] = f"check_call_forms fails: {_message(error)}"
     if why := subject.cache["calls"]:
         raise SkipCheck(why)
 
@@ -216,25 +211,18 @@ def parametrize_with_checks(
     components: Iterable[Any],
     *,
     expected_failed_checks: Callable[[Any], Expected] | None = None,
-    reference: Reference | None = None,
-    settings: Settings | None = None,
-    without_effect: Iterable[str] = (),
-    embedding_size: int | None = None,
-    num_classes: int | None = None,
+    **options: Any,
 ) -> Any:
-    """A pytest decorator: one test for each component and check, called with ``component`` and ``check``.
+    """Return a pytest decorator: one test for each component and check, called with ``component`` and ``check``.
 
-    The name of a test has the component's settings. What a check raises is raised as it is, with its traceback.
+    The name of a test has the component's settings. An error of a component is raised as it is, with its traceback.
 
     Args:
         components: each as of :func:`check_component`.
         expected_failed_checks: called with a component, returns ``{check name: reason}``; such a test is a strict
             xfail, so that one that passes fails the run.
-        reference: as of :func:`check_component`, for all of them, as the two that follow.
-        settings: values by name, or a list of such tables.
-        without_effect: names of settings.
-        embedding_size: as of :func:`check_component`, for all of them.
-        num_classes: likewise.
+        options: ``reference``, ``settings``, ``without_effect``, ``embedding_size`` and ``num_classes`` of
+            :func:`check_component`, for all of the components.
 
     Example:
         >>> from pml_ext import CBMLLoss
@@ -246,18 +234,14 @@ def parametrize_with_checks(
 
     parameters = []
     for component in components:
-        subject = subject_of(component, reference, settings, without_effect, embedding_size, num_classes)
-        chosen = _chosen(subject, None)
+        subject = subject_of(component, **options)
         expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
         gated = check_call_forms.__name__ not in expected
-        for check in chosen:
+        for check in _chosen(subject):
             name = check.__name__
             marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
-            parameters.append(
-                pytest.param(
-                    component, _as_test(check, subject, component, gated), id=f"{subject.title}-{name}", marks=marks
-                )
-            )
+            test = _as_test(check, subject, component, gated)
+            parameters.append(pytest.param(component, test, id=f"{subject.title}-{name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), parameters)
 
 
@@ -266,7 +250,7 @@ def _as_test(check: Check, subject: Subject, given: Any, gated: bool) -> Callabl
     def test(component: Any) -> None:
         import pytest
 
-        # one subject for all checks of a component: they share what it knows
+        # one subject for all checks of a component, so that they share its cache
         result = _run(subject if component is given else subject_of(component), check, {}, gated)
         if result.status == "skipped":
             pytest.skip(result.text)

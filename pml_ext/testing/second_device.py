@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .probes import TORCH
-
+TORCH = str(Path(torch.__file__).parent)
 M = TypeVar("M", bound=torch.nn.Module)
 
 DEVICE = torch.device("meta")  # the one device beside the CPU that every torch has

@@ -1,4 +1,4 @@
-"""What is checked, and the batches that it is checked with."""
+"""The component that is checked, and how a fresh instance of it is made."""
 
 from __future__ import annotations
 
@@ -12,45 +12,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, filled
+from .batches import CLASSES, SIZE, batch_of, labels_of
 
-# What PML's base classes take, which are components of their own, or no part of the equation.
-OF_PML = frozenset(
-    {
-        "distance",
-        "reducer",
-        "embedding_regularizer",
-        "embedding_reg_weight",
-        "weight_regularizer",
-        "weight_reg_weight",
-        "weight_init_func",
-        "collect_stats",
-        "is_inverted",
-        "tile_size",
-    }
-)
-SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
+# Settings of PML's base classes, which are components of their own, or no part of the equation.
+OF_PML = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size"} | {
+    *("embedding_regularizer", "embedding_reg_weight", "weight_regularizer", "weight_reg_weight", "weight_init_func")
+}
+_SIZED = ("loss", "miner", "regularizer", "distance")
+
+Settings = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 
 
 class SkipCheck(Exception):
     """A check does not apply; the text says why."""
 
 
-Settings = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
-
-
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What a component is compared with, and the settings under which it is.
+    """The slow form that a component is compared with, and under which settings.
 
     Args:
         reference: a slow form of its equation, or None.
-        settings: the settings of each instance; what is not varied in them is varied about the first.
-        without_effect: settings that change how something is computed, and not what.
+        settings: the settings of each instance; those that are not in them are varied about the first.
+        without_effect: settings that change how something is computed, and not its value.
     """
 
     reference: Callable[..., Any] | None
@@ -71,7 +59,7 @@ class Subject:
         cls: the class, if it is one that was given and not an instance.
         settings: that distinguish it from others of its class, by name.
         grid: what it is compared with, if anything.
-        cache: what one check found out and another needs.
+        cache: results of one check that another needs.
     """
 
     name: str
@@ -86,14 +74,22 @@ class Subject:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What an instance says it can do."""
+        """The capabilities that an instance declares."""
         return registry.capabilities(self.make())
 
     @property
     def title(self) -> str:
         """The name, with the settings that distinguish it: ``MyLoss(margin=0.5)``."""
-        said = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"{self.name}({said})" if said else self.name
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"{self.name}({shown})" if shown else self.name
+
+
+def takes_labels(component: Any) -> bool:
+    """Whether labels are passed to a component: PML's regularizers take none, and all of its losses but a few do."""
+    kind = registry.kind_of(type(component))
+    if kind in ("loss", "miner"):
+        return kind == "miner" or "labels" in registry.capabilities(component)
+    return "labels" in getattr(component, "capabilities", ())
 
 
 def subject_of(
@@ -104,11 +100,11 @@ def subject_of(
     embedding_size: int | None = None,
     num_classes: int | None = None,
 ) -> Subject:
-    """A component, a class, a function that makes one, or an instance built with its settings, as a subject.
+    """Return a component, a class, a function that makes one, or an instance as a subject.
 
     Args:
-        component: what is checked.
-        reference: as of :func:`pml_ext.testing.check_component`, as all that follow.
+        component: as of :func:`pml_ext.testing.check_component`, as all that follow.
+        reference: a slow form.
         settings: values by name, or several such tables.
         without_effect: names.
         embedding_size: the length of the embeddings that it is called with.
@@ -119,19 +115,21 @@ def subject_of(
             that it does not have, or of an instance.
     """
     grid = _grid(settings or {})
-    known: BuildContext = {"num_classes": num_classes or CLASSES, "embedding_size": embedding_size or SIZE}
-    subject = _plain(component, grid[0], known)
+    subject = _plain(
+        component, grid[0], {"num_classes": num_classes or CLASSES, "embedding_size": embedding_size or SIZE}
+    )
     given = {name for each in grid for name in each} | set(without_effect)
-    if given and subject.cls is None:
-        raise ConfigError(
-            f"settings are varied by building a class, and {subject.name} is built already; give the "
-            f"class {subject.name}, or leave the settings out"
-        )
     if subject.cls is not None:
         check_settings(subject.name, registry.settings_of(subject.cls), given)
+    elif given:
+        raise ConfigError(
+            f"settings are varied by building a class, and {subject.name} is built already; give the class "
+            f"{subject.name}, or leave the settings out"
+        )
     if embedding_size or num_classes:
-        size, classes = embedding_size or subject.size, num_classes or subject.classes
-        subject = dataclasses.replace(subject, size=size, classes=classes)
+        subject = dataclasses.replace(
+            subject, size=embedding_size or subject.size, classes=num_classes or subject.classes
+        )
     else:
         subject = _fitted(subject)
     if reference is None and settings is None and not without_effect:
@@ -141,61 +139,52 @@ def subject_of(
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:
     tables = [settings] if isinstance(settings, Mapping) else list(settings)
-    for table in tables:
-        for name, values in table.items():
-            if not isinstance(values, (list, tuple)) or not values:
-                raise ConfigError(
-                    f"settings name a list of values each, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
-                )
+    for name, values in (item for table in tables for item in table.items()):
+        if not isinstance(values, (list, tuple)) or not values:
+            raise ConfigError(
+                f"settings name a list of values each, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
+            )
     return [dict(zip(table, values, strict=True)) for table in tables for values in itertools.product(*table.values())]
 
 
 def _plain(component: Any, settings: Mapping[str, Any], known: BuildContext) -> Subject:
-    if isinstance(component, registry.Component):
-        return _of_class(component.cls, component.name, settings, known)
-    if isinstance(component, type):
-        return _of_class(component, component.__name__, settings, known)
-    if isinstance(component, functools.partial) and isinstance(component.func, type):
-        given = inspect.signature(component.func).bind_partial(*component.args, **component.keywords)
-        fixed = {**given.arguments, **given.arguments.get("kwargs", {})}
-        fixed.pop("kwargs", None)
-        return _of_class(component.func, component.func.__name__, settings, known, fixed)
-    if inspect.isroutine(component) or isinstance(component, functools.partial):
-        return _of_factory(component, known)
     try:
+        if isinstance(component, registry.Component):
+            return _of_class(component.cls, component.name, settings, known)
+        if isinstance(component, type):
+            return _of_class(component, component.__name__, settings, known)
+        if isinstance(component, functools.partial) and isinstance(component.func, type):
+            given = inspect.signature(component.func).bind_partial(*component.args, **component.keywords).arguments
+            fixed = {name: value for name, value in given.items() if name != "kwargs"} | given.get("kwargs", {})
+            return _of_class(component.func, component.func.__name__, settings, known, fixed)
+        if inspect.isroutine(component) or isinstance(component, functools.partial):
+            return _of_factory(component, known)
         return _of_instance(component)
-    except TypeError as error:
+    except TypeError as error:  # of a class that is none of PML's kinds
         raise ConfigError(str(error)) from None
 
 
 def _of_instance(component: Any) -> Subject:
-    kind = registry.kind_of(type(component))
-    size = _first(component, ("embedding_size", "in_features")) or SIZE
-    classes = _first(component, ("num_classes",)) or CLASSES
+    def first(*names: str) -> int:
+        parts = component.modules() if isinstance(component, torch.nn.Module) else [component]
+        values = (getattr(part, name, None) for part in parts for name in names)
+        return next((value for value in values if isinstance(value, int) and value > 0), 0)
 
-    def make(_: Any = None) -> Any:
-        return _in_float64(copy.deepcopy(component))
-
-    return Subject(type(component).__name__, kind, make, size, classes, settings=_settings_of(component))
-
-
-def _settings_of(component: Any) -> dict[str, Any]:
-    """The settings of an instance that are not its class's defaults, as far as it shows them."""
-    told = {}
-    for name, parameter in registry.settings_of(type(component)).items():
+    cls = type(component)
+    settings = {}  # that are not the class's defaults, as far as the instance shows them
+    for name, parameter in registry.settings_of(cls).items():
         value = getattr(component, name, parameter.default)
         shown = name not in (*OF_PML, "embedding_size", "num_classes") and type(value) in (bool, int, float, str)
         if shown and value != parameter.default:
-            told[name] = value
-    return told
-
-
-def _first(component: Any, names: tuple[str, ...]) -> int:
-    for part in component.modules() if isinstance(component, torch.nn.Module) else [component]:
-        for name in names:
-            if isinstance(value := getattr(part, name, None), int) and value > 0:
-                return value
-    return 0
+            settings[name] = value
+    return Subject(
+        cls.__name__,
+        registry.kind_of(cls),
+        lambda _=None: _in_float64(copy.deepcopy(component)),
+        first("embedding_size", "in_features") or SIZE,
+        first("num_classes") or CLASSES,
+        settings=settings,
+    )
 
 
 def _of_factory(function: Callable[..., Any], known: BuildContext) -> Subject:
@@ -220,23 +209,14 @@ def _of_factory(function: Callable[..., Any], known: BuildContext) -> Subject:
 def _of_class(
     cls: type, name: str, settings: Mapping[str, Any], known: BuildContext, fixed: Mapping[str, Any] | None = None
 ) -> Subject:
-    try:
-        kind = registry.kind_of(cls)
-    except TypeError as error:
-        raise ConfigError(str(error)) from None
-    fixed = fixed or {}
+    kind, fixed = registry.kind_of(cls), fixed or {}
     settings = {**fixed, **settings}
-    context: BuildContext = {
-        "labels": labels_of((CLASSES, 4)).numpy(),
-        "batch_size": 12,
-        "length_before_new_iter": 24,
-        **known,
-    }
-    _, missing = registry.required(cls, context, settings)
-    if missing:
+    labels = labels_of(CLASSES, 4).numpy()
+    context: BuildContext = {"labels": labels, "batch_size": 12, "length_before_new_iter": 24, **known}
+    if missing := registry.required(cls, context, settings)[1]:
         raise ConfigError(
-            f"{name} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
-            f"settings: check_component({cls.__name__}(...))"
+            f"{name} needs {', '.join(missing)}, which no batch tells; check an instance built with its settings: "
+            f"check_component({cls.__name__}(...))"
         )
 
     def make(other: Mapping[str, Any] | None = None) -> Any:
@@ -254,21 +234,16 @@ def _seeded(make: Callable[[], Any]) -> Any:
 
 
 def _in_float64(component: Any) -> Any:
-    """As most batches here are; what wants another precision says so."""
     return component.double() if isinstance(component, torch.nn.Module) else component
 
 
 def _fitted(subject: Subject) -> Subject:
-    """With the embedding size and the number of classes that fit the component's parameters and buffers.
-
-    What it says in ``embedding_size``, ``in_features`` and ``num_classes`` comes first.
-    """
+    """The subject with the embedding size and the number of classes that fit its parameters and buffers."""
     component = subject.make()
     if subject.kind not in _SIZED or not isinstance(component, torch.nn.Module):
         return subject
-    lengths = dict.fromkeys(
-        length for tensor in (*component.parameters(), *component.buffers()) for length in tensor.shape if length > 1
-    )
+    tensors = (*component.parameters(), *component.buffers())
+    lengths = dict.fromkeys(length for tensor in tensors for length in tensor.shape if length > 1)
     if not lengths or _runs(subject):
         return subject
     for size in lengths:
@@ -279,78 +254,12 @@ def _fitted(subject: Subject) -> Subject:
     return subject
 
 
-_SIZED = ("loss", "miner", "regularizer", "distance")
-
-
 def _runs(subject: Subject) -> bool:
     batch, component = batch_of(subject, (CLASSES, 2)), subject.make()
-    labels = [batch.labels] * (subject.kind == "miner" or "labels" in getattr(component, "capabilities", ()))
-    if subject.kind == "loss" and "labels" in registry.capabilities(component):
-        labels = [batch.labels]
     try:
         with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng():
             warnings.simplefilter("ignore")
-            component(batch.embeddings, *labels)
-    except Exception:  # of whatever does not fit; the checks tell what that is
+            component(batch.embeddings, *[batch.labels] * takes_labels(component))
+    except Exception:  # of a size that does not fit; the checks name the error
         return False
     return True
-
-
-# Batches
-
-
-def labels_of(shape: tuple[int, int]) -> Tensor:
-    """``(classes, per class)`` as sorted labels."""
-    classes, each = shape
-    return torch.arange(classes).repeat_interleave(each)
-
-
-@dataclasses.dataclass
-class Batch:
-    """Embeddings of overlapping clusters, and their labels.
-
-    Args:
-        embeddings: ``[B, D]``, with gradient.
-        labels: ``[B]``.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
-
-    def ordered(self, order: Tensor) -> Batch:
-        """The same images in another order, as fresh leaves."""
-        return Batch(fresh(self.embeddings[order]), self.labels[order])
-
-
-def batch_of(
-    subject: Subject,
-    labels: Tensor | tuple[int, int] = (CLASSES, 4),
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
-    spread: float = 1.2,
-    common: float = 0,
-    scale: float = 1,
-) -> Batch:
-    """A batch for a subject.
-
-    Args:
-        subject: whose embedding size and classes are taken.
-        labels: ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows.
-        dtype: of the embeddings.
-        seed: of the draw.
-        spread: of a class about its center, beside centers of spread 1.
-        common: the length of a vector that is added to all, so that angles are small.
-        scale: what all is multiplied by.
-    """
-    if isinstance(labels, tuple):
-        labels = labels_of((min(labels[0], subject.classes), labels[1]))
-    generator = torch.Generator().manual_seed(seed)
-    centers = torch.randn(subject.classes, subject.size, generator=generator, dtype=torch.float64)
-    noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
-    points = scale * (centers[labels] + spread * noise + common / subject.size**0.5)
-    return Batch(fresh(points.to(dtype)), labels)
-
-
-def fresh(x: Tensor) -> Tensor:
-    """A leaf with gradient."""
-    return x.detach().clone().requires_grad_()

@@ -1,30 +1,24 @@
-"""What a component costs: memory, saved bytes, operators, waits for the device."""
+"""The cost of a component: memory, operators, waits for the device; the same values in tiles and micro-batches."""
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 from torch import Tensor
 
 from ...benchmark import peak_bytes
-from ..calling import call, compute
-from ..probes import CountedOperations, SavedBytes
+from ...errors import TrainingWarning
+from ...losses import CachedGradients
+from ..batches import Batch, batch_of, fresh, labels_of
+from ..calling import CountedOperations, SavedBytes, call, close, compute, gradient, is_random, needs, seeded
 from ..second_device import SecondDevice, in_words
-from ..subject import Batch, SkipCheck, Subject, batch_of, fresh, labels_of
+from ..subject import SkipCheck, Subject
+from .registered import applies_to
 
 MATRICES = 64  # of B x B, that a component may keep for the backward pass
 MATRICES_OF_TILES = 4  # that a distance in tiles may, which gives one
-
-
-def check_memory_growth(subject: Subject) -> None:
-    """Memory that grows with the cube of the batch ends at a few hundred images; quadratic or better is wanted."""
-    loss, peaks = subject.make().float(), []
-    for batch in _growing(subject, 24):
-        peaks.append(peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels))
-    if peaks[1] > 5.5 * peaks[0] and peaks[1] > 1 << 20:
-        raise AssertionError(
-            f"twice the batch takes {peaks[1] / peaks[0]:.1f} times the memory "
-            f"({peaks[1] >> 10} KiB); form no triplets, or work in tiles"
-        )
+MICRO_BATCH = 5  # which does not divide the batch
 
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
@@ -35,12 +29,28 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
     batches = []
     for count in (classes, factor * classes):
         batch = batch_of(subject, torch.arange(4 * count) % subject.classes, torch.float32)
-        batches.append(Batch(batch.embeddings, labels_of((count, 4))))
+        batches.append(Batch(batch.embeddings, labels_of(count, 4)))
     return batches
 
 
+@applies_to("loss")
+def check_memory_growth(subject: Subject) -> None:
+    """Memory that grows with the cube of the batch ends at a few hundred images; quadratic or better is wanted."""
+    loss = subject.make().float()
+    small, large = (
+        peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels)
+        for batch in _growing(subject, 24)
+    )
+    if large > 5.5 * small and large > 1 << 20:
+        raise AssertionError(
+            f"twice the batch takes {large / small:.1f} times the memory ({large >> 10} KiB); form no triplets, or "
+            "work in tiles"
+        )
+
+
+@applies_to("loss", "regularizer", "distance")
 def check_saved_bytes(subject: Subject) -> str:
-    """What autograd keeps until the backward pass is memory that the network lacks; "tiles" promises that it is little.
+    """Autograd keeps memory until the backward pass, which the network lacks; "tiles" promises that it is little.
 
     It may be a few matrices of ``B x B``. A loss that says it has ``"tiles"`` computes them again in the backward pass,
     so that what it keeps grows as the batch does; a distance, whose value is such a matrix, keeps hardly more.
@@ -51,17 +61,15 @@ def check_saved_bytes(subject: Subject) -> str:
     for batch in _growing(subject, 48 if tiles else 24, factor):
         component = subject.make().float()
         with SavedBytes(batch.embeddings, batch.labels, *component.parameters(), *component.buffers()) as counted:
-            value = call(component, batch)
-        counted.leave_out(value)
+            counted.leave_out(call(component, batch))
         sizes.append(len(batch.labels))
         saved.append(counted.total)
     growth, matrices = saved[1] / max(1, saved[0]), saved[1] / (4 * sizes[1] ** 2)
     what = f"a batch of {sizes[1]} has {saved[1] >> 10} KiB saved for the backward pass"
     if tiles and not distance and growth > 1.5 * factor and saved[1] > 1 << 20:
         raise AssertionError(
-            f"{what}, {growth:.1f} times as many as for a batch of {sizes[0]}, although it says "
-            "that it has tiles; compute them again in the backward pass, by "
-            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            f"{what}, {growth:.1f} times as many as for a batch of {sizes[0]}, although it says that it has tiles; "
+            "compute them again in the backward pass, by torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
         )
     if matrices > (MATRICES_OF_TILES if tiles and distance else MATRICES):
         raise AssertionError(
@@ -70,21 +78,23 @@ def check_saved_bytes(subject: Subject) -> str:
     return f"{what}, {matrices:.1f} matrices of B x B"
 
 
+@applies_to("loss", "miner", "regularizer", "distance")
 def check_no_loop_over_anchors(subject: Subject) -> None:
     """A Python loop over anchors launches operators for each; on a GPU that is what training waits for."""
     counts = []
     for batch in _growing(subject, 12):
-        loss = subject.make().float()
+        component = subject.make().float()
         with CountedOperations() as counted:
-            call(loss, batch)
+            call(component, batch)
         counts.append(counted.count)
     if counts[1] > 1.7 * counts[0]:
         raise AssertionError(
-            f"twice the batch takes {counts[1] / counts[0]:.1f} times as many operators "
-            f"({counts[0]}, then {counts[1]}): a loop over images; use whole matrices"
+            f"twice the batch takes {counts[1] / counts[0]:.1f} times as many operators ({counts[0]}, then "
+            f"{counts[1]}): a loop over images; use whole matrices"
         )
 
 
+@applies_to("loss", "regularizer")
 def check_no_host_sync(subject: Subject) -> None:
     """``.item()``, ``.tolist()``, ``.cpu()`` and ``bool()`` make the host wait for the device in every iteration.
 
@@ -97,16 +107,73 @@ def check_no_host_sync(subject: Subject) -> None:
         try:
             compute(component, there)
             second.clear()
-            actual = compute(component, there)
-            for info in actual.values():
-                if isinstance(info["losses"], Tensor) and info["losses"].requires_grad:
-                    torch.autograd.grad(info["losses"].sum(), there.embeddings, retain_graph=True, allow_unused=True)
+            for info in compute(component, there).values():
+                if isinstance(info["losses"], Tensor):
+                    gradient(info["losses"].sum(), there.embeddings)
         except SkipCheck:
             raise
         except Exception as error:
             raise SkipCheck(f"it does not run on another device than the CPU, see check_devices: {error}") from None
     if second.waits:
         raise AssertionError(
-            f"compute_loss, or its gradient, makes the host wait for the device: "
-            f"{in_words(second.waits)}; keep what it needs in tensors"
+            f"compute_loss, or its gradient, makes the host wait for the device: {in_words(second.waits)}; keep what "
+            "it needs in tensors"
         )
+
+
+@applies_to("loss", "miner", "regularizer")
+def check_tiles(subject: Subject) -> None:
+    """In tiles of anchors, of whatever size, it gives what it gives of the whole matrix: value, gradient, indices.
+
+    A class that says ``tiles = "rows"`` promises that the values of an anchor follow from its own row.
+    """
+    if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
+        raise SkipCheck("it has no tiles: no attribute tile_size")
+    ragged = torch.repeat_interleave(torch.arange(subject.classes), torch.arange(subject.classes) % 4 + 1)
+    for labels in (labels_of(subject.classes, 4), ragged):
+        batch = batch_of(subject, labels)
+        expected = _in_tiles(subject, batch, len(labels))
+        for size in (1, 3, 7):
+            for one, other, what in zip(
+                _in_tiles(subject, batch, size), expected, ("values", "gradients"), strict=False
+            ):
+                text = f"in tiles of {size} it has other {what}"
+                close(one, other, f"{text}; an equation that looks at other anchors' rows has tiles = None", atol=1e-9)
+
+
+def _in_tiles(subject: Subject, batch: Batch, size: int) -> list[Tensor]:
+    """Value and gradient; or the indices of a miner, one after the other."""
+    component = subject.make()
+    component.tile_size = size
+    value = seeded(component, batch)
+    if subject.kind == "miner":
+        return [torch.cat([index.double() for index in value])]
+    return [value.detach(), gradient(value, batch.embeddings)]
+
+
+@applies_to("loss")
+def check_gradient_caching(subject: Subject) -> None:
+    """A network in micro-batches (``CachedGradients``) gets the gradients of the whole batch."""
+    needs(subject, "labels")
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    batch, outcomes = batch_of(subject), []
+    for cached in (False, True):
+        torch.manual_seed(0)
+        network = torch.nn.Linear(subject.size, subject.size).double()
+        loss = subject.make()
+        if cached:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TrainingWarning)
+                CachedGradients(network, loss, MICRO_BATCH)(batch.embeddings.detach(), batch.labels).backward()
+        else:
+            call(loss, Batch(network(batch.embeddings), batch.labels)).backward()
+        parameters = {f"network.{n}": p for n, p in network.named_parameters()}
+        parameters |= {f"loss.{n}": p for n, p in loss.named_parameters()}
+        outcomes.append({name: parameter.grad for name, parameter in parameters.items()})
+    for name, wanted in outcomes[0].items():
+        actual = outcomes[1][name]
+        if (wanted is None) != (actual is None):
+            raise AssertionError(f"{name} gets a gradient in the whole batch alone, or in micro-batches")
+        if wanted is not None and actual is not None:
+            close(actual, wanted, f"in micro-batches {name} gets another gradient", atol=1e-9)

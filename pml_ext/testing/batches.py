@@ -1,0 +1,93 @@
+"""The batches that components are checked with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
+
+
+@dataclasses.dataclass
+class Batch:
+    """Embeddings of overlapping clusters, and their labels.
+
+    Args:
+        embeddings: ``[B, D]``, with gradient.
+        labels: ``[B]``.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+
+    def ordered(self, order: Tensor) -> Batch:
+        """The same images in another order, as fresh leaves."""
+        return Batch(fresh(self.embeddings[order]), self.labels[order])
+
+
+def fresh(x: Tensor) -> Tensor:
+    """A leaf with gradient."""
+    return x.detach().clone().requires_grad_()
+
+
+def labels_of(classes: int, each: int) -> Tensor:
+    """Sorted labels of some classes with as many images each."""
+    return torch.arange(classes).repeat_interleave(each)
+
+
+def shuffle(length: int, seed: int) -> Tensor:
+    """A permutation of its own generator."""
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(
+    subject: Subject,
+    labels: Tensor | tuple[int, int] = (CLASSES, 4),
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    spread: float = 1.2,
+    common: float = 0,
+    scale: float = 1,
+) -> Batch:
+    """Return a batch for a subject.
+
+    Args:
+        subject: whose embedding size and classes are taken.
+        labels: ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows.
+        dtype: of the embeddings.
+        seed: of the draw.
+        spread: of a class about its center, beside centers of spread 1.
+        common: the length of a vector that is added to all, so that angles are small.
+        scale: what all is multiplied by.
+    """
+    if isinstance(labels, tuple):
+        labels = labels_of(min(labels[0], subject.classes), labels[1])
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(subject.classes, subject.size, generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
+    points = scale * (centers[labels] + spread * noise + common / subject.size**0.5)
+    return Batch(fresh(points.to(dtype)), labels)
+
+
+def all_pairs(batch: Batch) -> tuple[Tensor, ...]:
+    """All pairs of a batch, as a miner gives them."""
+    same = batch.labels[:, None] == batch.labels
+    return (*torch.where(same.clone().fill_diagonal_(False)), *torch.where(~same))
+
+
+def all_triplets(batch: Batch) -> tuple[Tensor, ...]:
+    """All triplets of a batch, as a miner gives them."""
+    same = batch.labels[:, None] == batch.labels
+    return tuple(torch.where(same.clone().fill_diagonal_(False)[:, :, None] & ~same[:, None]))
+
+
+def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """A random part of index tensors that belong together, at least one entry."""
+    chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
+    return tuple(index[chosen] for index in indices)
