@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .subject import Subject
-
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
+
+
+class Sizes(Protocol):
+    """The sizes that a component wants; a :class:`pml_ext.testing.subject.Subject` has them."""
+
+    @property
+    def size(self) -> int:
+        """Of an embedding."""
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
 
 
 @dataclasses.dataclass
@@ -47,7 +56,7 @@ def shuffle(length: int, seed: int) -> Tensor:
 
 
 def batch_of(
-    subject: Subject,
+    subject: Sizes,
     labels: Tensor | tuple[int, int] = (CLASSES, 4),
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
