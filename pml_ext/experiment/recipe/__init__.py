@@ -1,4 +1,4 @@
-"""Recipes: one TOML file says what to train, on what, how, and how it is tested.
+"""Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training.
 
 A recipe is read, merged with what it ``extends``, overridden by ``--set``, split by its ``[sweep]``, and validated
 whole before any data are loaded. Every error names the file, the key, what was found and what is wanted.
@@ -11,14 +11,12 @@ from .building import (
     build_optimizer,
     dataset_factory,
     loss_context,
+    merged,
     metric_names,
-    normalization_of,
     own_optimizer,
     preprocessing_of,
 )
-from .checking import validate
-from .loading import load_recipes, names_in, pipelines, read_tables, variant_tables
-from .names import plugins_in
+from .loading import load_recipes, names_in, pipelines, plugins_in, read_tables, variant_tables
 from .papers import Printed, PrintedTable, Quoted, is_full, papers, printed, quoted, texts
 from .schema import (
     SHUFFLE,
@@ -33,7 +31,7 @@ from .schema import (
     ScheduleTable,
     StageTable,
 )
-from .values import merged
+from .validation import validate
 
 __all__ = [
     "SHUFFLE",
@@ -61,7 +59,6 @@ __all__ = [
     "merged",
     "metric_names",
     "names_in",
-    "normalization_of",
     "own_optimizer",
     "papers",
     "pipelines",

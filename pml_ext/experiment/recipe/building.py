@@ -1,15 +1,17 @@
-"""From a recipe's tables to data, networks, losses, miners and optimizers."""
+"""Builders of data sets, networks, losses, miners and optimizers from a recipe's tables."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ... import models, registry
 from ...data import PATH_FACTORIES, DataSplits, Pipeline
@@ -27,14 +29,60 @@ from .schema import (
     OptimizerTable,
     Recipe,
 )
-from .values import adapter_of, merged, refusal, strictly
 
-# What a run fills in by itself: no options of a recipe.
-FROM_RUN_FOR_DATA, FROM_RUN_FOR_TRUNK = ("root",), ("in_channels", "image_size")
+FILLED_FOR_DATA, FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}  # a table's name may stand for the table
+        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
+    """Return the pydantic adapter of an annotation; None where there is none that pydantic can resolve."""
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        return None
+    own_config = inspect.isclass(annotation) and issubclass(annotation, BaseModel)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(
+            annotation, config=None if own_config else ConfigDict(arbitrary_types_allowed=True)
+        )
+        with contextlib.suppress(ValidationError):
+            convert(adapter, None)  # names inside an annotation are resolved at the first use
+    except Exception:  # plugins' annotations can be anything
+        return None
+    return adapter
+
+
+def convert(adapter: TypeAdapter[Any], value: Any) -> Any:
+    """Convert a value of a TOML file strictly: 16.0 is no integer, and "1" is no number."""
+    return adapter.validate_json(json.dumps(value, default=str), strict=True)
+
+
+def refusal(name: str, settings: Mapping[str, Any], error: BaseException) -> str:
+    """Describe an error that a component, a factory or an optimizer raised because of its settings."""
+    given = ", ".join(f"{key} = {value!r}" for key, value in settings.items()) or "no settings"
+    return f"{name} refuses {given}: {reason_of(error)}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's text, after its class where that says more."""
+    text = str(error).strip()
+    plain = isinstance(error, (ValueError, TypeError, AssertionError)) and text
+    return text if plain else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def dataset_factory(name: str) -> Callable[..., Any]:
-    """The factory of a data set; ``folder:PATH`` and ``table:FILE.csv`` give a factory with its path filled in."""
+    """Return the factory of a data set; of ``folder:PATH`` and ``table:FILE.csv`` with the path filled in."""
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
         return registry.dataset(name)
@@ -45,7 +93,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
 
 
 def trunk_factory(name: str) -> Callable[..., Any]:
-    """The factory of a trunk; ``timm/NAME`` gives timm's factory with the name filled in, where timm is installed."""
+    """Return the factory of a trunk; ``timm/NAME`` needs timm."""
     if name.startswith(models.TIMM):
         short = name.removeprefix(models.TIMM)
         models.timm_library(short)
@@ -54,70 +102,58 @@ def trunk_factory(name: str) -> Callable[..., Any]:
 
 
 def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
-    """The settings of a factory that a recipe may have."""
+    """Return the parameters of a factory that a recipe may set."""
     taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
     return {name: parameter for name, parameter in registry.settings_of(factory).items() if name not in taken}
 
 
+def _call(
+    key: str, table: NamedTable, factory: Callable[..., Any], filled: Mapping[str, Any], given: Mapping[str, Any]
+) -> Any:
+    """Call a factory with the options of a table as its annotations want them: a path for a text, say."""
+    options = options_of(factory, filled)
+    try:
+        adapters = {name: adapter_of(options[name].annotation) for name in given}
+        converted = {
+            name: value if (adapter := adapters[name]) is None else convert(adapter, value)
+            for name, value in given.items()
+        }
+        return factory(*filled.values(), **converted)
+    except (PmlExtError, OSError):  # with a text of its own
+        raise
+    except Exception as error:
+        raise ConfigError(shortened(f"{key}: {refusal(table.name, table.settings, error)}")) from error
+
+
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
-    """The images of a data set.
+    """Build a data set.
 
     Args:
         table: ``[data]``.
-        root: the folder of the data, where the data set wants one.
+        root: folder of the data, where the data set wants one.
 
     Raises:
         ConfigError: the data set refuses an option.
         DataError: data are missing or unreadable.
     """
-    factory = dataset_factory(table.name)
-    with _refusing("data", table):
-        return factory(root, **_converted(factory, FROM_RUN_FOR_DATA, table.settings))  # type: ignore[no-any-return]
+    return _call("data", table, dataset_factory(table.name), {"root": root}, table.settings)  # type: ignore[no-any-return]
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
-    """A trunk from its table.
-
-    Args:
-        table: ``[model] trunk``.
-        channels: of the images.
-        image_size: of the images, in pixels.
-        trained: whether its weights will be a run's, so that no pretrained ones are fetched.
-
-    Raises:
-        ConfigError: the trunk refuses an option.
-    """
-    factory = trunk_factory(table.name)
+    """Build a trunk from ``[model] trunk``; a ``trained`` one gets a run's weights, and fetches no pretrained ones."""
     given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
-    with _refusing("model.trunk", table):
-        return factory(channels, image_size, **_converted(factory, FROM_RUN_FOR_TRUNK, given))  # type: ignore[no-any-return]
-
-
-def normalization_of(table: NamedTable) -> Normalization | None:
-    """What the pretrained weights of a trunk want their images to be normalized by; None without such weights.
-
-    Args:
-        table: ``[model] trunk``.
-    """
-    values = models.pretrained_normalization(table.name, table.settings)
-    return Normalization(mean=list(values[0]), std=list(values[1])) if values is not None else None
+    filled = {"in_channels": channels, "image_size": image_size}
+    return _call("model.trunk", table, trunk_factory(table.name), filled, given)  # type: ignore[no-any-return]
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
-    """What is done to a data set's images before the network sees them.
-
-    Args:
-        recipe: its ``[data.images]``, and the trunk whose weights want a normalization.
-        splits: of the data set.
-
-    Returns:
-        What is done to all images, and how training images are cut and mirrored besides.
+    """Return the preprocessing of all images, and the random crops and flips of training images.
 
     Raises:
-        ConfigError: settings for color images, and the data set's are gray; or what is cut out is larger than
-            what images are resized to.
+        ConfigError: settings for color images with a gray data set, or a crop larger than the resized image.
     """
-    images, size, channels = recipe.data.images, int(recipe.data.images.crop or splits.image_size), splits.channels
+    images, channels = recipe.data.images, splits.channels
+    size = int(images.crop or splits.image_size)
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
@@ -125,40 +161,37 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
             f"data.images.resize: found {images.resize}; wanted at least the {size} pixels that are cut "
             "out, which data.images.crop says"
         )
-    normalize = normalization_of(recipe.model.trunk)
+    trunk = recipe.model.trunk
+    pretrained = models.pretrained_normalization(trunk.name, trunk.settings)
+    values = [list(each)[:: -1 if images.bgr else 1] for each in pretrained or ()]
     if images.mean is not None and images.std is not None:
-        normalize = Normalization(
-            mean=images.mean * (channels // len(images.mean)), std=images.std * (channels // len(images.std))
-        )
-    elif images.bgr and normalize is not None:
-        normalize = Normalization(mean=normalize.mean[::-1], std=normalize.std[::-1])
+        values = [each * (channels // len(each)) for each in (images.mean, images.std)]
     preprocessing = Preprocessing(
         image_size=size,
         channels=channels,  # type: ignore[arg-type]
         crop=splits.crop,
-        normalize=normalize,
+        normalize=Normalization(mean=values[0], std=values[1]) if values else None,
         resize=images.resize,
         squash=images.squash,
         bgr=images.bgr,
         value_range=images.value_range,
     )
     area = images.random_crop_scale
-    cuts = Pipeline(
+    return preprocessing, Pipeline(
         random_crop=images.random_crop, random_crop_scale=(area[0], area[1]) if area else None, flip=images.flip
     )
-    return preprocessing, cuts
 
 
 def build_network(
     table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
 ) -> Network:
-    """A network from its table.
+    """Build a network.
 
     Args:
         table: ``[model]``.
         preprocessing: of its images.
         features: length of the trunk's feature vectors, where it is known.
-        trained: whether its weights will be a run's, so that no pretrained ones are fetched.
+        trained: it gets a run's weights, so that no pretrained ones are fetched.
 
     Raises:
         ConfigError: the trunk refuses an option, or images of that size.
@@ -168,54 +201,25 @@ def build_network(
     return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
 
 
-def _converted(factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a factory's annotations want them: a path for a text, say."""
-    options = options_of(factory, filled)
-    adapters = {name: adapter_of(options[name].annotation) for name in given}
-    return {
-        name: value if (adapter := adapters[name]) is None else strictly(adapter, value)
-        for name, value in given.items()
-    }
-
-
-@contextlib.contextmanager
-def _refusing(key: str, table: NamedTable) -> Iterator[None]:
-    """What a factory says of its options, under their key."""
-    try:
-        yield
-    except PmlExtError:
-        raise
-    except OSError:  # a file that cannot be read, which the text of the system names
-        raise
-    except Exception as error:
-        raise ConfigError(shortened(f"{key}: {refusal(table.name, table.settings, error)}")) from error
-
-
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
-    """What a loss may ask for by argument name without a recipe saying it; of clusters, no number and no labels."""
+    """Return the settings that a loss may leave to the run; of clusters as labels, without number and labels."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
-    return (
-        context if recipe.data.labels == "clusters" else context | {"num_classes": len(labels), "class_labels": labels}
-    )
+    if recipe.data.labels == "clusters":
+        return context
+    return context | {"num_classes": len(labels), "class_labels": labels}
 
 
 def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """A component from its table; settings that the table leaves out come from the context.
-
-    Args:
-        kind: the component's kind.
-        table: its name and settings.
-        context: a :class:`pml_ext.registry.BuildContext`.
-    """
+    """Build a component of a kind; settings that its table leaves out come from the context."""
     return registry.build(table.name, kind, context, **table.settings)
 
 
 def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """A loss with its regularizer and memory, and its miner, if the memory does not have that.
+    """Build a loss with its regularizer and memory, and its miner unless the memory has that.
 
     Args:
         table: ``[loss]``.
-        context: see :func:`loss_context`.
+        context: of :func:`loss_context`.
     """
     from ...losses import CrossBatchMemory, RegularizedLoss
 
@@ -225,30 +229,23 @@ def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.M
     miner = build("miner", table.miner, context) if table.miner is not None else None
     if table.memory is None:
         return loss, miner
-    memory = CrossBatchMemory(
-        loss,
-        context["embedding_size"],
-        table.memory.size,
-        miner,
-        first_epoch=table.memory.start_epoch,
-        collect_stats=True,
-    )
-    return memory, None
+    size, first = table.memory.size, table.memory.start_epoch
+    return CrossBatchMemory(loss, context["embedding_size"], size, miner, first_epoch=first, collect_stats=True), None
 
 
 def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
-    """How a loss's own parameters are trained: as the networks, but for what ``[loss.optimizer]`` says."""
+    """Return the optimizer of a loss's own parameters: ``[loss.optimizer]`` over ``[optimizer]``."""
     return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
 
 
 def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0) -> torch.optim.Optimizer:
-    """The torch optimizer of a table over some parameters."""
+    """Build the torch optimizer of a table over some parameters."""
     optimizer = OPTIMIZERS[table.name]
     return optimizer(parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return,operator]
 
 
 def metric_names(recipe: Recipe) -> list[str]:
-    """The names of the metrics that a run of the recipe reports."""
+    """Return the names of the metrics that a run of the recipe reports."""
     table = recipe.evaluation
     ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
     ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]

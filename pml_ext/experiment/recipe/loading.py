@@ -1,30 +1,37 @@
-"""Reads recipes: a file, merged with what it extends, overridden by ``--set``, split by its sweep."""
+"""Recipes from files: merged with what they extend, overridden by ``--set``, split into the variants of ``[sweep]``.
+
+A name in a recipe means the recipe's own plugin's component, else this distribution's, else the only one of that name
+(:mod:`pml_ext.registry`). Tables that are read say ``plugin:name`` where the bare name means another plugin's, so that
+they mean the same wherever they are merged.
+"""
 
 from __future__ import annotations
 
 import copy
 import importlib.resources
+import itertools
+import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from ... import registry
-from ...errors import ConfigError, PluginError, UnknownNameError, shortened, unknown
+from ...errors import ConfigError, PluginError, PmlExtError, UnknownNameError, shortened, unknown
 from ...files import toml_value
-from .checking import validate
-from .names import all_names, home_of, settled
-from .papers import with_row
+from .building import merged
 from .schema import Recipe
-from .values import merged
-from .variants import choices, combined
+from .validation import validate
 
-PIPELINES = "pipelines/"  # how their names begin
+PIPELINES = "pipelines/"  # prefix of their names
+_MOST_VARIANTS = 10_000
+_NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name in place of a table
+Tables = dict[str, Any]
 
 
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
-    """Reads a recipe and validates it whole.
+    """Read and validate a recipe.
 
     Args:
         name: a registered recipe (``"cbml/digits"``), one variant of a sweep (``"cbml/sweep@0.1"``), or the path of a
@@ -32,92 +39,154 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         overrides: ``"key=value"`` pairs, ``loss.mvc_weight=0.1``; values in TOML, or else taken as text.
 
     Returns:
-        ``{name: recipe}``: one entry, or one a variant where the recipe has a ``[sweep]``.
+        ``{name: recipe}``: one entry, or one per variant where the recipe has a ``[sweep]``.
 
     Raises:
         ConfigError: naming the file, the key, what was found and what is wanted.
         UnknownNameError: no such recipe.
-        PluginError: a run's recipe, and a plugin that it was trained with is not in use.
+        PluginError: a run's recipe needs a plugin that is not in use.
     """
     try:
-        return _load(name, overrides)
+        source, run, variants = _variants(name, overrides)
+        try:
+            return {full: validate(tables, source, quotes=not run) for full, tables in variants.items()}
+        except ConfigError as error:
+            if lacking := registry.lacking(run.get("plugins", {})):
+                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
+            raise
     except (ConfigError, UnknownNameError) as error:
         raise type(error)(shortened(error)) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
 
 
-def _load(name: str, overrides: Iterable[str]) -> dict[str, Recipe]:
-    source, run, variants = _variants(name, overrides)
-    recipes = {}
-    for full_name, tables in variants.items():
-        try:
-            recipes[full_name] = validate(tables, source, quotes=not run)
-        except ConfigError as error:
-            if lacking := registry.lacking(run.get("plugins", {})):
-                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
-            raise
-    return recipes
+def read_tables(name: str) -> Tables:
+    """Return the tables of a registered recipe or a ``.toml`` file, merged with what it extends, not validated."""
+    return _read(name)[1]
 
 
-def variant_tables(name: str) -> dict[str, dict[str, Any]]:
-    """The tables of a recipe's variants, by their full names, merged and not validated.
-
-    Args:
-        name: as of :func:`load_recipes`.
-    """
+def variant_tables(name: str) -> dict[str, Tables]:
+    """Return the tables of a recipe's variants by their full names, merged, not validated."""
     return _variants(name, ())[2]
 
 
-def _variants(name: str, overrides: Iterable[str]) -> tuple[str, dict[str, Any], dict[str, dict[str, Any]]]:
-    """The file's name, what a run says of itself in it, and the tables of the variants by their full names."""
+def names_in(recipe: str) -> set[tuple[str, str]]:
+    """Return kind and name, ``("loss", "cbml")``, of everything that a registered recipe names; empty if unreadable."""
+    try:
+        return {(kind, name) for _, _, kind, name in _references(read_tables(recipe))}
+    except (ConfigError, UnknownNameError):
+        return set()
+
+
+def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of the plugins that a recipe uses.
+
+    The core, PML and classes of the running process are left out.
+    """
+    plugins = {}
+    for kind, name in sorted({(kind, name) for _, _, kind, name in _references(tables)}):
+        try:
+            plugin = registry.plugin_of(kind, name)
+        except PmlExtError:  # "shuffle" and "folder:PATH" are of no plugin
+            continue
+        if about := registry.version_of(plugin):
+            plugins[plugin] = about
+    return plugins
+
+
+def pipelines() -> dict[str, Traversable]:
+    """Return the packaged pipelines by name: files with ``[data.images]`` alone, which recipes extend."""
+    files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
+    return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
+
+
+def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[str, Tables]]:
+    """Return a recipe's file name, its ``[run]``, and the tables of its variants by their full names."""
     base, variant = _without_variant(name)
     if name.endswith("@"):
         raise UnknownNameError(f"no variant {name!r}; all are {base!r}")
     source, tables, run = _read(base)
-    home = home_of(base, run)
+    home = _home(base, run)
     sweep = tables.pop("sweep", {})
-    given = [_parsed(override) for override in sorted(overrides, key=_names_something, reverse=True)]
+    given = [_parsed(override) for override in sorted(overrides, key=_is_name, reverse=True)]
     for key, value in given:
-        _assign(tables, key, value, f"--set {key}", home)
+        tables = _assigned(tables, key, value, f"--set {key}", home)
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
-    known = choices(sweep, source)
-    variants = {f"{base}@{label}" if known else base: picked for label, picked in combined(known, source).items()}
-    if variant:
-        if name not in variants:
-            raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
-        variants = {name: variants[name]}
     result = {}
-    for full_name, picked in variants.items():
+    for label, settings in _combinations(sweep, source).items():
         mine = copy.deepcopy(tables)
-        for key, value in picked:
-            _assign(mine, key, value, f"{source}: [sweep]", home)
-        if any(not key for key, _ in picked):  # tables of their own, which --set overrides as well
+        for key, value in settings:
+            mine = _assigned(mine, key, value, f"{source}: [sweep]", home)
+        if any(not key for key, _ in settings):  # whole tables, which --set overrides too
             for key, value in given:
-                _assign(mine, key, value, f"--set {key}", home)
-        if "paper" in mine:
-            mine["paper"] = with_row(mine["paper"], full_name.removeprefix(f"{base}@"))
-        result[full_name] = mine
-    return source, run, result
+                mine = _assigned(mine, key, value, f"--set {key}", home)
+        paper = mine.get("paper")
+        if isinstance(paper, dict) and isinstance(rows := paper.get("variants"), dict):
+            del paper["variants"]
+            paper |= {"row": rows[label]} if label in rows else {}
+        result[f"{base}@{label}" if sweep else base] = mine
+    if not variant:
+        return source, run, result
+    if name not in result:
+        raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(result)}")
+    return source, run, {name: result[name]}
+
+
+def _combinations(sweep: Any, source: str) -> dict[str, list[tuple[str, Any]]]:
+    """Return the settings of each variant by its label, ``"sqrt,36"``: pairs of key and value, or of "" and tables."""
+
+    def wrong(value: Any, key: str = "") -> ConfigError:
+        return ConfigError(
+            f"{source}: {f'[sweep] {key}'.rstrip()}: found {value!r}; wanted a list of values by key, for example "
+            '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
+        )
+
+    if not isinstance(sweep, dict):
+        raise wrong(sweep)
+    entries: list[list[tuple[str, tuple[str, Any]]]] = []
+    for key, values in sweep.items():
+        if isinstance(values, list) and values:
+            labels = (value.get("name", value) if isinstance(value, dict) else value for value in values)
+            entries.append([(str(label), (key, value)) for label, value in zip(labels, values, strict=True)])
+        elif isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
+            entries.append([(label, ("", tables)) for label, tables in values.items()])
+        else:
+            raise wrong(values, key)
+    if math.prod(map(len, entries)) > _MOST_VARIANTS:
+        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
+    return {
+        ",".join(label for label, _ in chosen): [setting for _, setting in chosen]
+        for chosen in itertools.product(*entries)
+    }
 
 
 def _parsed(override: str) -> tuple[str, Any]:
-    """The key of a ``--set`` and its value."""
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
     return key.strip(), toml_value(text.strip())
 
 
-def _names_something(override: str) -> bool:
-    """Whether an override names what a table is about; those go first, since another name begins the table anew."""
+def _is_name(override: str) -> bool:
+    """Whether an override names a component or data set; those go first, since another name begins the table anew."""
     key = override.partition("=")[0].strip()
     return "." not in key or key.endswith((".name", ".trunk", ".miner", ".regularizer"))
 
 
+def _assigned(tables: Tables, key: str, value: Any, source: str, home: str) -> Tables:
+    """Return tables with a value at a dotted key; with the tables of ``value`` merged in where the key is empty."""
+    for part in reversed(key.split(".") if key else ()):
+        value = {part: value}
+    _qualify_names(value, home)
+    try:
+        return merged(tables, value)
+    except (AttributeError, TypeError):
+        raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
+
+
 def _without_variant(name: str) -> tuple[str, str]:
-    """A recipe's name or path, and the variant after its ``@``; a path's folders may have an ``@`` of their own."""
+    """Split a recipe's name or path from the variant after its ``@``; folders of a path may have an ``@`` too."""
     path, separator, variant = name.rpartition(".toml")
     if separator and (not variant or variant.startswith("@")):
         return path + separator, variant.removeprefix("@")
@@ -125,32 +194,8 @@ def _without_variant(name: str) -> tuple[str, str]:
     return base, variant
 
 
-def read_tables(name: str) -> dict[str, Any]:
-    """A recipe's tables, merged with what it extends, not validated.
-
-    Args:
-        name: a registered recipe or the path of a ``.toml`` file.
-    """
-    return _read(name)[1]
-
-
-def names_in(recipe: str) -> set[tuple[str, str]]:
-    """Everything that a registered recipe names; nothing, if its file cannot be read.
-
-    Args:
-        recipe: a registered recipe.
-
-    Returns:
-        What each is, and its name: ``("loss", "cbml")``, ``("data set", "digits")``.
-    """
-    try:
-        return all_names(read_tables(recipe))
-    except (ConfigError, UnknownNameError):
-        return set()
-
-
-def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The file's name, its tables, merged into those that it extends, and what a run says of itself in it."""
+def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Tables]:
+    """Return a recipe's file name, its tables merged over what they extend, and its ``[run]``."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
     file = _file(name)
@@ -158,14 +203,14 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
         tables = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
-    except ValueError as error:  # no UTF-8 and integers of thousands of digits too
+    except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     run = tables.pop("run", {})
     run = run if isinstance(run, dict) else {}
     parents = tables.pop("extends", [])
-    tables = settled(tables, home_of(name, run))
+    _qualify_names(tables, _home(name, run))
     sweep = tables.get("sweep")
-    for named in sweep.values() if isinstance(sweep, dict) else ():  # what a choice extends goes over the recipe's own
+    for named in sweep.values() if isinstance(sweep, dict) else ():  # choices that extend something of their own
         for label, choice in named.items() if isinstance(named, dict) else ():
             if isinstance(choice, dict):
                 more = choice.pop("extends", [])
@@ -174,20 +219,10 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, dict[str, Any
     return str(file), _extended(tables, parents, file, (*children, name)), run
 
 
-def _extended(
-    tables: dict[str, Any], parents: Any, file: Traversable, children: tuple[str, ...], where: str = ""
-) -> dict[str, Any]:
-    """Tables over those that they extend.
-
-    Args:
-        tables: of a recipe, or of a choice in its sweep.
-        parents: the name of a recipe or pipeline, or a list of them.
-        file: where they stand.
-        children: the recipes on whose behalf they are read.
-        where: their place in the file, for texts.
-    """
-    base: dict[str, Any] = {}
-    images: dict[str, Any] = {}  # of pipelines, which hold for any data set
+def _extended(tables: Tables, parents: Any, file: Traversable, children: tuple[str, ...], where: str = "") -> Tables:
+    """Merge tables of a file over their parents: recipes, variants and pipelines."""
+    base: Tables = {}
+    images: Tables = {}  # of pipelines, which hold for any data set
     for parent in parents if isinstance(parents, list) else [parents]:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
@@ -197,7 +232,7 @@ def _extended(
             more = variant_tables(parent)[parent] if _without_variant(parent)[1] else _read(parent, children)[1]
         except UnknownNameError as error:
             raise ConfigError(f"{file}: {where}extends: {error}") from None
-        more.pop("paper", None)  # what a paper reports belongs to the settings of the recipe that says so
+        more.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
         if parent.startswith(PIPELINES):
             images = merged(images, more["data"]["images"])
         else:
@@ -210,7 +245,6 @@ def _extended(
 
 
 def _file(name: str) -> Traversable:
-    """The file of a recipe, or of a pipeline, which is a part of one."""
     if name.endswith(".toml"):
         try:
             known = Path(name).is_file()
@@ -219,28 +253,63 @@ def _file(name: str) -> Traversable:
         if not known:
             raise ConfigError(f"{name}: no such recipe file")
         return Path(name)
-    if name.startswith(PIPELINES):
-        files = pipelines()
-        if name not in files:
-            raise UnknownNameError(unknown("pipeline", name, files))
-        return files[name]
-    return registry.recipe(name)
+    if not name.startswith(PIPELINES):
+        return registry.recipe(name)
+    files = pipelines()
+    if name not in files:
+        raise UnknownNameError(unknown("pipeline", name, files))
+    return files[name]
 
 
-def pipelines() -> dict[str, Traversable]:
-    """The packaged pipelines by name: files with ``[data.images]`` alone, which recipes extend."""
-    files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
-    return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
+def _home(name: str, run: Mapping[str, Any]) -> str:
+    """Return the plugin of a registered recipe, or of the recipe that a run has trained; "" of other files."""
+    packaged = str(run.get("recipe", "")) if name.endswith(".toml") else name
+    return "" if ".toml" in packaged else packaged.partition("/")[0]
 
 
-def _assign(tables: dict[str, Any], key: str, value: Any, source: str, home: str) -> None:
-    nested: Any = value
-    for part in reversed(key.split(".") if key else ()):
-        nested = {part: nested}
-    nested = settled(nested, home)
-    try:
-        updated = merged(tables, nested)
-    except (AttributeError, TypeError):
-        raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
-    tables.clear()
-    tables.update(updated)
+def _qualify_names(tables: Tables, home: str) -> None:
+    """Write ``plugin:name`` in place of each name that means another plugin's outside of recipes of ``home``."""
+    if not home or registry.version_of(home).get("distribution") in (None, registry.SHIPPED):
+        return
+    for owner, key, kind, name in list(_references(tables)):
+        try:
+            mine = registry.plugin_of(kind, name, home)
+        except PmlExtError:  # validation reports it, with its key
+            continue
+        try:
+            same = registry.plugin_of(kind, name) == mine
+        except PluginError:
+            same = False
+        if not same and ":" not in name:
+            owner[key] = f"{mine}:{name}"
+
+
+def _references(value: Any, key: str = "", kind: str = "") -> Iterator[tuple[Any, Any, str, str]]:
+    """Yield every name in tables: the table or list that holds it, its key there, the kind of what it names, the name.
+
+    Args:
+        value: of the key.
+        key: last part of the key.
+        kind: of the names in a list.
+    """
+    if isinstance(value, list):
+        places = [(index, key, kind) for index in range(len(value))]
+    elif isinstance(value, dict):
+        places = []
+        for each in value:
+            *owners, last = each.split(".")  # keys of [sweep] have dots
+            named = _kind(owners[-1] if owners else key) if last == "name" else ""
+            places.append((each, last, last if last in _NAMES_ALONE else named))
+    else:
+        return
+    for place, last, named in places:
+        if not isinstance(value[place], str):
+            yield from _references(value[place], last, named)
+        elif named:
+            yield value, place, named, value[place]
+
+
+def _kind(key: str) -> str:
+    """Return the kind of the ``name`` in a table, by the table's key; "" where no plugin has such names."""
+    kind = key.rsplit("_", 1)[-1]
+    return "data set" if key == "data" else kind if kind in ("trunk", *registry.KINDS) else ""

@@ -1,4 +1,4 @@
-"""What papers report: their tables as printed, in one TOML file per paper, and what a recipe quotes of them."""
+"""Papers: their tables as printed, one TOML file per paper, and the values that a recipe quotes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import itertools
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib.resources.abc import Traversable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,23 +22,22 @@ Cell = str | int | float
 
 
 class PrintedTable(Table):
-    """A table of a paper as printed; or a figure, which has no rows.
+    """A table of a paper as printed, or a figure, which has no rows.
 
     Args:
-        title: what it is about.
-        heads: the names of the first columns, whose texts together name a row.
-        columns: the names of the other columns, by the heading above them: mostly a data set.
-        rows: the texts of the heads, then the values, ``"-"`` where there is none.
+        title: subject of the table.
+        heads: names of the first columns, whose texts together name a row.
+        columns: names of the other columns, by the heading above them: mostly a data set.
+        rows: texts of the heads, then values, ``"-"`` for none.
         unit: of the values.
-        data: the paper's name of the data set, where the headings of columns are none.
-        metrics: what a run calls a column, where that is another metric than its name says.
-        suffixes: what comes after a metric's name in rows whose name contains a text.
-        phases: which part of ``metrics.json`` has the values of a row or of a heading; ``"after"`` where nothing is
-            said.
-        note: misprints, and where print has another form.
-        without: why there is no recipe: of the whole, or of the rows whose name matches a pattern, the first that does.
-        small: the number of another table, whose recipes on small data are the small versions of this one too.
-        measured: recipes whose results stand in the README beside the recipes.
+        data: the paper's name of the data set, where the headings are none.
+        metrics: a run's name of a column's metric, where it does not follow from the column's name.
+        suffixes: suffixes of metric names in rows whose name contains a text.
+        phases: part of ``metrics.json`` that has the values of a row or a heading; ``"after"`` by default.
+        note: misprints and other remarks.
+        without: why the whole table, or rows whose name matches a pattern, have no recipe.
+        small: number of another table, whose recipes on small data serve this one too.
+        measured: recipes whose results stand in the plugin's README.
     """
 
     title: str
@@ -71,32 +69,27 @@ class PrintedTable(Table):
         return self
 
     def name_of(self, row: list[Cell]) -> str:
-        """What a row is called: the texts of its heads."""
+        """Return the name of a row: the texts of its heads."""
         return ", ".join(map(str, row[: len(self.heads)]))
 
     def row_names(self) -> list[str]:
-        """What rows are called, in order."""
+        """Return the names of the rows in order."""
         return [self.name_of(row) for row in self.rows]
 
     def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
-        """The names of the rows that a recipe means.
-
-        Args:
-            row: a name, several, or texts of heads.
+        """Return the names of the rows of a recipe's ``[paper] row``: a name, several, or texts of heads.
 
         Raises:
-            ValueError: there is none such.
+            ValueError: no such row.
         """
         names = self.row_names()
         if not isinstance(row, dict):
             rows = [row] if isinstance(row, str) else row
-            for name in rows:
-                if name not in names:
-                    raise ValueError(unknown("row", name, names))
+            if absent := next((name for name in rows if name not in names), None):
+                raise ValueError(unknown("row", absent, names))
             return rows
-        for head in row:
-            if head not in self.heads:
-                raise ValueError(unknown("head of rows", head, self.heads))
+        if absent := next((head for head in row if head not in self.heads), None):
+            raise ValueError(unknown("head of rows", absent, self.heads))
         own = [dict(zip(self.heads, map(str, each), strict=False)) for each in self.rows]
         fitting = [name for name, heads in zip(names, own, strict=True) if row.items() <= heads.items()]
         if row and not fitting:
@@ -104,49 +97,41 @@ class PrintedTable(Table):
         return fitting if row else []
 
     def values(self, row: str) -> list[tuple[str, str, Cell]]:
-        """A row's values, each after its heading and its column.
-
-        Args:
-            row: what it is called.
-        """
-        known = dict(zip(self.row_names(), self.rows, strict=True))
+        """Return the values of a row, each after its heading and its column."""
         places = [(heading, name) for heading, names in self.columns.items() for name in names]
-        cells = known[row][len(self.heads) :]
-        return [(heading, name, cell) for (heading, name), cell in zip(places, cells, strict=True)]
+        cells = self.rows[self.row_names().index(row)][len(self.heads) :]
+        return [(*place, cell) for place, cell in zip(places, cells, strict=True)]
 
     def reason(self, row: str = "") -> str:
-        """Why a row, or all of it, has no recipe; nothing where no reason is given.
-
-        Args:
-            row: what it is called.
-        """
+        """Return why a row, or the whole table, has no recipe; "" where the file gives no reason."""
         if isinstance(self.without, str):
             return self.without
-        return next((text for pattern, text in self.without.items() if row and _matches(row, pattern)), "")
+        patterns = ((pattern.replace("[", "[[]"), text) for pattern, text in self.without.items())
+        return next((text for pattern, text in patterns if row and fnmatchcase(row, pattern)), "")
 
     def text(self, cell: Cell) -> str:
-        """A cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
+        """Format a cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
         if not isinstance(cell, float):
             return str(cell)
         decimals = max(len(str(each).partition(".")[2]) for row in self.rows for each in row if isinstance(each, float))
         return f"{cell:.{decimals}f}"
 
     def metric(self, row: str, column: str) -> str:
-        """What a run calls a column's metric; nothing where a run has none such."""
+        """Return a run's name of a column's metric; "" where a run has none."""
         ranked = re.fullmatch(r"R@(\d+)", column)
         name = self.metrics.get(column) or (f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, ""))
         return name + "".join(after for text, after in self.suffixes.items() if text in row) if name else ""
 
 
 class Printed(Table):
-    """A file of a paper.
+    """A paper's file.
 
     Args:
         title: of the paper.
         authors: ``"Kan et al."``.
-        year: when it appeared.
-        url: where to read it.
-        data: the data sets of recipes, by the names that the paper's columns have.
+        year: of its appearance.
+        url: of the paper.
+        data: data sets of recipes, by the headings of columns.
         tables: by their number, ``"7"``; figures as ``"fig-4"``.
     """
 
@@ -159,17 +144,7 @@ class Printed(Table):
 
 
 class Quoted(NamedTuple):
-    """A value that a recipe quotes.
-
-    Args:
-        row: the paper's name of the row.
-        heading: what stands above its column, a data set mostly.
-        column: the paper's name of the column.
-        metric: what a run calls it, ``"recall_at_1"``; nothing where it has none such.
-        phase: which part of ``metrics.json`` has it.
-        value: as a fraction.
-        text: as printed.
-    """
+    """A value that a recipe quotes, as a fraction and as printed, with a run's metric ("" for none) and phase."""
 
     row: str
     heading: str
@@ -181,10 +156,7 @@ class Quoted(NamedTuple):
 
 
 def papers() -> dict[str, Printed]:
-    """The papers that plugins have files on, by name: see :func:`pml_ext.hookspecs.pml_ext_papers`.
-
-    A file that is none of a paper is left out with a warning, so that one plugin's does not hide the others'.
-    """
+    """Return the registered papers by name (:func:`pml_ext.hookspecs.pml_ext_papers`), warning of unreadable files."""
     read = {}
     for name, file in registry.papers().items():
         try:
@@ -195,14 +167,11 @@ def papers() -> dict[str, Printed]:
 
 
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
-    """A table and its paper; None if the name is of no paper, ``"Table 7"``, say.
-
-    Args:
-        name: ``"cbml/7"``.
+    """Return a table, ``"cbml/7"``, and its paper; None if the name is of no paper, ``"Table 7"``, say.
 
     Raises:
-        UnknownNameError: there is the paper, and it has no such table.
-        ConfigError: a file that is none of a paper, naming it, the key and what is wanted.
+        UnknownNameError: the paper has no such table.
+        ConfigError: the paper's file cannot be read, naming it, the key and what is wanted.
     """
     paper, _, number = name.partition("/")
     files = registry.papers()
@@ -215,14 +184,14 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
 
 
 def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
-    """What a recipe quotes of a paper's table; nothing, if it names no table of one, or no row.
+    """Return the values that a recipe quotes of a paper's table; none if it names no table of one, or no row.
 
     Args:
         paper: its ``[paper]``.
-        data: the name of its data set.
+        data: name of its data set.
 
     Raises:
-        ConfigError: what it names is not there, beginning with the key.
+        ConfigError: no such table, row or column, beginning with the key.
     """
     if paper is None:
         return []
@@ -242,18 +211,17 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
         raise ConfigError(f"paper.row: {paper.table}: {error}") from None
     headings = _headings(read, table, paper, data)
     values = []
-    for row in rows:
-        for heading, column, cell in table.values(row):
-            if heading in headings and not isinstance(cell, str):
-                phase = table.phases.get(heading) or table.phases.get(row) or "after"
-                fraction = cell / 100 if table.unit == "percent" else cell
-                metric = table.metric(row, column)
-                values.append(Quoted(row, heading, column, metric, phase, fraction, table.text(cell)))
+    for row, (heading, column, cell) in ((each, value) for each in rows for value in table.values(each)):
+        if heading in headings and not isinstance(cell, str):
+            phase = table.phases.get(heading) or table.phases.get(row) or "after"
+            fraction = cell / 100 if table.unit == "percent" else cell
+            metric = table.metric(row, column)
+            values.append(Quoted(row, heading, column, metric, phase, fraction, table.text(cell)))
     return values
 
 
 def _headings(read: Printed, table: PrintedTable, paper: PaperTable, data: str) -> list[str]:
-    """The headings of columns that a recipe quotes."""
+    """Return the headings of the columns that a recipe quotes."""
     if paper.column:
         if paper.column not in table.columns:
             raise ConfigError(f"paper.column: {unknown(f'column of {paper.table}', paper.column, table.columns)}")
@@ -265,31 +233,17 @@ def _headings(read: Printed, table: PrintedTable, paper: PaperTable, data: str) 
 
 
 def is_full(name: str, data: str) -> bool:
-    """Whether a recipe trains with a data set of the paper whose table it names.
-
-    Args:
-        name: of the table.
-        data: the name of its data set.
-    """
+    """Whether a data set is one of the paper's whose table has this name."""
     place = printed(name)
     return place is not None and data in place[0].data.values()
 
 
-def with_row(paper: Any, label: str) -> Any:
-    """A ``[paper]`` with the row of one variant: the entry of its ``variants``.
-
-    Args:
-        paper: as it stands in a recipe.
-        label: of the variant, ``"36.0"``.
-    """
-    if not isinstance(paper, Mapping) or not isinstance(rows := paper.get("variants"), Mapping):
-        return paper
-    rest = {key: value for key, value in paper.items() if key != "variants"}
-    return rest | ({"row": rows[label]} if label in rows else {})
-
-
-def _matches(row: str, pattern: str) -> bool:
-    return fnmatchcase(row, pattern.replace("[", "[[]"))
+def texts(values: list[Quoted]) -> list[str]:
+    """Format values for reading, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``."""
+    lines = []
+    for (row, heading), each in itertools.groupby(values, key=lambda value: value[:2]):
+        lines.append(f"{row}, {heading}: " + ", ".join(f"{value.column} {value.text}" for value in each))
+    return lines
 
 
 def _parsed(source: str, file: Traversable) -> Printed:
@@ -311,15 +265,3 @@ def _read(source: str, text: str) -> Printed:
         raise ConfigError(shortened(f"{source}: {key}: {problem['msg'].removeprefix('Value error, ')}")) from None
     except ValueError as error:
         raise ConfigError(shortened(f"{source}: not valid TOML: {error}")) from None
-
-
-def texts(values: list[Quoted]) -> list[str]:
-    """Values for reading, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``.
-
-    Args:
-        values: of a recipe.
-    """
-    lines = []
-    for (row, heading), each in itertools.groupby(values, key=lambda value: value[:2]):
-        lines.append(f"{row}, {heading}: " + ", ".join(f"{value.column} {value.text}" for value in each))
-    return lines

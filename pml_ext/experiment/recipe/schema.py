@@ -1,26 +1,22 @@
-"""The tables of a recipe: what keys there are, of what types, with what defaults."""
+"""Schema of a recipe: the keys of its tables, their types and defaults."""
 
 from __future__ import annotations
 
-import typing
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ...devices import Precision
-from .values import without_none
 
-SHUFFLE = "shuffle"  # the sampler name that means plain shuffling
+SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 OPTIMIZERS = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }
-
-
-PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and how their metrics begin
+PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
 
 
@@ -31,7 +27,7 @@ class Table(BaseModel):
 
 
 class NamedTable(Table):
-    """A table with a ``name`` and that thing's own settings beside the table's keys."""
+    """A table with the ``name`` of a component, data set or trunk, and its settings beside the table's own keys."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -39,7 +35,7 @@ class NamedTable(Table):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keys that belong to what is named."""
+        """The settings of the named thing."""
         return dict(self.model_extra or {})
 
 
@@ -48,19 +44,19 @@ def _named(value: Any) -> Any:
 
 
 class ImagesTable(Table):
-    """``[data.images]``: how photographs become what the network gets, in training, tests and retrieval.
+    """``[data.images]``: preprocessing of photographs in training, tests and retrieval.
 
     Args:
-        resize: the shorter side in pixels, before the cut; by default 256 / 224 of the cut.
-        crop: height and width of what is cut out, and what the network gets; by default the data set's image size.
-        squash: images become squares of ``resize`` pixels, or of what the network gets, whatever their form was.
-        random_crop: in training, the cut is anywhere in the image; in tests it is in the middle, always.
-        random_crop_scale: in training, the cut is a part of the image, resized: its area is a share in this range.
-        flip: in training, images are mirrored left to right half of the time.
-        bgr: channels are blue, green, red.
-        value_range: the greatest value before the mean is subtracted, 1 or 255.
-        mean: subtracted per channel, in the order of the channels; by default what the trunk's weights want.
-        std: divided by, per channel.
+        resize: length of the shorter side in pixels before cropping; by default 256 / 224 of the crop.
+        crop: height and width of the network's input; by default the data set's image size.
+        squash: resize to squares of ``resize`` pixels, or of the input size, whatever the aspect ratio.
+        random_crop: in training, crop at a random place; tests crop the center.
+        random_crop_scale: in training, crop a random share of the area in this range and resize it.
+        flip: in training, mirror half of the images left to right.
+        bgr: order of the channels is blue, green, red.
+        value_range: greatest value before the mean is subtracted, 1 or 255.
+        mean: subtracted per channel, in the order of the channels; by default as the trunk's weights were trained.
+        std: divisor per channel.
     """
 
     resize: int | None = Field(None, ge=1)
@@ -97,13 +93,13 @@ class ImagesTable(Table):
 
 
 class PseudoTable(Table):
-    """``[data.pseudo]``: how training images are clustered before each epoch, so that clusters are their labels.
+    """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels.
 
     Args:
-        clusters: how many k-means finds.
-        features: what is clustered, normalized: the ``"embedder"``'s output or the ``"trunk"``'s.
-        batch_size: the least and the greatest, between which each epoch's is drawn, in place of the sampler's; by
-            multiples of the sampler's ``m``, where it has one. None leaves the sampler's.
+        clusters: number of clusters of k-means.
+        features: normalized outputs to cluster, the ``"embedder"``'s or the ``"trunk"``'s.
+        batch_size: least and greatest; each epoch draws its batch size between them, a multiple of the sampler's ``m``
+            where it has one. None keeps the sampler's.
     """
 
     clusters: int = Field(100, ge=2)
@@ -170,7 +166,7 @@ class ModelTable(Table):
 class OptimizerTable(NamedTable):
     """``[optimizer]``: a torch optimizer with its options; the embedder's learning rate is ``lr * head_lr_factor``.
 
-    ``scheduled``, of ``[loss.optimizer]``: the schedule applies to the loss's own parameters too.
+    With ``scheduled`` in ``[loss.optimizer]`` the schedule applies to the loss's own parameters too.
     """
 
     name: str = "adam"
@@ -194,7 +190,7 @@ class MemoryTable(Table):
 
 
 class LossTable(NamedTable):
-    """``[loss]``: the loss, its miner, regularizer and memory, and how its own parameters are trained."""
+    """``[loss]``: the loss, its miner, regularizer and memory, and the optimizer of its own parameters."""
 
     miner: Annotated[NamedTable, BeforeValidator(_named)] | None = None
     regularizer: Annotated[RegularizerTable, BeforeValidator(_named)] | None = None
@@ -203,7 +199,7 @@ class LossTable(NamedTable):
 
 
 class SamplerTable(NamedTable):
-    """``[sampler]``: how batches are composed; an epoch has ``iterations`` of them, or as many as one pass gives."""
+    """``[sampler]``: composition of batches; an epoch has ``iterations`` of them, or one pass over the sampler."""
 
     name: str = SHUFFLE
     batch_size: int = Field(128, ge=2)
@@ -219,7 +215,7 @@ class StageTable(Table):
 
 
 class ScheduleTable(Table):
-    """``[schedule]``: the number of epochs, all stages together, and how the learning rate falls."""
+    """``[schedule]``: number of epochs, stages included, and decay of the learning rate."""
 
     epochs: int = Field(ge=1)
     name: Literal["constant", "multi-step", "cosine"] = "constant"
@@ -234,20 +230,20 @@ class ScheduleTable(Table):
 
 
 class EngineTable(Table):
-    """``[engine]``: how a training step is computed.
+    """``[engine]``: computation of a training step.
 
     Args:
         precision: of the network, forward and backward; the loss is always computed in full precision. ``"float16"``
-            scales the loss and leaves out steps whose gradients overflow.
-        micro_batch: how many images trunk and embedder get at a time. The loss sees the whole batch, and gradients are
-            its own; the network runs twice forward, and holds one micro-batch. None for the whole batch at a time. Not
-            with ``compile``.
-        compile: trunk and embedder are compiled by ``torch.compile``, which takes up to minutes before the first step.
-        channels_last: images and convolutions lie in memory with the channels last.
-        clip_gradient: the greatest norm of the gradients of trunk and embedder together; the loss's own parameters do
-            not count and are not clipped. None leaves gradients as they are.
-        checkpoint_minutes: after how many minutes a checkpoint is written inside of an epoch, again and again; a run
-            that is killed then goes on from there. None writes one at the end of each epoch alone.
+            scales the loss and skips steps whose gradients overflow.
+        micro_batch: images per forward pass of the network. The loss and its gradients are those of the whole batch
+            (gradient caching): the network runs forward twice and holds one micro-batch. None for the whole batch.
+            Not with ``compile``.
+        compile: compile trunk and embedder by ``torch.compile``, which takes up to minutes before the first step.
+        channels_last: keep images and convolutions in memory with the channels last.
+        clip_gradient: greatest norm of the gradients of trunk and embedder together, the loss's own parameters left
+            out. None for no clipping.
+        checkpoint_minutes: interval of checkpoints inside of an epoch, from which a killed run resumes. None writes
+            one at the end of each epoch alone.
     """
 
     precision: Precision = "float32"
@@ -258,7 +254,7 @@ class EngineTable(Table):
     checkpoint_minutes: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
-    def _random_numbers_of_the_batch(self) -> EngineTable:
+    def _no_compiled_micro_batches(self) -> EngineTable:
         if self.micro_batch is not None and self.compile:
             raise ValueError(
                 "micro_batch draws the random numbers of the whole batch, which compiled networks draw by "
@@ -268,30 +264,28 @@ class EngineTable(Table):
 
 
 class EvaluationTable(Table):
-    """``[evaluation]``: what is measured, and how the tested epoch is chosen.
+    """``[evaluation]``: metrics, and the choice of the tested epoch.
 
     Args:
-        recall_at: every K of ``recall_at_K``, 1 among them.
-        precision_at: every K of ``precision_at_K``, 1 among them.
-        clusters_per_class: every c for which k-means finds c clusters per class, 1 among them.
-        lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is left out.
-        protocols: what else is measured. ``"nearest-class-mean"``: gallery images, or half of each class's test images,
-            give the means of the classes, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``);
-            ``"zero-shot"``: the means of the tested classes are estimated from the means of related training classes,
-            in a data set whose classes have parents (``zero_shot_top_1``, ``zero_shot_top_5``).
-        baselines: whether raw pixels and the untrained network are tested too.
-        training_images: how many training images are tested at most, beside the test images; a sample by class where
-            there are more, none for 0.
-        shortlist: the learned metric is tested among this number of nearest images, too.
-        batch_size: images per forward pass at most; fewer on a CPU where images are large.
-        test_every: every such number of epochs, and after the last, the test images are tested for a curve in the
-            report, which chooses nothing; 0 for no curve.
-        validation: the share of the training classes that are held out to choose the epoch by.
-        held_out: which: ``"drawn"`` by the seed, or the ``"last"`` in the order of labels.
-        select: the metric to choose the epoch by; None tests the last epoch.
-        select_on: what ``select`` is measured on: the held-out classes (``"validation"``), or the test images
-            themselves (``"test"``), as some programs of papers do, whose numbers are too good; the report says so.
-        every: the epoch is chosen among every such number of epochs and the last.
+        recall_at: values of K for ``recall_at_K``, 1 among them.
+        precision_at: values of K for ``precision_at_K``, 1 among them.
+        clusters_per_class: numbers of k-means clusters per class, 1 among them.
+        lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is dropped.
+        protocols: further metrics. ``"nearest-class-mean"``: gallery images, or half of each class's test images, give
+            class means, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``); ``"zero-shot"``:
+            means of the tested classes are estimated from related training classes, in a data set whose classes have
+            parents (``zero_shot_top_1``, ``zero_shot_top_5``).
+        baselines: test raw pixels and the untrained network too.
+        training_images: greatest number of training images to test, a sample by class where there are more; 0 for none.
+        shortlist: number of nearest images that the learned metric re-ranks in a test of its own.
+        batch_size: greatest number of images per forward pass; fewer on a CPU where images are large.
+        test_every: interval in epochs of tests for a curve in the report, which chooses nothing; 0 for no curve.
+        validation: share of the training classes held out to choose the epoch by.
+        held_out: held-out classes are ``"drawn"`` by the seed, or the ``"last"`` in the order of labels.
+        select: metric to choose the epoch by; None tests the last epoch.
+        select_on: measure ``select`` on held-out classes (``"validation"``), or on the test images themselves
+            (``"test"``), as some papers' programs do, whose numbers are too good; the report says so.
+        every: interval in epochs of the candidates for that choice; the last epoch is always one.
     """
 
     recall_at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
@@ -332,14 +326,14 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: where the settings come from and what the paper reports.
+    """``[paper]``: source of the settings, and the paper's results.
 
     Args:
-        table: a table of a paper whose file is registered, ``"cbml/7"``, or any text.
-        row: what the paper calls the row, or the rows, of the table that the recipe trains; or texts of its heads,
+        table: a table of a registered paper, ``"cbml/7"``, or any text.
+        row: the paper's name of the row, or rows, that the recipe trains; or texts of its heads,
             ``{ Backbone = "ResNet-50", Methods = "CBML" }``.
-        column: the heading of the columns to quote, where it does not follow from the data set.
-        note: what is said of it; other keys stand as they are.
+        column: heading of the columns to quote, where it does not follow from the data set.
+        note: differences from the paper; other keys are shown as they are.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -351,21 +345,7 @@ class PaperTable(BaseModel):
 
 
 class Recipe(Table):
-    """A validated recipe.
-
-    Args:
-        description: one line on what it is for.
-        data: the data set and its augmentation.
-        model: trunk and embedder.
-        loss: the loss with what belongs to it.
-        sampler: how batches are composed.
-        stages: epochs with other losses, before the recipe's own.
-        optimizer: of the networks.
-        schedule: epochs and learning rate.
-        engine: how a training step is computed.
-        evaluation: what is measured.
-        paper: where the settings come from.
-    """
+    """A validated recipe; each attribute is the table of its name."""
 
     description: str = ""
     data: DataTable
@@ -392,11 +372,11 @@ class Recipe(Table):
         return self
 
     def all_stages(self) -> list[StageTable]:
-        """The stages with the recipe's own loss as the last, every sampler filled in."""
+        """Return the stages with the recipe's own loss as the last, every sampler filled in."""
         warm = sum(stage.epochs for stage in self.stages)
         own = StageTable(epochs=self.schedule.epochs - warm, loss=self.loss, sampler=self.sampler)
         return [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages] + [own]
 
     def as_dict(self) -> dict[str, Any]:
-        """The recipe as plain tables, defaults included, fit for TOML."""
-        return typing.cast("dict[str, Any]", without_none(self.model_dump()))
+        """Return the recipe as plain tables, defaults included, fit for TOML."""
+        return self.model_dump(exclude_none=True)
