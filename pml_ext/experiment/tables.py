@@ -39,7 +39,12 @@ def tables(runs: Path | None = None) -> list[dict[str, Any]]:
                 recipes["small"] = _by_scale(other, named[other])["small"]
             rows = _rows(table, named[name])
             reasons = table.reason() or "; ".join(dict.fromkeys(filter(None, map(table.reason, table.row_names()))))
-            entry = {"name": name, "title": table.title, "paper": f"{read.authors} ({read.year})", "recipes": recipes}
+            entry: dict[str, Any] = {
+                "name": name,
+                "title": table.title,
+                "paper": f"{read.authors} ({read.year})",
+                "recipes": recipes,
+            }
             entry |= {"rows": rows, "measured": table.measured}
             entry |= {"runs": {scale: counted[name, scale] for scale in SCALES}}
             entries.append(entry | {"reason": "" if any(recipes.values()) else reasons})
