@@ -1,6 +1,4 @@
-# Written by python -m pml_ext.stub; a test holds it to the registry.
-from typing import Any
-
+# The public names of pml_ext. __init__.py reads the relative imports; a test holds the classes to the registry.
 from pml_ext.miners import SemiHardTripletMiner as SemiHardTripletMiner
 from pml_ext_angular.losses import AngularLoss as AngularLoss
 from pml_ext_angular.losses import AngularTripletLoss as AngularTripletLoss
@@ -75,5 +73,4 @@ from .samplers import WholeClassSampler as WholeClassSampler
 
 __version__: str
 
-def __getattr__(name: str) -> Any: ...  # classes of other distributions and of the running process
 def __dir__() -> list[str]: ...

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from .pairwise import euclidean_distances, gram, normalize
-from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
+from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number
+
+
+class DistanceSettings(ModuleSettings, total=False):
+    """Keyword arguments of PML's distances, but ``power``."""
+
+    normalize_embeddings: bool
+    p: float
+
+
+class SimilaritySettings(DistanceSettings, total=False):
+    """Keyword arguments of PML's similarities."""
+
+    power: float
 
 
 class NormalizedRows(BaseDistance):  # type: ignore[misc]
@@ -35,7 +48,7 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
         ValueError: another ``normalize_embeddings``.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         _check_fixed(self, kwargs, "GramDotProductSimilarity", normalize_embeddings=True)
         super().__init__(**kwargs)
 
@@ -54,7 +67,7 @@ class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
         ValueError: another ``normalize_embeddings``.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         _check_fixed(self, kwargs, "GramCosineSimilarity", normalize_embeddings=False)
         super().__init__(normalize_embeddings=False, **kwargs)
 
@@ -77,7 +90,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         ValueError: another ``normalize_embeddings`` or ``p``, or a power below 1, which has no finite gradient at 0.
     """
 
-    def __init__(self, power: float = 1, **kwargs: Any) -> None:
+    def __init__(self, power: float = 1, **kwargs: Unpack[DistanceSettings]) -> None:
         check_number(self, "power", power, least=1)
         _check_fixed(self, kwargs, "pytorch_metric_learning.distances.LpDistance", normalize_embeddings=True, p=2)
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
@@ -87,7 +100,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
 
 
-def _check_fixed(owner: object, settings: dict[str, Any], instead: str, **fixed: Any) -> None:
+def _check_fixed(owner: object, settings: Any, instead: str, **fixed: Any) -> None:
     """Takes settings of PML's distances that a class fixes out of others, and refuses other values of them."""
     for name, value in fixed.items():
         if (given := settings.pop(name, value)) != value:

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are asked for, so that a command pays for what it uses alone."""
+"""Packages whose names are imported when they are first used, so that a command pays for what it uses alone."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from .errors import needs_extra
 
 
 def check_there(packages: Iterable[str], extra: str, what: str) -> None:
-    """Refuses to go on without the packages of an extra, and imports none of them.
+    """Raise :class:`MissingExtraError` unless the packages of an extra are installed; import none of them.
 
     Args:
-        packages: which.
-        extra: of ``pml-ext``, which brings them.
-        what: needs them, as the start of a sentence.
-
-    Raises:
-        MissingExtraError: one of them is not installed.
+        packages: names of packages.
+        extra: the extra of ``pml-ext`` that installs them.
+        what: the feature that needs them, as the start of a sentence.
     """
     with needs_extra(extra, what):
         for name in packages:
@@ -29,44 +26,45 @@ def check_there(packages: Iterable[str], extra: str, what: str) -> None:
 
 
 def lazily(package: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package that imports a module when one of its names is asked for.
+    """Return the ``__getattr__`` of a package that imports a module when one of its names is first used.
 
-    The names are what the package's ``__init__.py`` imports ``if TYPE_CHECKING``, so that each stands there once. None
-    may be that of a module of the package as well: once that is imported, Python gives the module.
+    The names come from the ``if TYPE_CHECKING`` block of the package's ``__init__.py``. None may be that of a module of
+    the package as well: once that is imported, Python gives the module.
 
     Args:
-        package: its name.
-        extra: of ``pml-ext``, which the modules need.
-        what: needs it, as the start of a sentence.
-        needs: packages of that extra, which have to be there when the package is imported, and are not imported.
+        package: the package's name.
+        extra: the extra of ``pml-ext`` that the modules need.
+        what: the feature that needs it, as the start of a sentence.
+        needs: packages of that extra, which are looked for at once.
 
     Raises:
         MissingExtraError: one of these is not installed.
     """
     check_there(needs, extra, what)
-    places: dict[str, str] = {}
+    modules: dict[str, str] = {}
 
     def get(name: str) -> Any:
-        if not places:
-            places.update(_imports(package))
-        if name not in places:
+        if not modules:
+            loader: Any = sys.modules[package].__loader__
+            modules.update(relative_imports(loader.get_source(package)))
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with needs_extra(extra, what):
-            value = getattr(importlib.import_module(places[name], package), name)
+            value = imported(package, modules[name], name)
         setattr(sys.modules[package], name, value)
         return value
 
     return get
 
 
-def _imports(package: str) -> dict[str, str]:
-    """By name, the module that a package imports it from for type checkers, ``".runs"``."""
-    loader: Any = sys.modules[package].__loader__
-    blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]
-    return {
-        alias.name: f"{'.' * node.level}{node.module}"
-        for block in blocks
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+def relative_imports(source: str) -> dict[str, str]:
+    """Return the relative module that a source imports each name from: ``{"Run": ".run"}``."""
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level)
+    return {alias.name: f"{'.' * node.level}{node.module or ''}" for node in nodes for alias in node.names}
+
+
+def imported(package: str, module: str, name: str) -> Any:
+    """Return a name of a relative module; a module itself where ``module`` is ``"."``."""
+    if module == ".":
+        return importlib.import_module(f".{name}", package)
+    return getattr(importlib.import_module(module, package), name)

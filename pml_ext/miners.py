@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from .distances import EuclideanDistance, OneDraw, compare, matrix_of
 from .pairwise import FullPrecisionMining, PairsOfRows, pair_masks, rows_per_tile, tiles_of_rows
-from .pml import BaseDistance, BaseMiner
+from .pml import BaseDistance, BaseMiner, MinerSettings
 from .settings import check_choice, check_number, check_tile_size, own_settings
 
 _ENTRIES = 1 << 21  # of gathered rows held at a time
@@ -32,7 +32,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     capabilities = frozenset({"labels", "references"})
 
-    def __init__(self, tile_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, tile_size: int | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         check_tile_size(self, tile_size)
         super().__init__(**kwargs)
         self.tile_size = tile_size
@@ -132,7 +132,11 @@ class SemiHardTripletMiner(TiledMiner):
     """
 
     def __init__(
-        self, margin: float = 0.2, negatives: str = "nearest", tile_size: int | None = None, **kwargs: Any
+        self,
+        margin: float = 0.2,
+        negatives: str = "nearest",
+        tile_size: int | None = None,
+        **kwargs: Unpack[MinerSettings],
     ) -> None:
         check_number(self, "margin", margin, above=0)
         check_choice(self, "negatives", negatives, ("nearest", "all"))

@@ -21,10 +21,12 @@ from torch import Tensor
 
 from .components import Component, Paper, capabilities
 from .distances import (
+    DistanceSettings,
     EuclideanDistance,
     GramCosineSimilarity,
     GramDotProductSimilarity,
     NormalizedRows,
+    SimilaritySettings,
     matrix_of,
     require_distance,
     require_similarity,
@@ -43,6 +45,7 @@ from .hookspecs import hookimpl
 from .losses import (
     MultipleLosses,
     PairLoss,
+    PairLossSettings,
     Pairs,
     RegularizedLoss,
     Terms,
@@ -95,7 +98,11 @@ from .pml import (
     CosineSimilarity,
     DotProductSimilarity,
     EmbeddingsAlreadyPackagedAsTriplets,
+    LossSettings,
     LpDistance,
+    MinerSettings,
+    ModuleSettings,
+    RegularizerSettings,
 )
 from .reducers import SumOfReducedReducer, SumOverDivisorReducer
 from .registry import BuildContext, build
@@ -136,6 +143,7 @@ __all__ = [
     "CosineSimilarity",
     "DataError",
     "DataSplits",
+    "DistanceSettings",
     "DotProductSimilarity",
     "EmbeddingsAlreadyPackagedAsTriplets",
     "EuclideanDistance",
@@ -145,16 +153,22 @@ __all__ = [
     "GramDotProductSimilarity",
     "LabeledImages",
     "LabeledRegularizer",
+    "LossSettings",
     "LpDistance",
+    "MinerSettings",
     "MissingExtraError",
+    "ModuleSettings",
     "MultipleLosses",
     "NormalizedRows",
     "PairLoss",
+    "PairLossSettings",
     "Pairs",
     "Paper",
     "PmlExtError",
     "RegularizedLoss",
+    "RegularizerSettings",
     "RunView",
+    "SimilaritySettings",
     "SumOfReducedReducer",
     "SumOverDivisorReducer",
     "Terms",

@@ -3,21 +3,16 @@
 A name that moves in another version of PML moves here. Importing this module imports torch and PML.
 """
 
+from __future__ import annotations
+
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
-from pytorch_metric_learning.distances import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance
-from pytorch_metric_learning.losses import (
-    BaseLossWrapper,
-    BaseMetricLossFunction,
-    ContrastiveLoss,
-    MultipleLosses,
-    SelfSupervisedLoss,
-)
-from pytorch_metric_learning.miners import BaseMiner, EmbeddingsAlreadyPackagedAsTriplets
+from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
+from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY, AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN, FaissKMeans, FaissKNN
 from pytorch_metric_learning.utils.loss_and_miner_utils import (
@@ -26,7 +21,80 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import (
     get_all_pairs_indices,
 )
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
+from torch import Tensor
 from torch.utils.data import Sampler
+
+
+class ModuleSettings(TypedDict, total=False):
+    """Keyword arguments of all of PML's modules."""
+
+    collect_stats: bool | None
+
+
+class MinerSettings(ModuleSettings, total=False):
+    """Keyword arguments of PML's miners."""
+
+    distance: Any
+
+
+class RegularizerSettings(MinerSettings, total=False):
+    """Keyword arguments of PML's regularizers."""
+
+    reducer: Any
+
+
+class LossSettings(RegularizerSettings, total=False):
+    """Keyword arguments of PML's losses."""
+
+    embedding_regularizer: Any
+    embedding_reg_weight: float
+
+
+if TYPE_CHECKING:  # PML has no types: its bases with those of settings and calls
+
+    class _CalledAsLoss:
+        def __call__(
+            self,
+            embeddings: Tensor,
+            labels: Tensor | None = None,
+            indices_tuple: tuple[Tensor, ...] | None = None,
+            ref_emb: Tensor | None = None,
+            ref_labels: Tensor | None = None,
+        ) -> Tensor: ...
+
+    class BaseMetricLossFunction(_CalledAsLoss, losses.BaseMetricLossFunction):
+        def __init__(self, **settings: Unpack[LossSettings]) -> None: ...
+
+    class BaseLossWrapper(_CalledAsLoss, losses.BaseLossWrapper): ...
+
+    class MultipleLosses(_CalledAsLoss, losses.MultipleLosses): ...
+
+    class SelfSupervisedLoss(losses.SelfSupervisedLoss):
+        def __call__(self, embeddings: Tensor, ref_emb: Tensor) -> Tensor: ...
+
+    class BaseMiner(miners.BaseMiner):
+        def __init__(self, **settings: Unpack[MinerSettings]) -> None: ...
+        def __call__(
+            self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+        ) -> tuple[Tensor, ...]: ...
+
+    class BaseRegularizer(regularizers.BaseRegularizer):
+        def __init__(self, **settings: Unpack[RegularizerSettings]) -> None: ...
+        def __call__(self, embeddings: Tensor, labels: Tensor | None = None) -> Tensor: ...
+
+    class BaseDistance(distances.BaseDistance):
+        def __call__(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor: ...
+
+else:
+    from pytorch_metric_learning.distances import BaseDistance
+    from pytorch_metric_learning.losses import (
+        BaseLossWrapper,
+        BaseMetricLossFunction,
+        MultipleLosses,
+        SelfSupervisedLoss,
+    )
+    from pytorch_metric_learning.miners import BaseMiner
+    from pytorch_metric_learning.regularizers import BaseRegularizer
 
 # What PML 3 takes away, imported when it is asked for: only the checks of a component's surroundings do.
 _GONE_IN_3 = {
@@ -65,10 +133,14 @@ __all__ = [
     "EmbeddingsAlreadyPackagedAsTriplets",
     "FaissKMeans",
     "FaissKNN",
+    "LossSettings",
     "LpDistance",
+    "MinerSettings",
+    "ModuleSettings",
     "ModuleWithRecords",
     "MultipleLosses",
     "MultipleReducers",
+    "RegularizerSettings",
     "SelfSupervisedLoss",
     "convert_to_pairs",
     "convert_to_triplets",

@@ -1,20 +1,82 @@
-"""What type checkers must know of the names that users and plugin authors import; mypy reads it, nothing runs it."""
+"""Types of the names that users and plugin authors import; mypy and pyright read this file, nothing runs it."""
+
+# mypy: warn-unused-ignores
+# pyright: reportUnnecessaryTypeIgnoreComment=true, reportPrivateUsage=false
 
 from typing import assert_type
 
+import torch
 from torch import Tensor
 
 import pml_ext.components
 import pml_ext.data
 import pml_ext.retrieval
-from pml_ext import CBMLLoss, Component, load_run
-from pml_ext.plugin import DataSplits, RunView
+from pml_ext import (
+    AnchorSwapMiner,
+    AngularLoss,
+    BatchAllTripletLoss,
+    CachedGradients,
+    CBMLLoss,
+    Component,
+    CrossBatchMemory,
+    DensityRegularizer,
+    DistributedLoss,
+    HardPairMiner,
+    MultipleLosses,
+    NPairLoss,
+    PairLoss,
+    PDDMDistance,
+    PDDMLoss,
+    RegularizedLoss,
+    SelfSupervisedLoss,
+    SoftmaxLoss,
+    TiledTripletMarginLoss,
+    load_run,
+)
+from pml_ext.plugin import DataSplits, LabeledRegularizer, RunView
 from pml_ext_cbml.losses import CBMLLoss as Defined
+
+x, y = torch.randn(4, 2), torch.arange(4)
 
 assert_type(CBMLLoss(), Defined)
 assert_type(pml_ext.CBMLLoss(), Defined)
 assert_type(Component(CBMLLoss, "cbml"), pml_ext.components.Component)
 assert_type(load_run("run"), pml_ext.retrieval.TrainedRun)
+
+# Calls
+loss = CBMLLoss(mining=False, tile_size=8, collect_stats=True, embedding_reg_weight=0.5)
+assert_type(loss(x, y), Tensor)
+assert_type(loss(x, y, HardPairMiner()(x, y), ref_emb=x, ref_labels=y), Tensor)
+assert_type(HardPairMiner(collect_stats=True)(x, y), tuple[Tensor, ...])
+assert_type(PDDMLoss(PDDMDistance(2))(x, y), Tensor)
+assert_type(PDDMDistance(2)(x), Tensor)
+assert_type(DensityRegularizer(4)(x, y), Tensor)
+assert_type(RegularizedLoss(loss, DensityRegularizer(4))(x, y), Tensor)
+assert_type(CrossBatchMemory(loss, 2)(x, y), Tensor)
+assert_type(MultipleLosses([loss])(x, y), Tensor)
+assert_type(DistributedLoss(loss)(x, y), Tensor)
+assert_type(SelfSupervisedLoss(loss)(x, x), Tensor)
+assert_type(CachedGradients(torch.nn.Linear(2, 2), loss, 2)(x, y), Tensor)
+
+# Settings that do not exist
+CBMLLoss(nonsense=1)  # type: ignore[call-arg]
+PairLoss(nonsense=1)  # type: ignore[call-arg]
+AngularLoss(nonsense=1)  # type: ignore[call-arg]
+NPairLoss(nonsense=1)  # type: ignore[call-arg]
+BatchAllTripletLoss(nonsense=1)  # type: ignore[call-arg]
+TiledTripletMarginLoss(nonsense=1)  # type: ignore[call-arg]
+SoftmaxLoss(3, 2, nonsense=1)  # type: ignore[call-arg]
+PDDMLoss(PDDMDistance(2), nonsense=1)  # type: ignore[call-arg]
+RegularizedLoss(loss, loss, nonsense=1)  # type: ignore[call-arg]
+CrossBatchMemory(loss, 2, nonsense=1)  # type: ignore[call-arg]
+HardPairMiner(nonsense=1)  # type: ignore[call-arg]
+AnchorSwapMiner(nonsense=1)  # type: ignore[call-arg]
+LabeledRegularizer(nonsense=1)  # type: ignore[call-arg]
+CBMLLoss(tile_size="8")  # type: ignore[arg-type]
+
+# Names that do not exist
+print(pml_ext.Nonsense)  # type: ignore[attr-defined]
+from pml_ext import NoSuchLoss  # type: ignore[attr-defined]  # noqa: E402, F401
 
 
 def of_a_run(run: RunView, splits: DataSplits) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pml_ext.plugin import (
     GramCosineSimilarity,
     GramDotProductSimilarity,
     PairLoss,
+    PairLossSettings,
     Pairs,
     SumOverDivisorReducer,
     Terms,
@@ -32,7 +33,7 @@ class _DotProductLoss(PairLoss):
 
     tiles = "classes"
 
-    def __init__(self, normalize_embeddings: bool = True, **kwargs: Any) -> None:
+    def __init__(self, normalize_embeddings: bool = True, **kwargs: Unpack[PairLossSettings]) -> None:
         check_flag(self, "normalize_embeddings", normalize_embeddings)
         if "distance" in kwargs:
             raise ValueError(
@@ -40,7 +41,8 @@ class _DotProductLoss(PairLoss):
                 "leaves the embeddings as they are"
             )
         distance = GramCosineSimilarity() if normalize_embeddings else GramDotProductSimilarity()
-        super().__init__(distance=distance, **kwargs)
+        kwargs["distance"] = distance
+        super().__init__(**kwargs)
         self.normalize_embeddings = normalize_embeddings
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
@@ -59,7 +61,9 @@ class _AngularLoss(_DotProductLoss):
 
     recorded: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
 
-    def __init__(self, alpha: float = 45.0, normalize_embeddings: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self, alpha: float = 45.0, normalize_embeddings: bool = True, **kwargs: Unpack[PairLossSettings]
+    ) -> None:
         check_number(self, "alpha", alpha, above=0, below=90)
         super().__init__(normalize_embeddings, **kwargs)
         self.alpha = alpha
@@ -208,7 +212,11 @@ class NPairAngularLoss(_AngularLoss):
     recorded: ClassVar[tuple[str, ...]] = (*_AngularLoss.recorded, "n_pair_loss", "angular_loss")
 
     def __init__(
-        self, alpha: float = 45.0, angular_weight: float = 2.0, normalize_embeddings: bool = True, **kwargs: Any
+        self,
+        alpha: float = 45.0,
+        angular_weight: float = 2.0,
+        normalize_embeddings: bool = True,
+        **kwargs: Unpack[PairLossSettings],
     ) -> None:
         check_number(self, "angular_weight", angular_weight, least=0)
         super().__init__(alpha, normalize_embeddings, **kwargs)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
-from pml_ext.plugin import PairLoss, Pairs, RunView, Terms, check_choice, check_number, hard_pair_masks, per_anchor
+from pml_ext.plugin import (
+    PairLoss,
+    PairLossSettings,
+    Pairs,
+    RunView,
+    Terms,
+    check_choice,
+    check_number,
+    hard_pair_masks,
+    per_anchor,
+)
 
 from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
 from .statistics import PairStatistics, ratio_figure
@@ -99,7 +109,7 @@ class CBMLLoss(PairLoss):
         epsilon: float = 0.1,
         mining: bool = True,
         statistics: Sequence[float] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[PairLossSettings],
     ) -> None:
         for name, value in (("alpha_pos", alpha_pos), ("alpha_neg", alpha_neg), ("epsilon", epsilon)):
             check_number(self, name, value)

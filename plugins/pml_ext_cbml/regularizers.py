@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from pml_ext.plugin import (
     BaseDistance,
     GramCosineSimilarity,
     LabeledRegularizer,
+    RegularizerSettings,
     check_choice,
     check_number,
     check_tile_size,
@@ -53,7 +54,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         reduction: str = "mean",
         detach_target: bool = False,
         tile_size: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[RegularizerSettings],
     ) -> None:
         check_number(self, "gamma", gamma, least=0, most=1)
         check_choice(self, "reduction", reduction, REDUCTIONS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
-from pml_ext.plugin import BaseMetricLossFunction, FullPrecisionForward, check_batch, check_count
+from pml_ext.plugin import BaseMetricLossFunction, FullPrecisionForward, LossSettings, check_batch, check_count
 
 
 class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -52,7 +52,11 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     label_order: Tensor
 
     def __init__(
-        self, num_classes: int, embedding_size: int, class_labels: Sequence[int] | None = None, **kwargs: Any
+        self,
+        num_classes: int,
+        embedding_size: int,
+        class_labels: Sequence[int] | None = None,
+        **kwargs: Unpack[LossSettings],
     ) -> None:
         check_count(self, "num_classes", num_classes)
         check_count(self, "embedding_size", embedding_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from pml_ext.plugin import (
     BaseMetricLossFunction,
     BaseReducer,
+    BaseRegularizer,
     FullPrecisionForward,
+    ModuleSettings,
     SumOverDivisorReducer,
     TrainingWarning,
     apart,
@@ -41,6 +43,12 @@ from .functional import (
 ENOUGH = 4  # images per class in a batch, Sec. 3.3
 
 Triplets = tuple[Tensor, Tensor, Tensor]
+
+
+class _Settings(ModuleSettings, total=False):
+    reducer: BaseReducer | None
+    embedding_regularizer: BaseRegularizer | None
+    embedding_reg_weight: float
 
 
 class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -124,7 +132,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         detach_embeddings: bool = False,
         embedding_loss: nn.Module | None = None,
         pointwise: str | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[_Settings],
     ) -> None:
         if not isinstance(distance, PDDMDistance):
             raise TypeError(

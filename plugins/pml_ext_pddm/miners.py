@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pml_ext.plugin import (
     BaseMiner,
     EuclideanDistance,
     FullPrecisionMining,
+    ModuleSettings,
     check_count,
     check_flag,
     matrix_of,
@@ -50,7 +51,11 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     capabilities = frozenset({"labels"})
 
     def __init__(
-        self, distance: BaseDistance | None = None, num_quadruplets: int = 1, per_class: bool = False, **kwargs: Any
+        self,
+        distance: BaseDistance | None = None,
+        num_quadruplets: int = 1,
+        per_class: bool = False,
+        **kwargs: Unpack[ModuleSettings],
     ) -> None:
         check_count(self, "num_quadruplets", num_quadruplets)
         check_flag(self, "per_class", per_class)

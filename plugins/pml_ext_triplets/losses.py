@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from pml_ext.plugin import (
     BaseReducer,
     PairLoss,
+    PairLossSettings,
     Pairs,
     RunView,
     SumOverDivisorReducer,
@@ -87,7 +88,7 @@ class BatchAllTripletLoss(PairLoss):
         triplets: str = "violating",
         positives: str = "all",
         percentile: float = 60.0,
-        **kwargs: Any,
+        **kwargs: Unpack[PairLossSettings],
     ) -> None:
         check_number(self, "margin", margin)
         check_choice(self, "kind", kind, KINDS)

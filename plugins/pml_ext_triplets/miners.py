@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pml_ext.plugin import (
     BaseMiner,
     EmbeddingsAlreadyPackagedAsTriplets,
     EuclideanDistance,
+    MinerSettings,
     TiledMiner,
     autocast_off,
     check_batch,
@@ -45,7 +46,7 @@ class LocalPositiveMiner(TiledMiner):
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.3.
     """
 
-    def __init__(self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         check_number(self, "percentile", percentile, least=0, most=100)
         super().__init__(tile_size, **kwargs)
         require_distance(self, self.distance)
@@ -79,7 +80,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
 
     capabilities = frozenset({"labels"})
 
-    def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Any) -> None:
+    def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         require_distance(self, self.distance)
         self.miner = EmbeddingsAlreadyPackagedAsTriplets() if miner is None else miner

@@ -4,7 +4,7 @@ from .cached import CachedGradients, MicroBatched
 from .calling import WrapperCapabilities, call_loss, inside
 from .memory import CrossBatchMemory
 from .multiple import MultipleLosses
-from .pair_loss import PairLoss
+from .pair_loss import PairLoss, PairLossSettings
 from .pairs import Pairs
 from .regularized import RegularizationWarning, RegularizedLoss
 from .self_supervised import SelfSupervisedLoss
@@ -23,6 +23,7 @@ __all__ = [
     "MicroBatched",
     "MultipleLosses",
     "PairLoss",
+    "PairLossSettings",
     "Pairs",
     "RegularizationWarning",
     "RegularizedLoss",

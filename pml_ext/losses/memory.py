@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,7 +12,14 @@ from torch import Tensor
 from ..components import capabilities
 from ..errors import TrainingWarning
 from ..pairwise import apart, autocast_off, check_batch, check_indices_tuple, to_full_precision
-from ..pml import BaseLossWrapper, ModuleWithRecords, convert_to_pairs, convert_to_triplets, get_all_pairs_indices
+from ..pml import (
+    BaseLossWrapper,
+    ModuleSettings,
+    ModuleWithRecords,
+    convert_to_pairs,
+    convert_to_triplets,
+    get_all_pairs_indices,
+)
 from ..settings import check_count
 from .all_pairs import takes_all_but_itself
 from .calling import call_loss
@@ -94,7 +101,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         miner: torch.nn.Module | None = None,
         detach_batch: bool = False,
         first_epoch: int = 1,
-        **kwargs: Any,
+        **kwargs: Unpack[ModuleSettings],
     ) -> None:
         if not isinstance(loss, torch.nn.Module):
             raise TypeError(f"loss of CrossBatchMemory must be an object such as ContrastiveLoss(); got {loss!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -26,13 +26,19 @@ from ..pairwise import (
     tiles_of_rows,
     transformed,
 )
-from ..pml import BaseDistance, BaseMetricLossFunction
+from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import reduced_alike, weighs_alike
 from ..settings import check_tile_size, number_settings, own_settings
 from .pairs import Pairs
 from .terms import AllButItself, JoinedTerms, Terms, Triplets, reduced, without_empty
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
+
+
+class PairLossSettings(LossSettings, total=False):
+    """Keyword arguments of pair losses."""
+
+    tile_size: int | None
 
 
 class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -86,7 +92,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     recorded: ClassVar[tuple[str, ...]] = ()
     tiles: ClassVar[str | None] = None
 
-    def __init__(self, tile_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
         check_tile_size(self, tile_size)
         if tile_size is not None and self.tiles is None:
             raise ValueError(

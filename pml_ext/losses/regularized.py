@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..components import capabilities
 from ..errors import TrainingWarning
 from ..pairwise import FullPrecisionForward, transformed
-from ..pml import BaseMetricLossFunction
+from ..pml import BaseMetricLossFunction, LossSettings
 from ..reducers import SumOfReducedReducer
 from ..settings import check_number
 from .calling import WrapperCapabilities, call_loss
@@ -55,7 +55,9 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         lambda self: capabilities(self.loss) | ({"labels"} if self._labelled_regularizer else set()),
     )
 
-    def __init__(self, loss: torch.nn.Module, regularizer: torch.nn.Module, weight: float = 1.0, **kwargs: Any) -> None:
+    def __init__(
+        self, loss: torch.nn.Module, regularizer: torch.nn.Module, weight: float = 1.0, **kwargs: Unpack[LossSettings]
+    ) -> None:
         for name, module in (("loss", loss), ("regularizer", regularizer)):
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(

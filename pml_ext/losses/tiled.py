@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..distances import EuclideanDistance, GramCosineSimilarity
 from ..pairwise import log_one_plus_sum_exp, masked_mean, transformed
-from ..pml import BaseDistance, BaseReducer
+from ..pml import BaseDistance, BaseReducer, LossSettings
 from ..reducers import SumOverDivisorReducer
 from ..settings import check_flag, check_number
 from .pair_loss import PairLoss
@@ -60,7 +60,11 @@ class TiledContrastiveLoss(_TiledLoss):
     """
 
     def __init__(
-        self, pos_margin: float = 0.0, neg_margin: float = 1.0, tile_size: int | None = None, **kwargs: Any
+        self,
+        pos_margin: float = 0.0,
+        neg_margin: float = 1.0,
+        tile_size: int | None = None,
+        **kwargs: Unpack[LossSettings],
     ) -> None:
         check_number(self, "pos_margin", pos_margin)
         check_number(self, "neg_margin", neg_margin)
@@ -117,7 +121,12 @@ class TiledMultiSimilarityLoss(_TiledLoss):
     """
 
     def __init__(
-        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, tile_size: int | None = None, **kwargs: Any
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        base: float = 0.5,
+        tile_size: int | None = None,
+        **kwargs: Unpack[LossSettings],
     ) -> None:
         check_number(self, "alpha", alpha, above=0)
         check_number(self, "beta", beta, above=0)
@@ -157,7 +166,7 @@ class TiledNTXentLoss(_TiledLoss):
         1.0986123085021973
     """
 
-    def __init__(self, temperature: float = 0.07, tile_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, temperature: float = 0.07, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
         check_number(self, "temperature", temperature, above=0)
         super().__init__(tile_size, **kwargs)
         self.temperature = temperature
@@ -200,7 +209,7 @@ class TiledSupConLoss(_TiledLoss):
     *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
     """
 
-    def __init__(self, temperature: float = 0.1, tile_size: int | None = None, **kwargs: Any) -> None:
+    def __init__(self, temperature: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
         check_number(self, "temperature", temperature, above=0)
         super().__init__(tile_size, **kwargs)
         self.temperature = temperature
@@ -270,7 +279,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         swap: bool = False,
         smooth_loss: bool = False,
         tile_size: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[LossSettings],
     ) -> None:
         check_number(self, "margin", margin)
         check_flag(self, "swap", swap)

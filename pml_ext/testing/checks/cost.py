@@ -165,7 +165,7 @@ def check_gradient_caching(subject: Subject) -> None:
         if cached:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TrainingWarning)
-                CachedGradients(network, loss, MICRO_BATCH)(batch.embeddings.detach(), batch.labels).backward()
+                CachedGradients(network, loss, MICRO_BATCH)(batch.embeddings.detach(), batch.labels).backward()  # type: ignore[no-untyped-call]
         else:
             call(loss, Batch(network(batch.embeddings), batch.labels)).backward()
         parameters = {f"network.{n}": p for n, p in network.named_parameters()}

@@ -109,7 +109,7 @@ def check_beside_a_loss(subject: Subject) -> None:
     actual = RegularizedLoss(ContrastiveLoss(), regularizer, weight=0.5)(batch.embeddings, batch.labels)
     expected = ContrastiveLoss()(batch.embeddings, batch.labels) + 0.5 * call(regularizer, batch)
     close(actual, expected, "beside a loss it adds something else than its value", rtol=1e-7)
-    actual.backward()
+    actual.backward()  # type: ignore[no-untyped-call]
 
 
 # Distances
