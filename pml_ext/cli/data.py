@@ -48,20 +48,11 @@ def data(
 
 def _get(about: About, root: Path | None) -> None:
     from ..data import get_archives
-    from .output import stderr
 
     place = about.place if root is None else root.expanduser()
     if _state(about, root)["problem"] is None:
         return
-    shown: dict[str, int] = {}
-
-    def progress(what: str, done: int, total: int) -> None:
-        percent = 100 * done // total if total else 0
-        if what not in shown or percent >= shown[what] + 10:
-            shown[what] = percent
-            stderr().print(f"{what}: {percent}% of {total / 1e6:,.1f} MB" if total else what)
-
-    get_archives(about, place, progress)
+    get_archives(about, place)
 
 
 def _described(about: About, root: Path | None) -> dict[str, Any]:

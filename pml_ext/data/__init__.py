@@ -12,11 +12,9 @@ with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
     from .cache import Prepared, prepare
     from .digits import digits, digits_unseen
-    from .download import check_archives
-    from .download import get as get_archives
     from .folder import folder
     from .omniglot import omniglot_small
-    from .published import About
+    from .published import About, check_archives, get_archives
     from .reading import Box, image_tensor, read_image
     from .splits import DataSplits, LabeledImages, hold_out_classes
     from .table import table

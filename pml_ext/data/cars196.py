@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, one_line
-from .published import About, Archive, Count, Counts, Entry, assemble, place_of
+from .published import About, Archive, Count, Entry, assemble, place_of
 from .splits import DataSplits
 
 ABOUT = About(
@@ -31,27 +31,16 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
         root: the folder with ``car_ims`` and ``cars_annos.mat``; ``pml-ext data cars196`` has the default.
         image_size: height and width of what the network gets, in pixels.
     """
-    return read(root, image_size, ABOUT.counts)
-
-
-def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
-    """What :func:`cars196` gives, with other counts.
-
-    Args:
-        root: as of :func:`cars196`.
-        image_size: likewise.
-        counts: how many images and classes there are to be; class numbers up to the first count of classes train.
-    """
     place = place_of(ABOUT, root, "cars_annos.mat", ["cars196", "CARS196"])
     names, listed = _annotations(place / "cars_annos.mat")
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     for path, number in listed:
-        parts["train" if number <= counts["train"].classes else "test"].append(Entry(path, names[number - 1]))
-    return assemble(ABOUT, place / "cars_annos.mat", place, parts, counts, image_size, names)
+        parts["train" if number <= ABOUT.counts["train"].classes else "test"].append(Entry(path, names[number - 1]))
+    return assemble(ABOUT, place / "cars_annos.mat", place, parts, image_size, names)
 
 
 def _annotations(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
-    """The classes, and the path and class number (from 1) of each image."""
+    """Return the classes, and the path and class number (from 1) of each image."""
     from scipy.io import loadmat
 
     try:

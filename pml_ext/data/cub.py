@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import DataError
-from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
+from .published import About, Archive, Count, Entry, assemble, place_of, read_lines
 from .reading import Box
 from .splits import DataSplits
 
@@ -36,18 +36,6 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
         image_size: height and width of what the network gets, in pixels.
         boxes: whether each photograph is cut to its bird, as ``bounding_boxes.txt`` says.
     """
-    return read(root, image_size, boxes, ABOUT.counts)
-
-
-def read(root: Path | None, image_size: int, boxes: bool, counts: Counts) -> DataSplits:
-    """What :func:`cub` gives, with other counts.
-
-    Args:
-        root: as of :func:`cub`.
-        image_size: likewise.
-        boxes: likewise.
-        counts: how many images and classes there are to be; class ids up to the first count of classes train.
-    """
     place = place_of(ABOUT, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
     classes = dict(read_lines(place / "image_class_labels.txt", 2))
@@ -70,7 +58,7 @@ def read(root: Path | None, image_size: int, boxes: bool, counts: Counts) -> Dat
             raise DataError(f"{place / 'image_class_labels.txt'}: no class of image {image} ({path}); unpack it again")
         if boxes and image not in boxed:
             raise DataError(f"{place / 'bounding_boxes.txt'}: no box of image {image} ({path}); unpack it again")
-        part = "train" if int(number) <= counts["train"].classes else "test"
+        part = "train" if int(number) <= ABOUT.counts["train"].classes else "test"
         parts[part].append(Entry(path, names[number], boxed.get(image)))
     listed = list(names.values())
-    return assemble(ABOUT, place / "images.txt", place / "images", parts, counts, image_size, listed)
+    return assemble(ABOUT, place / "images.txt", place / "images", parts, image_size, listed)

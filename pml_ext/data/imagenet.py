@@ -51,13 +51,31 @@ def imagenet(
     """
     if test_classes is not None and split != "pddm":
         raise ConfigError(f"test_classes of imagenet does not go with split = {split!r}; leave it out")
-    parents = parents_in(hierarchy) if hierarchy is not None else None
-    splits = read(root, image_size, ABOUT.counts if split == "cbml" else PDDM, test_classes)
-    return dataclasses.replace(splits, parents=parents)
+    about = ABOUT if split == "cbml" else dataclasses.replace(ABOUT, counts=PDDM)
+    place = place_of(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
+    if not (place / "val").is_dir():
+        raise DataError(f"{place} has no val; pml-ext data imagenet says what to get and where to put it")
+    wordnet_ids = [_classes(place / part) for part in ("train", "val")]
+    if wordnet_ids[0] != wordnet_ids[1]:
+        first = min(set(wordnet_ids[0]) ^ set(wordnet_ids[1]))
+        raise DataError(
+            f"{place}: train and val have not the same folders, {first} first; both want one per WordNet id"
+        )
+    tested = set(_listed(test_classes)) if test_classes else set(wordnet_ids[0][about.counts["train"].classes :])
+    if strange := tested - set(wordnet_ids[0]):
+        raise DataError(f"{test_classes}: {min(strange)} is no folder of {place / 'train'}; mend the list")
+    parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
+    of_training, of_validation = ("gallery", "query") if "query" in about.counts else ("test", "test")
+    for folder, part in (("train", of_training), ("val", of_validation)):
+        for name in wordnet_ids[0]:
+            entries = parts[part if name in tested else "train"]
+            entries.extend(Entry(f"{folder}/{name}/{file}", name) for file in _images(place / folder / name))
+    splits = assemble(about, place / "train", place, parts, image_size, wordnet_ids[0])
+    return dataclasses.replace(splits, parents=parents_in(hierarchy) if hierarchy is not None else None)
 
 
 def parents_in(path: Path) -> dict[str, list[str]]:
-    """The parents of every WordNet id in a list of parents and children.
+    """Return the parents of every WordNet id in a list of parents and children.
 
     Args:
         path: the list, a parent and a child per line.
@@ -69,36 +87,6 @@ def parents_in(path: Path) -> dict[str, list[str]]:
     for parent, child in read_lines(path, 2):
         parents.setdefault(child, []).append(parent)
     return parents
-
-
-def read(root: Path | None, image_size: int, counts: Counts, test_classes: Path | None = None) -> DataSplits:
-    """What :func:`imagenet` gives, with other counts.
-
-    Args:
-        root: as of :func:`imagenet`.
-        image_size: likewise.
-        counts: how many images and classes there are to be; with ``query`` and ``gallery``, as CBML divides them.
-        test_classes: likewise.
-    """
-    place = place_of(ABOUT, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
-    if not (place / "val").is_dir():
-        raise DataError(f"{place} has no val; pml-ext data imagenet says what to get and where to put it")
-    wordnet_ids = [_classes(place / part) for part in ("train", "val")]
-    if wordnet_ids[0] != wordnet_ids[1]:
-        first = min(set(wordnet_ids[0]) ^ set(wordnet_ids[1]))
-        raise DataError(
-            f"{place}: train and val have not the same folders, {first} first; both want one per WordNet id"
-        )
-    tested = set(_listed(test_classes)) if test_classes else set(wordnet_ids[0][counts["train"].classes :])
-    if strange := tested - set(wordnet_ids[0]):
-        raise DataError(f"{test_classes}: {min(strange)} is no folder of {place / 'train'}; mend the list")
-    parts: dict[str, list[Entry]] = {part: [] for part in counts}
-    of_training, of_validation = ("gallery", "query") if "query" in counts else ("test", "test")
-    for folder, part in (("train", of_training), ("val", of_validation)):
-        for name in wordnet_ids[0]:
-            entries = parts[part if name in tested else "train"]
-            entries.extend(Entry(f"{folder}/{name}/{file}", name) for file in _images(place / folder / name))
-    return assemble(ABOUT, place / "train", place, parts, counts, image_size, wordnet_ids[0])
 
 
 def _classes(place: Path) -> list[str]:

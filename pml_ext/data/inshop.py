@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import DataError
-from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
+from .published import About, Archive, Count, Entry, assemble, place_of, read_lines
 from .splits import DataSplits
 
 LIST = "list_eval_partition.txt"
@@ -27,17 +27,6 @@ def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
         root: the folder with ``list_eval_partition.txt``, or one above it; ``pml-ext data inshop`` has the default.
         image_size: height and width of what the network gets, in pixels.
     """
-    return read(root, image_size, ABOUT.counts)
-
-
-def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
-    """What :func:`inshop` gives, with other counts.
-
-    Args:
-        root: as of :func:`inshop`.
-        image_size: likewise.
-        counts: how many images and classes there are to be.
-    """
     listed = place_of(ABOUT, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
     parts: dict[str, list[Entry]] = {"train": [], "query": [], "gallery": []}
     for path, item, part in read_lines(listed, 3, header=2):
@@ -52,4 +41,4 @@ def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
         )
     above = listed.parent.parent if listed.parent.name in ("Eval", "Anno") else listed.parent
     images = next((place for place in (listed.parent, above, above / "Img") if (place / "img").is_dir()), above)
-    return assemble(ABOUT, listed, images, parts, counts, image_size)
+    return assemble(ABOUT, listed, images, parts, image_size)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from .download import get
-from .published import MEANT_FOR, About, Archive, Count, Counts, place_of
+from .published import MEANT_FOR, About, Archive, Count, get_archives, place_of
 from .splits import DataSplits, LabeledImages
 
 BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
@@ -47,7 +47,6 @@ SMALL = About(
     note="Downloaded on first use.",
 )
 
-
 Split = Literal["alphabets", "characters"]
 ONE_IN = 5  # characters of each alphabet, of which the last is tested with split = "characters"
 
@@ -65,64 +64,18 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
         split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested, so that
             each has relatives among the training characters.
     """
-    return read(root, image_size, ABOUT.counts, split)
-
-
-def read(root: Path | None, image_size: int, counts: Counts, split: Split = "alphabets") -> DataSplits:
-    """What :func:`omniglot` gives, with other counts.
-
-    Args:
-        root: as of :func:`omniglot`.
-        image_size: likewise.
-        counts: how many images and classes there are to be.
-        split: as of :func:`omniglot`.
-    """
-    _check_size("omniglot", image_size)
+    _check_settings("omniglot", image_size, split)
     place = place_of(ABOUT, root, BACKGROUND, ["omniglot-py"])
     place_of(ABOUT, place, EVALUATION)
-    parts = {}
-    for part, name in (("train", BACKGROUND), ("test", EVALUATION)):
-        parts[part], names = _read(place / name, image_size, lambda alphabet: True)
-        there = Count(len(parts[part]), len(names))
-        if there != counts[part]:
-            wanted = counts[part]
+    train, test = (_read(place / name, image_size) for name in (BACKGROUND, EVALUATION))
+    for part, name, images in (("train", BACKGROUND, train), ("test", EVALUATION, test)):
+        found, wanted = Count(len(images), len(images.class_names)), ABOUT.counts[part]
+        if found != wanted:
             raise DataError(
                 f"{place / name}: expected {wanted.images:,} {MEANT_FOR[part]} of {wanted.classes:,} classes, found "
-                f"{there.images:,} of {there.classes:,}; pml-ext data omniglot --download gets it again"
+                f"{found.images:,} of {found.classes:,}; pml-ext data omniglot --download gets it again"
             )
-    return _splits(parts["train"], parts["test"], image_size, split)
-
-
-def _splits(train: LabeledImages, test: LabeledImages, image_size: int, split: Split) -> DataSplits:
-    """The splits, with alphabets as parents."""
-    if split not in ("alphabets", "characters"):
-        raise ConfigError(f"split of omniglot must be 'alphabets' or 'characters', not {split!r}")
-    names = [*train.class_names, *test.class_names]
-    parents = {name: [name.partition("/")[0]] for name in names}
-    if split == "characters":
-        assert isinstance(train.images, torch.Tensor) and isinstance(test.images, torch.Tensor)  # noqa: PT018
-        everything = LabeledImages(
-            torch.cat([train.images, test.images]),
-            np.concatenate([train.labels, test.labels + len(train.class_names)]),
-            names,
-            channels=1,
-        )
-        place = {name: number for group in _by_alphabet(names) for number, name in enumerate(group, 1)}
-        tested = np.array([place[name] % ONE_IN == 0 for name in names])[everything.labels]
-        train, test = everything.subset(~tested), everything.subset(tested)
-    return DataSplits(train, test, image_size=image_size, channels=1, parents=parents)
-
-
-def _by_alphabet(names: list[str]) -> list[list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.partition("/")[0], []).append(name)
-    return list(groups.values())
-
-
-def _check_size(name: str, image_size: int) -> None:
-    if not 8 <= image_size <= 105:
-        raise ConfigError(f"image_size of {name} must be from 8 to 105 pixels, not {image_size}")
+    return _splits(train, test, image_size, split)
 
 
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
@@ -138,9 +91,9 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
         split: ``"alphabets"``, or ``"characters"`` for every fifth character of all eight alphabets to be tested, so
             that each has relatives among the training characters.
     """
-    _check_size("omniglot-small", image_size)
+    _check_settings("omniglot-small", image_size, split)
     if root is None:
-        get(SMALL, SMALL.place)
+        get_archives(SMALL, SMALL.place)
     folder = SMALL.place if root is None else root
     missing = [name for name in (TRAIN, TEST) if not (folder / name).is_file()]
     if missing:
@@ -148,16 +101,45 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
         raise DataError(
             f"{state}; --data wants a folder with {TRAIN} and {TEST} (from {URL}); without --data they are downloaded"
         )
-    train, train_names = _read(folder / TRAIN, image_size, lambda alphabet: True)
-    seen = {name.partition("/")[0] for name in train_names}
-    test, _ = _read(folder / TEST, image_size, lambda alphabet: alphabet not in seen)
+    train = _read(folder / TRAIN, image_size)
+    test = _read(folder / TEST, image_size, without={_alphabet(name) for name in train.class_names})
     if len(test) == 0:
         raise DataError(f"{folder / TEST} has no alphabet that {TRAIN} does not have; is it a copy of that file?")
     return _splits(train, test, image_size, split)
 
 
-def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[LabeledImages, list[str]]:
-    """The drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``."""
+def _check_settings(name: str, image_size: int, split: str) -> None:
+    if not 8 <= image_size <= 105:
+        raise ConfigError(f"image_size of {name} must be from 8 to 105 pixels, not {image_size}")
+    if split not in ("alphabets", "characters"):
+        raise ConfigError(f"split of omniglot must be 'alphabets' or 'characters', not {split!r}")
+
+
+def _alphabet(character: str) -> str:
+    return character.partition("/")[0]
+
+
+def _splits(train: LabeledImages, test: LabeledImages, image_size: int, split: Split) -> DataSplits:
+    names = [*train.class_names, *test.class_names]
+    if split == "characters":
+        everything = LabeledImages(
+            torch.cat([torch.as_tensor(part.images) for part in (train, test)]),
+            np.concatenate([train.labels, test.labels + len(train.class_names)]),
+            names,
+            channels=1,
+        )
+        count: Counter[str] = Counter()  # characters of each alphabet so far
+        tested = np.zeros(len(names), dtype=bool)
+        for label, name in enumerate(names):
+            count[_alphabet(name)] += 1
+            tested[label] = count[_alphabet(name)] % ONE_IN == 0
+        train, test = (everything.subset(tested[everything.labels] == wanted) for wanted in (False, True))
+    parents = {name: [_alphabet(name)] for name in names}
+    return DataSplits(train, test, image_size=image_size, channels=1, parents=parents)
+
+
+def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:
+    """Read the drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, but for some alphabets."""
     from PIL import Image
 
     drawings: list[NDArray[np.uint8]] = []
@@ -167,7 +149,7 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
         with zipfile.ZipFile(path) as archive:
             for entry in sorted(archive.namelist()):
                 parts = entry.split("/")
-                if len(parts) != 4 or not entry.endswith(".png") or not wanted(parts[1]):
+                if len(parts) != 4 or not entry.endswith(".png") or parts[1] in without:
                     continue
                 with Image.open(io.BytesIO(archive.read(entry)), formats=["PNG"]) as drawing:
                     small = drawing.convert("L").resize((image_size, image_size), Image.Resampling.BILINEAR)
@@ -175,8 +157,5 @@ def _read(path: Path, image_size: int, wanted: Callable[[str], bool]) -> tuple[L
                 labels.append(names.setdefault(f"{parts[1]}/{parts[2]}", len(names)))
     except (zipfile.BadZipFile, OSError, EOFError, SyntaxError) as error:
         raise DataError(f"{path}: not a readable zip of drawings ({error}); download it again") from None
-    if not drawings:
-        pixels = torch.zeros(0, 1, image_size, image_size, dtype=torch.uint8)
-    else:
-        pixels = torch.from_numpy(np.stack(drawings))[:, None]
-    return LabeledImages(pixels, labels, list(names), channels=1), list(names)
+    pixels = np.stack(drawings) if drawings else np.zeros((0, image_size, image_size), dtype=np.uint8)
+    return LabeledImages(torch.from_numpy(pixels)[:, None], labels, list(names), channels=1)

@@ -1,14 +1,21 @@
-"""What published data sets share: where they come from, the counts of their splits, the checks of their lists."""
+"""Published data sets: their archives, the counts of their splits, the checks of their lists."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import http.client
 import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from .reading import Box
 from .splits import DataSplits, LabeledImages
 
@@ -16,12 +23,7 @@ MEANT_FOR = {"train": "training images", "test": "test images", "query": "querie
 
 
 class Count(NamedTuple):
-    """How large a split is.
-
-    Args:
-        images: their number; None where the paper does not say it.
-        classes: the number of their classes.
-    """
+    """Size of a split; ``images`` is None where the paper does not say it."""
 
     images: int | None
     classes: int
@@ -31,13 +33,7 @@ Counts = Mapping[str, Count]  # by split
 
 
 class Entry(NamedTuple):
-    """An image as a list has it.
-
-    Args:
-        path: relative to the folder of the images.
-        name: of its class.
-        box: the part of it that is meant; None for all of it.
-    """
+    """An image in a list: its path relative to the folder of images, its class, its box if not all of it is meant."""
 
     path: str
     name: str
@@ -51,9 +47,9 @@ class Archive:
     Args:
         name: of the file.
         megabytes: about how large it is.
-        checksum: MD5 or SHA-256 of the file, as its length says; "" where none is known.
+        checksum: MD5 or SHA-256 of the file, told apart by length; "" where none is known.
         url: a stable address from which everybody may fetch it; "" where there is none.
-        unpack: whether it is to be unpacked; zips of drawings are read as they are.
+        unpack: whether it is unpacked; zips of drawings are read as they are.
     """
 
     name: str
@@ -62,10 +58,23 @@ class Archive:
     url: str = ""
     unpack: bool = True
 
+    def check(self, path: Path) -> None:
+        """Raise a :class:`DataError` if a file is not this archive."""
+        if not self.checksum:
+            return
+        kind = "md5" if len(self.checksum) == 32 else "sha256"
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, kind).hexdigest()
+        if found != self.checksum:
+            raise DataError(
+                f"{path}: not the file that is meant, or cut: its {kind.upper()} is {found}, wanted {self.checksum}; "
+                "delete it and get it again"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """A published data set: what to get, from where, and what is to be there.
+    """A published data set.
 
     Args:
         name: as users type it.
@@ -94,19 +103,93 @@ class About:
 
     @property
     def place(self) -> Path:
-        """Where it lies unless ``--data`` says otherwise: ``$PML_EXT_DATA/NAME``, or the user's cache."""
+        """Its folder unless ``--data`` says otherwise: ``$PML_EXT_DATA/NAME``, or the user's cache."""
         if set_by_user := os.environ.get("PML_EXT_DATA"):
             return Path(set_by_user).expanduser() / self.name
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pml_ext" / self.name
 
 
-def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
-    """The folder that a data set's files lie in.
+def get_archives(about: About, place: Path) -> None:
+    """Download a data set's archives that are not there, and unpack those that are to be unpacked.
 
     Args:
         about: the data set.
-        root: what ``--data`` says; None for the set's own place.
-        wanted: a file that is there.
+        place: the folder that they go to; made where it is missing.
+
+    Raises:
+        DataError: no address, an address that cannot be reached, another checksum, or an archive that cannot be read.
+    """
+    for archive in about.archives:
+        if not (place / archive.name).is_file() and not archive.url:
+            raise DataError(
+                f"{archive.name} of {about.name} has no address that a program may fetch it from; see {about.page}, "
+                f"and put it into {place}"
+            )
+    for archive in about.archives:
+        if (place / archive.name).is_file():
+            archive.check(place / archive.name)
+        else:
+            _download(archive, place)
+        if archive.unpack:
+            _unpack(place / archive.name, place)
+
+
+def check_archives(about: About, root: Path | None = None) -> None:
+    """Check the archives that lie in a data set's folder.
+
+    Args:
+        about: the data set.
+        root: the folder; by default the set's own.
+
+    Raises:
+        DataError: an archive is cut, or another file.
+    """
+    place = about.place if root is None else root.expanduser()
+    for archive in about.archives:
+        if (place / archive.name).is_file():
+            archive.check(place / archive.name)
+
+
+def _download(archive: Archive, place: Path) -> None:
+    """Download an archive; a file is under its name only when it is whole."""
+    from torchvision.datasets.utils import download_url
+
+    part = place / f"{archive.name}.part"
+    try:
+        part.unlink(missing_ok=True)
+        download_url(archive.url, os.fspath(place), part.name)
+        archive.check(part)
+        os.replace(part, place / archive.name)
+    except DataError:
+        part.unlink()
+        raise
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        raise DataError(
+            f"{archive.url} cannot be downloaded ({one_line(error)}); try again, or fetch {archive.name} yourself and "
+            f"put it into {place}"
+        ) from None
+
+
+def _unpack(path: Path, place: Path) -> None:
+    """Unpack a tar or zip archive; its files appear in the folder when the whole archive has been read."""
+    tar = {} if path.suffix == ".zip" or not hasattr(tarfile, "data_filter") else {"filter": "data"}
+    try:
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as temporary:
+            shutil.unpack_archive(path, temporary, **tar)  # type: ignore[arg-type]
+            shutil.copytree(temporary, place, copy_function=os.replace, dirs_exist_ok=True)
+    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a readable archive ({one_line(error)}); delete it and get it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be unpacked into {place} ({error.strerror or error})") from None
+
+
+def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
+    """Return the folder with a data set's files.
+
+    Args:
+        about: the data set.
+        root: value of ``--data``; None for the set's own place.
+        wanted: a file in the folder.
         inner: names that the folder may have inside of ``root``, since archives bring it along.
 
     Raises:
@@ -127,7 +210,7 @@ def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] 
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
-    """The lines of a list, each as its columns; the last column may have blanks in it.
+    """Return the lines of a list as columns; the last column may have blanks in it.
 
     Args:
         path: the list.
@@ -159,23 +242,18 @@ def assemble(
     listed_in: Path,
     images: Path,
     parts: Mapping[str, Sequence[Entry]],
-    counts: Counts,
     image_size: int,
     names: Sequence[str] = (),
 ) -> DataSplits:
-    """The splits of a published set from its lists, checked.
+    """Return the splits of a published set, checked against its lists and counts.
 
     Args:
         about: the data set.
         listed_in: the list, for error texts.
         images: the folder that paths are relative to.
         parts: the images of each split; ``train`` and ``test``, or ``train``, ``query`` and ``gallery``.
-        counts: how many there are to be.
-        image_size: height and width of what the network gets, in pixels.
-        names: the classes in the order of their labels; by default in the order of the lists, training classes first.
-
-    Returns:
-        The splits, of photographs in color; labels are indices of ``names``, from 0.
+        image_size: height and width of the network's input, in pixels.
+        names: the classes in the order of their labels, from 0; by default in the order of the lists.
 
     Raises:
         DataError: an image or a class is in two splits, images are missing, or counts are not what they should be.
@@ -184,7 +262,7 @@ def assemble(
     there = _files_of(images, {entry.path for entries in parts.values() for entry in entries})
     missing = sorted(entry.path for entries in parts.values() for entry in entries if entry.path not in there)
     for part, entries in parts.items():
-        _check_count(about, listed_in.parent, part, [e for e in entries if e.path in there], counts, images, missing)
+        _check_count(about, listed_in.parent, part, [e for e in entries if e.path in there], images, missing)
     if missing:  # where the counts do not tell
         raise DataError(f"{images / missing[0]}: no such file, though {listed_in.name} lists it; {_again(about)}")
     return labeled(images, parts, image_size, names)
@@ -197,15 +275,7 @@ def labeled(
     names: Sequence[str] = (),
     channels: Literal[1, 3] = 3,
 ) -> DataSplits:
-    """Photographs of each split, with labels from 0.
-
-    Args:
-        images: the folder that paths are relative to.
-        parts: the images of each split.
-        image_size: height and width of what the network gets, in pixels.
-        names: the classes in the order of their labels; by default in the order of the lists.
-        channels: 1 (gray) or 3 (color).
-    """
+    """Return photographs as splits, with labels from 0; arguments as of :func:`assemble`."""
     names = list(names or dict.fromkeys(entry.name for entries in parts.values() for entry in entries))
     labels = {name: label for label, name in enumerate(names)}
     splits = {
@@ -230,14 +300,14 @@ def labeled(
 
 
 def _boxes(entries: Sequence[Entry]) -> list[Box] | None:
-    """The boxes, where there are any; an image without one has a box as wide as any image."""
+    """Return the boxes, where there are any; an image without one has a box as wide as any image."""
     if all(entry.box is None for entry in entries):
         return None
     return [entry.box or Box(0, 0, float("1e9"), float("1e9")) for entry in entries]
 
 
 def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared_classes: bool = False) -> None:
-    """No image stands twice, and no class is trained on and tested on.
+    """Check that no image is listed twice, and that no training class is tested.
 
     Args:
         listed_in: the list, for error texts.
@@ -265,10 +335,10 @@ def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared
 
 
 def _check_count(
-    about: About, place: Path, part: str, entries: Sequence[Entry], counts: Counts, images: Path, missing: Sequence[str]
+    about: About, place: Path, part: str, entries: Sequence[Entry], images: Path, missing: Sequence[str]
 ) -> None:
     there = Count(len(entries), len({entry.name for entry in entries}))
-    wanted = counts[part]
+    wanted = about.counts[part]
     if there.classes == wanted.classes and wanted.images in (None, there.images):
         return
     what = MEANT_FOR[part]
@@ -291,7 +361,7 @@ def _again(about: About) -> str:
 
 
 def _files_of(place: Path, paths: Iterable[str]) -> set[str]:
-    """The paths that are files, each folder read once."""
+    """Return the paths that are files; each folder is read once."""
     folders: dict[str, set[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
+from .published import About, Archive, Count, Entry, assemble, place_of, read_lines
 from .splits import DataSplits
 
 ABOUT = About(
@@ -27,17 +27,6 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
         root: the folder ``Stanford_Online_Products``, or the one that it lies in; ``pml-ext data sop`` has the default.
         image_size: height and width of what the network gets, in pixels.
     """
-    return read(root, image_size, ABOUT.counts)
-
-
-def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
-    """What :func:`sop` gives, with other counts.
-
-    Args:
-        root: as of :func:`sop`.
-        image_size: likewise.
-        counts: how many images and classes there are to be.
-    """
     place = place_of(ABOUT, root, "Ebay_train.txt", ["Stanford_Online_Products"])
     parts: dict[str, list[Entry]] = {}
     names: dict[str, str] = {}  # by class id
@@ -49,4 +38,4 @@ def read(root: Path | None, image_size: int, counts: Counts) -> DataSplits:
             if number not in names:
                 names[number] = product if owners.setdefault(product, number) == number else f"{product} ({number})"
             parts[part].append(Entry(path, names[number]))
-    return assemble(ABOUT, place / "Ebay_test.txt", place, parts, counts, image_size)
+    return assemble(ABOUT, place / "Ebay_test.txt", place, parts, image_size)

@@ -21,26 +21,18 @@ Transform = Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """Images as a first step leaves them.
+class ResizedCache:
+    """Images as the first step of a transform leaves them.
 
     Args:
         images: of a whole split, ``[C, H, W]`` each, uint8.
-        rows: which of them are meant, ``[N]``.
-        first: the text of the step.
+        rows: indices of the images that are meant, ``[N]``.
+        first: text of the step.
     """
 
     images: Sequence[Tensor]
     rows: NDArray[np.int64]
     first: str
-
-    def subset(self, chosen: NDArray[np.int64]) -> Kept:
-        """Some of them, by index."""
-        return dataclasses.replace(self, rows=self.rows[chosen])
-
-
-def _unchanged(image: Tensor) -> Tensor:
-    return image
 
 
 class LabeledImages(Dataset[tuple[Tensor, int]]):
@@ -50,11 +42,11 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         images: uint8 images ``[N, C, H, W]``, or the paths of image files, read when they are wanted.
         labels: ``[N]``, integers; each is an index of ``class_names``.
         class_names: the name of every class of the data set, whichever split it is in.
-        transform: what is done to a uint8 image ``[C, H, W]``; None leaves it. One that has ``smallest``, a number of
-            pixels, has files read no larger than it needs; see :func:`read_image`.
-        channels: what files are read as: 1 (gray) or 3 (color).
+        transform: of a uint8 image ``[C, H, W]``; None leaves it. One that has ``smallest``, a number of pixels, has
+            files read no larger than it needs; see :func:`read_image`.
+        channels: of an image that is read from a file: 1 (gray) or 3 (color).
         boxes: the part of each file that is its image, ``[N, 4]`` as :class:`Box` has them; None for all of it.
-        kept: images after a first step, which a transform with the same ``first`` step takes in place of the files.
+        cache: images after a first step, which a transform with the same ``first`` step takes in place of the files.
     """
 
     def __init__(
@@ -65,7 +57,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         transform: Transform | None = None,
         channels: int = 3,
         boxes: Any = None,
-        kept: Kept | None = None,
+        cache: ResizedCache | None = None,
     ) -> None:
         self.images = images
         self.labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
@@ -73,7 +65,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         self.transform = transform
         self.channels = channels
         self.boxes: NDArray[np.float64] | None = None if boxes is None else np.asarray(boxes, dtype=np.float64)
-        self.kept = kept
+        self.cache = cache
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
         if self.boxes is not None and self.boxes.shape != (len(self.labels), 4):
@@ -88,18 +80,18 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if self.kept is not None and self.kept.first == getattr(self.transform, "first_name", None):
-            image = self.kept.images[self.kept.rows[index]]
+        if self.cache is not None and self.cache.first == getattr(self.transform, "first_name", None):
+            image = self.cache.images[self.cache.rows[index]]
         else:
             image = self.image(index, getattr(self.transform, "smallest", None))
         return (image if self.transform is None else self.transform(image)), int(self.labels[index])
 
     def image(self, index: int, smallest: int | None = None) -> Tensor:
-        """The image itself, before the transform: uint8, ``[C, H, W]``.
+        """Return an image before the transform: uint8, ``[C, H, W]``.
 
         Args:
             index: from 0.
-            smallest: what a file's shorter side may be reduced to in reading, in pixels.
+            smallest: pixels that a file's shorter side may be reduced to in reading.
 
         Raises:
             DataError: its file cannot be read; the text has the path.
@@ -109,53 +101,57 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         box = None if self.boxes is None else Box(*self.boxes[index])
         return read_image(self.images[index], self.channels, box, smallest)
 
-    def with_transform(self, transform: Transform | None) -> LabeledImages:
-        """The same images with another transform."""
+    def replace(self, **changes: Any) -> LabeledImages:
+        """Return the same images with other arguments of the constructor, such as ``labels`` or ``cache``."""
         return LabeledImages(
-            self.images, self.labels, self.class_names, transform, self.channels, self.boxes, self.kept
+            **{
+                "images": self.images,
+                "labels": self.labels,
+                "class_names": self.class_names,
+                "transform": self.transform,
+                "channels": self.channels,
+                "boxes": self.boxes,
+                "cache": self.cache,
+                **changes,
+            }
         )
 
-    def for_workers(self) -> tuple[LabeledImages, Transform]:
-        """The same images as they come from processes that read, and what is left to do to batches of them.
+    def with_transform(self, transform: Transform | None) -> LabeledImages:
+        """Return the same images with another transform."""
+        return self.replace(transform=transform)
 
-        A batch of uint8 images is a quarter of what a network gets of it, and that has to be passed on.
+    def for_workers(self) -> tuple[LabeledImages, Transform]:
+        """Return the images as reading processes pass them on, uint8 where possible, and the rest of the transform.
+
+        The rest is for batches: a batch of uint8 images is a quarter of the network's input.
         """
         if not isinstance(self.transform, Steps):
             return self, _unchanged
         early, last = self.transform.divided()
         return self.with_transform(early), last
 
-    def with_labels(self, labels: Any, class_names: Sequence[str]) -> LabeledImages:
-        """The same images with other labels.
-
-        Args:
-            labels: ``[N]``, integers; each is an index of ``class_names``.
-            class_names: of these labels.
-        """
-        return LabeledImages(self.images, labels, class_names, self.transform, self.channels, self.boxes, self.kept)
-
-    def with_kept(self, kept: Kept | None) -> LabeledImages:
-        """The same images, read from what is kept of them where a transform begins with its step."""
-        return LabeledImages(
-            self.images, self.labels, self.class_names, self.transform, self.channels, self.boxes, kept
-        )
-
     def subset(self, indices: Any) -> LabeledImages:
-        """Some of the images, by index or boolean mask."""
+        """Return some of the images, by index or boolean mask."""
         chosen = np.arange(len(self))[np.asarray(indices)]
-        images = (
-            self.images[torch.from_numpy(chosen)]
-            if isinstance(self.images, Tensor)
-            else [self.images[index] for index in chosen]
+        if isinstance(self.images, Tensor):
+            images: Any = self.images[torch.from_numpy(chosen)]
+        else:
+            images = [self.images[index] for index in chosen]
+        return self.replace(
+            images=images,
+            labels=self.labels[chosen],
+            boxes=None if self.boxes is None else self.boxes[chosen],
+            cache=None if self.cache is None else dataclasses.replace(self.cache, rows=self.cache.rows[chosen]),
         )
-        boxes = None if self.boxes is None else self.boxes[chosen]
-        kept = None if self.kept is None else self.kept.subset(chosen)
-        return LabeledImages(images, self.labels[chosen], self.class_names, self.transform, self.channels, boxes, kept)
+
+
+def _unchanged(image: Tensor) -> Tensor:
+    return image
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
-    """What a data set's factory returns.
+    """The splits of a data set, returned by its factory.
 
     Each test image is searched among all others of ``test``; or, in a set that has ``query`` and ``gallery`` in its
     place, each image of ``query`` among all of ``gallery``.
@@ -196,21 +192,18 @@ class DataSplits:
             raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
 
     def tested(self) -> dict[str, LabeledImages]:
-        """The splits that are tested on, by name: ``test``, or ``query`` and ``gallery``."""
+        """Return the tested splits by name: ``test``, or ``query`` and ``gallery``."""
         parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
         return {name: part for name, part in parts.items() if part is not None}
 
 
 def split_by_class(images: LabeledImages, fraction: float, seed: int | None) -> tuple[LabeledImages, LabeledImages]:
-    """Divides the classes: no class is in both parts.
+    """Divide the classes: no class is in both parts; labels stay.
 
     Args:
-        images: what to divide.
-        fraction: the share of the classes in the second part, between 0 and 1; at least one class in each.
+        images: the images.
+        fraction: share of the classes in the second part, between 0 and 1; at least one class in each.
         seed: of the draw; None for the last classes in the order of labels.
-
-    Returns:
-        Both parts; labels stay what they were.
 
     Raises:
         DataError: fewer than two classes.
@@ -225,15 +218,12 @@ def split_by_class(images: LabeledImages, fraction: float, seed: int | None) -> 
 
 
 def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
-    """Divides the images of every class, in a random order.
+    """Divide the images of every class at random; labels stay.
 
     Args:
-        images: what to divide.
-        fraction: the share of each class's images in the second part, rounded to whole images.
+        images: the images.
+        fraction: share of each class's images in the second part, rounded to whole images.
         seed: of the draw.
-
-    Returns:
-        Both parts; labels stay what they were.
     """
     generator = np.random.default_rng(seed)
     second = np.zeros(len(images), dtype=bool)
@@ -246,15 +236,12 @@ def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[L
 def hold_out_classes(
     train: LabeledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Training classes and held-out ones to choose a model by.
+    """Return the rest of the training images, and those of held-out classes, by which a model is chosen.
 
     Args:
         train: the training images.
-        fraction: the share of the classes to hold out, between 0 and 1.
+        fraction: share of the classes to hold out, between 0 and 1.
         seed: of the draw.
         which: classes that are drawn, or the last in the order of labels.
-
-    Returns:
-        What is left to train with, and the held-out images; labels stay what they were.
     """
     return split_by_class(train, fraction, None if which == "last" else seed)

@@ -1,4 +1,7 @@
-"""From a stored image to what the network gets; torchvision draws what is random in training."""
+"""Transforms from a stored image to the input of a network, made of torchvision's ``v2`` transforms.
+
+Torchvision is imported when transforms are built: it takes a second, which commands that only list names need not wait.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..errors import ConfigError, needs_extra
-from .steps import CenterCrop, Normalize, Resize, ToFloat, resize
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -17,17 +19,17 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How photographs become what a network gets, beyond its size; ``[data.images]`` of a recipe.
+    """Preprocessing of photographs beyond the size of the input; ``[data.images]`` of a recipe.
 
     Args:
         resize: pixels of the shorter side before a square is cut out; with ``squash``, of both. None: 256 / 224 of the
             square's.
-        squash: images become squares, whatever their form was, before the cut.
+        squash: images become squares before the cut, whatever their aspect ratio was.
         bgr: the channels are blue, green, red.
-        value_range: what the greatest value is before any normalization, 1 or 255.
-        random_crop: a training image's square is cut at random, in its size.
-        random_crop_scale: a training image's square is a random part of it, resized: the range of its area, as a share
-            of the image's, above 0 and up to 1.
+        value_range: greatest value before any normalization, 1 or 255.
+        random_crop: a training image's square is cut at a random place, in its size.
+        random_crop_scale: a training image's square is a random part of it, resized: range of the part's area as a
+            share of the image's, above 0 and up to 1.
         flip: training images are mirrored left to right half of the time.
     """
 
@@ -41,15 +43,15 @@ class Pipeline:
 
 
 class Steps(nn.Module):
-    """What is done to an image: a first step that is the same each time, and what follows.
+    """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
 
-    Applied to its own result the first step changes nothing, so results of it can be kept and go through all steps.
+    The first step leaves its own result alone, so that its results can be cached and go through all steps.
 
     Args:
         first: the first step; None where the steps begin with a random one.
         rest: the others, up to a uint8 image of the wanted size.
-        last: from there to what the network gets; the same to each image, so that a batch can go through them whole.
-        smallest: what the shorter side of an image may be reduced to before, in pixels.
+        last: the same for each image, so that a batch can go through them whole.
+        smallest: shorter side that an image may be reduced to before the first step, in pixels.
     """
 
     def __init__(
@@ -57,15 +59,15 @@ class Steps(nn.Module):
     ) -> None:
         super().__init__()
         self.first, self.smallest = first, smallest
-        self.first_name = str(first)  # says all that the first step depends on
+        self.first_name = str(first)  # has all that the first step depends on
         self.rest, self.last = nn.Sequential(*rest), nn.Sequential(*last)
 
     def forward(self, image: Tensor) -> Tensor:
-        """A uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
+        """Return a uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
         return self.last(self.rest(image if self.first is None else self.first(image)))  # type: ignore[no-any-return]
 
     def divided(self) -> tuple[Steps, nn.Sequential]:
-        """All steps but the last ones; and these, for batches: a uint8 image is a quarter of what the network gets."""
+        """Return the steps on one image, and those on a batch: uint8 images are a quarter of the network's input."""
         return Steps(self.first, [*self.rest], [], self.smallest), self.last
 
 
@@ -81,22 +83,19 @@ def build_transforms(
     flip: bool = False,
     pipeline: Pipeline = Pipeline(),
 ) -> tuple[Steps, Steps]:
-    """Transforms from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``, values 0 to 1 before any normalization.
+    """Return the transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
     Args:
         image_size: S, in pixels.
         channels: C of the images.
         crop: resize the shorter side and cut a square from the middle, rather than resizing to a square.
         normalize: means and standard deviations per channel, such as ImageNet's.
-        shift: the largest move of a training image each way, in pixels, drawn at random; the edge is filled with black.
-        rotate: the largest turn of a training image each way, in degrees, from 0 to 180, drawn at random.
-        scale: and grow by a random factor in this range, above 0.
-        random_crop: and are cut at random (``RandomResizedCrop`` of 0.2 to 1 of the area), as for photographs.
-        flip: and are mirrored left to right half of the time.
-        pipeline: of photographs; what it says of cuts and mirroring is done besides.
-
-    Returns:
-        The transform of training images and that of all others.
+        shift: largest move of a training image each way, in pixels, drawn at random; the edge is filled with black.
+        rotate: largest turn of a training image each way, in degrees, from 0 to 180, drawn at random.
+        scale: range of the random factor by which a training image grows, above 0.
+        random_crop: cut training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
+        flip: mirror training images left to right half of the time.
+        pipeline: of photographs; its cuts and its mirroring come on top.
 
     Raises:
         ConfigError: a setting outside its range.
@@ -119,67 +118,46 @@ def build_transforms(
             "random_crop of [data.images] cuts a square in its size, and another setting a part that is "
             "resized; leave one of them out"
         )
-    first = _Resize(image_size, crop, pipeline)
-    cut = CenterCrop(image_size)
-    order = _InOrder(pipeline.bgr)
-    finish: list[nn.Module] = [ToFloat(scale=pipeline.value_range == 1)]
-    if normalize is not None:
-        mean, std = normalize
-        finish.append(Normalize(mean[:channels], std[:channels]))
-    cuts = _training_cuts(image_size, shift, rotate, scale, area, pipeline.random_crop, flip or pipeline.flip)
-    augment = cuts if pipeline.random_crop or area is not None else [cut, *cuts]
-    plain = Steps(first, [cut, order], finish, first.side)
-    if area is not None and pipeline.resize is None:  # a part of the image as it is
-        # the smallest part that is drawn, of the smallest area and a ratio of 3 : 4, still has S pixels each way
-        return Steps(None, [*augment, order], finish, math.ceil(image_size / math.sqrt(0.75 * area[0]))), plain
-    return Steps(first, [*augment, order], finish, first.side), plain
-
-
-def _training_cuts(
-    size: int,
-    shift: int,
-    rotate: float,
-    scale: tuple[float, float],
-    area: tuple[float, float] | None,
-    random_crop: bool,
-    flip: bool,
-) -> list[nn.Module]:
-    """What is random in training, after an image is resized; arguments as of :func:`build_transforms`."""
-    turned = rotate or tuple(scale) != (1.0, 1.0)
-    if not (area or random_crop or turned or shift or flip):
-        return []
-    with needs_extra("train", "what is random in training"):
+    with needs_extra("train", "a transform of images"):
+        import torch
         from torchvision.transforms import v2
 
-    steps: list[nn.Module] = []
+    first = _Resize(image_size, crop, pipeline)
+    in_order = _ChannelOrder(pipeline.bgr)
+    last: list[nn.Module] = [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
+    if normalize is not None:
+        mean, std = normalize
+        last.append(v2.Normalize(list(mean[:channels]), list(std[:channels]), inplace=True))
+    augment: list[nn.Module] = [] if area or pipeline.random_crop else [v2.CenterCrop(image_size)]
     if area is not None:
-        steps.append(v2.RandomResizedCrop(size, scale=area, antialias=True))
-    elif random_crop:
-        steps.append(v2.RandomCrop(size))
-    if turned:
-        steps.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
+        augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
+    elif pipeline.random_crop:
+        augment.append(v2.RandomCrop(image_size))
+    if rotate or tuple(scale) != (1.0, 1.0):
+        augment.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
     if shift:
-        steps.append(v2.RandomCrop(size, padding=shift))
-    if flip:
-        steps.append(v2.RandomHorizontalFlip())
-    return steps
+        augment.append(v2.RandomCrop(image_size, padding=shift))
+    if flip or pipeline.flip:
+        augment.append(v2.RandomHorizontalFlip())
+    plain = Steps(first, [v2.CenterCrop(image_size), in_order], last, first.side)
+    if area is not None and pipeline.resize is None:  # a part of the photograph itself
+        # the smallest part, of the smallest area and an aspect ratio of 3 : 4, still has S pixels each way
+        smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
+        return Steps(None, [*augment, in_order], last, smallest), plain
+    return Steps(first, [*augment, in_order], last, first.side), plain
 
 
 class _Resize(nn.Module):
-    """Resizes an image to a square, or its shorter side.
-
-    Args:
-        size: of what is cut out afterwards; unless a pipeline says what to resize to, such an image is left alone.
-        crop: whether something is cut out.
-        pipeline: says what to resize to.
-    """
+    """Resizes an image to a square, or its shorter side; leaves an image of the wanted size alone by default."""
 
     def __init__(self, size: int, crop: bool, pipeline: Pipeline) -> None:
         super().__init__()
+        from torchvision.transforms import v2
+
         squash = pipeline.squash or not (crop or pipeline.resize)
         self.side = pipeline.resize or (size if squash else round(size * 256 / 224))
         self.left_alone = size if pipeline.resize is None else None
-        self.resize = Resize((self.side, self.side) if squash else self.side)
+        self.resize = v2.Resize((self.side, self.side) if squash else self.side, antialias=True)
 
     def extra_repr(self) -> str:
         return f"left_alone={self.left_alone}"
@@ -190,12 +168,8 @@ class _Resize(nn.Module):
         return self.resize(image)  # type: ignore[no-any-return]
 
 
-class _InOrder(nn.Module):
-    """Has an image lie in memory channel by channel, which what follows is several times as fast on.
-
-    Args:
-        bgr: blue, green, red for red, green, blue.
-    """
+class _ChannelOrder(nn.Module):
+    """Makes an image contiguous, channel by channel, which later steps are several times as fast on."""
 
     def __init__(self, bgr: bool) -> None:
         super().__init__()
@@ -206,16 +180,13 @@ class _InOrder(nn.Module):
 
 
 def raw_pixels(images: Tensor) -> Tensor:
-    """The pixels of images as vectors: what retrieval without a network sees.
-
-    Images larger than 32 x 32 are looked at as thumbnails of that size, so that memory grows with these alone.
+    """Return the pixels of images as vectors ``[B, C * S * S]``, S at most 32: the baseline without a network.
 
     Args:
-        images: transformed, ``[B, C, H, W]``.
-
-    Returns:
-        ``[B, C * S * S]``, float32, S at most 32.
+        images: transformed, ``[B, C, H, W]``; larger ones than 32 x 32 are reduced to that size.
     """
     if max(images.shape[-2:]) > THUMBNAIL:
-        images = resize(images, (THUMBNAIL, THUMBNAIL))
+        from torchvision.transforms.v2.functional import resize
+
+        images = resize(images, [THUMBNAIL, THUMBNAIL], antialias=True)
     return images.flatten(1).float()

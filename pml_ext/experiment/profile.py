@@ -210,7 +210,7 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
     run.relabel(stage)
     labels, images = run.pseudo_labels, run.training_images
     if labels is not None:
-        images = images.with_labels(labels, [])
+        images = images.replace(labels=labels, class_names=[])
     run.call_parts("start_epoch")
     joined: list[list[int]] = []
     while len(joined) < steps + warm_up:

@@ -62,7 +62,8 @@ def renew(
         tell(f"clustering the training images before epoch {max(1, view.epoch)}")
         labels = clusters_of(view, table)
     view.pseudo_labels = labels
-    images = view.training_images.with_labels(labels, [f"cluster {number}" for number in range(table.clusters)])
+    names = [f"cluster {number}" for number in range(table.clusters)]
+    images = view.training_images.replace(labels=labels, class_names=names)
     stage.sampler, stage.batch_size = sampler_of_clusters(
         stage.table, table, images, stage.iterations, view.seed, max(1, view.epoch)
     )

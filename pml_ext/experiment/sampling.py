@@ -91,8 +91,9 @@ def sampler_before_clusters(
     """
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
-    alike = images.with_labels(
-        np.arange(len(images)) % pseudo.clusters, [f"cluster {number}" for number in range(pseudo.clusters)]
+    alike = images.replace(
+        labels=np.arange(len(images)) % pseudo.clusters,
+        class_names=[f"cluster {number}" for number in range(pseudo.clusters)],
     )
     if pseudo.batch_size is None:
         return build_sampler(table, alike, seed)

@@ -1,5 +1,6 @@
-"""Published data sets in small folders of their own layouts: splits, labels, names, counts and what is refused."""
+"""Published data sets in small folders of their own layouts: splits, labels, names, counts and refusals."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -15,45 +16,59 @@ from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jp
 COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
 
 
-def test_cub_trains_on_the_first_classes(tmp_path):
+@pytest.fixture
+def count(monkeypatch):
+    """Makes other counts the published ones of a set."""
+
+    def replace(module, counts=COUNTS):
+        monkeypatch.setattr(module, "ABOUT", dataclasses.replace(module.ABOUT, counts=counts))
+
+    return replace
+
+
+def test_cub_trains_on_the_first_classes(tmp_path, count):
+    count(cub)
     place = cub_folder(tmp_path / "CUB_200_2011")
     for root in (place, tmp_path):  # the folder itself, or the one above
-        splits = cub.read(root, 64, False, COUNTS)
+        splits = cub.cub(root, 64)
         assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
         assert splits.test.labels.tolist() == [2] * 3 + [3] * 3
     assert splits.test.class_names == [f"{n:03}.Bird_{n}" for n in range(1, 5)]
     assert splits.test.paths[0] == place / "images" / "003.Bird_3" / "Bird_0.jpg"
     assert (splits.image_size, splits.channels, splits.crop) == (64, 3, True)
     assert tuple(splits.train[0][0].shape) == (3, 16, 20)
-    boxed = cub.read(place, 64, True, COUNTS)
+    boxed = cub.cub(place, 64, boxes=True)
     assert tuple(boxed.train[0][0].shape) == (3, 8, 10)
     assert tuple(boxed.test.subset([1, 2])[0][0].shape) == (3, 8, 10)
 
 
-def test_cars_are_split_by_class_not_officially(tmp_path):
-    splits = cars196.read(cars_folder(tmp_path), 64, COUNTS)
+def test_cars_are_split_by_class_not_officially(tmp_path, count):
+    count(cars196)
+    splits = cars196.cars196(cars_folder(tmp_path), 64)
     assert splits.train.labels.tolist() == [0, 1] * 3
     assert splits.test.labels.tolist() == [2, 3] * 3
     assert splits.train.class_names[0] == "Maker 0 2012"
     assert splits.test.paths[0].name == "000003.jpg"
 
 
-def test_products_are_labeled_on_from_the_training_classes(tmp_path):
+def test_products_are_labeled_on_from_the_training_classes(tmp_path, count):
+    count(sop)
     sop_folder(tmp_path / "Stanford_Online_Products")
-    splits = sop.read(tmp_path, 64, COUNTS)
+    splits = sop.sop(tmp_path, 64)
     assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
     assert splits.test.labels.tolist() == [2] * 3 + [3] * 3
     assert splits.train.class_names == ["bicycle_final/1000", "mug_final/1001", "bicycle_final/1002", "mug_final/1003"]
 
 
 @pytest.mark.parametrize("layout", ["old", "new"])
-def test_inshop_has_queries_and_a_gallery(tmp_path, layout):
+def test_inshop_has_queries_and_a_gallery(tmp_path, count, layout):
+    count(inshop, {"train": Count(6, 2), "query": Count(2, 2), "gallery": Count(4, 2)})
     inshop_folder(tmp_path)
     if layout == "new":
         for name, folder in (("list_eval_partition.txt", "Eval"), ("img", "Img")):
             (tmp_path / folder).mkdir()
             shutil.move(tmp_path / name, tmp_path / folder)
-    splits = inshop.read(tmp_path, 64, {"train": Count(6, 2), "query": Count(2, 2), "gallery": Count(4, 2)})
+    splits = inshop.inshop(tmp_path, 64)
     assert splits.test is None
     assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
     assert splits.query.labels.tolist() == [2, 3]
@@ -63,27 +78,31 @@ def test_inshop_has_queries_and_a_gallery(tmp_path, layout):
     assert tuple(splits.gallery[0][0].shape) == (3, 16, 20)
 
 
-def test_imagenet_is_divided_as_the_papers_do(tmp_path):
+def test_imagenet_is_divided_as_the_papers_do(tmp_path, count, monkeypatch):
     place = imagenet_folder(tmp_path)
-    counts = {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)}
-    splits = imagenet.read(place, 64, counts)
+    count(imagenet, {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)})
+    monkeypatch.setattr(imagenet, "PDDM", {"train": Count(None, 3), "test": Count(None, 1)})
+    splits = imagenet.imagenet(place, 64)
     assert sorted(splits.train.labels.tolist()) == [0] * 4 + [1] * 4  # validation images train as well
     assert splits.gallery.labels.tolist() == [2] * 3 + [3] * 3
     assert [path.parent.parent.name for path in splits.query.paths] == ["val", "val"]
     assert splits.train.class_names[0] == "n01440764"
-    pddm = imagenet.read(place, 64, {"train": Count(None, 3), "test": Count(None, 1)})
+    pddm = imagenet.imagenet(place, 64, "pddm")
     assert (len(pddm.train), pddm.test.labels.tolist()) == (12, [3] * 4)
     (tmp_path / "unseen.txt").write_text("n01440765\n")
-    listed = imagenet.read(place, 64, {"train": Count(None, 3), "test": Count(None, 1)}, tmp_path / "unseen.txt")
+    listed = imagenet.imagenet(place, 64, "pddm", tmp_path / "unseen.txt")
     assert set(listed.test.labels.tolist()) == {1}
     with pytest.raises(ConfigError, match="test_classes of imagenet does not go with split = 'cbml'"):
         imagenet.imagenet(place, test_classes=tmp_path / "unseen.txt")
     shutil.rmtree(place / "val" / "n01440764")
     with pytest.raises(DataError, match="train and val have not the same folders, n01440764 first"):
-        imagenet.read(place, 64, counts)
+        imagenet.imagenet(place, 64)
 
 
-def test_a_set_with_an_image_missing_says_which(tmp_path):
+def test_a_set_with_an_image_missing_says_which(tmp_path, count):
+    with pytest.raises(DataError, match="expected 5,864 training images of 100 classes, found 12 of 4; is an image"):
+        cub.cub(cub_folder(tmp_path / "whole"))
+    count(cub)
     place = cub_folder(tmp_path)
     (place / "images" / "001.Bird_1" / "Bird_1.jpg").unlink()
     message = (
@@ -91,32 +110,31 @@ def test_a_set_with_an_image_missing_says_which(tmp_path):
         r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again"
     )
     with pytest.raises(DataError, match=message):
-        cub.read(place, 64, False, COUNTS)
-    with pytest.raises(DataError, match="expected 5,864 training images of 100 classes, found 11 of 4; is an image"):
-        cub.cub(place)
+        cub.cub(place, 64)
 
 
-def test_lists_that_do_not_fit(tmp_path):
+def test_lists_that_do_not_fit(tmp_path, count):
+    count(sop)
     place = sop_folder(tmp_path)
     train, test = place / "Ebay_train.txt", place / "Ebay_test.txt"
     whole = test.read_text()
     test.write_text(whole + "7 4 1 bicycle_final/1000_0.JPG\n")
     with pytest.raises(DataError, match="the image bicycle_final/1000_0.JPG is in train and in test"):
-        sop.read(place, 64, COUNTS)
+        sop.sop(place, 64)
     jpeg(place / "bicycle_final" / "1000_9.JPG")
     test.write_text(whole + "7 1 1 bicycle_final/1000_9.JPG\n")
     with pytest.raises(DataError, match="1 of the classes of train are in test too, bicycle_final/1000 first"):
-        sop.read(place, 64, COUNTS)
+        sop.sop(place, 64)
     test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
     jpeg(place / "mug_final" / "1003_9.JPG")
     with pytest.raises(DataError, match="expected 6 test images of 2 classes, found 7; is this another edition"):
-        sop.read(place, 64, COUNTS)
+        sop.sop(place, 64)
     test.write_text(whole + "7 4")
     with pytest.raises(DataError, match="Ebay_test.txt, line 8: found '7 4', wanted 4 columns; is the file cut"):
-        sop.read(place, 64, COUNTS)
+        sop.sop(place, 64)
     train.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match="Ebay_train.txt: no text in UTF-8"):
-        sop.read(place, 64, COUNTS)
+        sop.sop(place, 64)
 
 
 def test_a_set_that_is_not_there(tmp_path, monkeypatch):
@@ -219,7 +237,7 @@ def test_tables_that_are_none(tmp_path):
     assert len(table(path=str(table_of(tmp_path, TRAIN + tested)), shared_classes=True).test) == 2
 
 
-def test_omniglot_whole(tmp_path):
+def test_omniglot_whole(tmp_path, count):
     import io
     import zipfile
 
@@ -231,12 +249,13 @@ def test_omniglot_whole(tmp_path):
                     Image.new("1", (105, 105), 1).save(buffer, "png")
                     file = f"{name[:-4]}/{alphabet}/character0{number // 2}/{number:04}_01.png"
                     archive.writestr(file, buffer.getvalue())
-    splits = omniglot.read(tmp_path, 20, {"train": Count(12, 6), "test": Count(6, 3)})
+    with pytest.raises(DataError, match="expected 19,280 training images of 964 classes, found 12 of 6"):
+        omniglot.omniglot(tmp_path)
+    count(omniglot, {"train": Count(12, 6), "test": Count(6, 3)})
+    splits = omniglot.omniglot(tmp_path, 20)
     assert splits.train.class_names[0] == "Greek/character00"
     assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert tuple(splits.test[0][0].shape) == (1, 20, 20)
-    with pytest.raises(DataError, match="expected 19,280 training images of 964 classes, found 12 of 6"):
-        omniglot.omniglot(tmp_path)
     (tmp_path / omniglot.EVALUATION).unlink()
     with pytest.raises(DataError, match="no images_evaluation.zip"):
         omniglot.omniglot(tmp_path)

@@ -1,4 +1,4 @@
-"""Images per second that a pipeline reads: ``python tests/data/speed.py``; no test, since it measures a machine.
+"""Images per second that a pipeline reads: ``python benchmarks/image_reading.py``.
 
 Images are read as a run reads them. Passes of all ways take turns, so that what else the machine does falls on all
 alike. Without workers these are seconds of the processor, medians of passes; with them seconds of the clock, of the
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from pml_ext.data import LabeledImages, build_transforms
+from pml_ext.data import LabeledImages, build_transforms, prepare
 from pml_ext.experiment.workers import Watched
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -38,6 +38,7 @@ def photographs(place: Path, count: int, width: int, height: int) -> list[Path]:
 
 
 def seconds(images: LabeledImages, workers: int) -> float:
+    """Return the seconds that one pass over the images takes."""
     watched = Watched(images, workers)
     loader = DataLoader(watched, 16, num_workers=workers, persistent_workers=workers > 0)
     if workers:
@@ -61,13 +62,8 @@ def main() -> None:
             files = LabeledImages(paths, [0] * count, ["one"])
             _, plain = build_transforms(224, 3, crop=True, normalize=NORMALIZE)
             ways = {"decoded": files.with_transform(plain)}
-            try:
-                from pml_ext.data import prepare
-            except ImportError:  # an older version, to compare with
-                pass
-            else:
-                for where in ("memory", "disk"):
-                    ways[f'cache = "{where}"'] = prepare(files, plain, where).images.with_transform(plain)
+            for where in ("memory", "disk"):
+                ways[f'cache = "{where}"'] = prepare(files, plain, where).images.with_transform(plain)
             for workers in (0, 1):
                 times = {way: [] for way in ways}
                 for _ in range(PASSES):
