@@ -1,14 +1,18 @@
-"""What there is to see of a run's index: nearest images, clusters, a map, right and wrong answers, small pictures."""
+"""An indexed collection to look at: nearest images, clusters, a map, right and wrong answers, small pictures."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
 import os
+import re
 import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,80 +23,48 @@ from ..errors import DataError
 from ..evaluation import default_neighbors
 from ..evaluation.drawing import directions, some_of
 from ..evaluation.maps import ONE_POINT, flattened
-from ..retrieval import Gallery, Grouping, TrainedRun, group, placeholder, thumbnail
+from ..files import read_json
+from ..retrieval import INDEX, SHEET, Gallery, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 
-MAPPED = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
-JUDGED, PAIRS = 1000, 2_000_000_000  # images whose nearest is sought: at least; image pairs that are compared at most
-_KEPT = 4096  # small pictures that are kept
+__all__ = ["SHEET", "Collection", "Grouping", "Neighbor", "Pair", "jpeg", "open_collections", "thumbnail"]
+
+MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
+MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # of the leave-one-out search in a large collection
+OWN = "browse"  # the folder in a run's folder with an index of another folder than `pml-ext index` took
+_READING = threading.BoundedSemaphore(4)  # images that are decoded at a time
 
 
-@dataclasses.dataclass(frozen=True)
-class Near:
-    """An image beside a query.
-
-    Args:
-        number: of the image in its collection.
-        path: relative to the folder.
-        name: its class; "" where it has none.
-        distance: Euclidean, of normalized embeddings.
-        right: whether its class is the query's; None where one of both is not known.
-    """
+class Neighbor(NamedTuple):
+    """An image near a query; ``same_class`` is None where one of both classes is not known."""
 
     number: int
     path: str
-    name: str
+    class_name: str
     distance: float
-    right: bool | None
+    same_class: bool | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Map:
-    """Images in two dimensions.
+class Pair(NamedTuple):
+    """An image that has a class and its nearest other image, by number.
 
-    Args:
-        numbers: of the images, ``[N]``, rising; a sample of a large collection.
-        places: ``[N, 2]``, from 0 to 1.
-        note: what was done, in words.
+    ``right``: both are of one class. ``trained``: the run was trained on the query's class; None: it has no record.
     """
 
-    numbers: NDArray[np.int64]
-    places: NDArray[np.float32]
-    note: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Judged:
-    """Images and the nearest other image of each, where the classes of both are known.
-
-    Args:
-        numbers: of the images, ``[N]``; a sample of a large collection.
-        nearest: the number of each one's nearest, ``[N]``.
-        distances: between both, ``[N]``.
-        right: whether both are of one class, ``[N]``.
-        note: which images these are, in words.
-    """
-
-    numbers: NDArray[np.int64]
-    nearest: NDArray[np.int64]
-    distances: NDArray[np.float32]
-    right: NDArray[np.bool_]
-    note: str
-
-    def order(self, right: bool) -> list[int]:
-        """Places of the right or of the wrong ones; the nearest first, where the run is surest."""
-        places = np.flatnonzero(self.right == right)
-        ordered: list[int] = places[np.argsort(self.distances[places], kind="stable")].tolist()
-        return ordered
+    query: int
+    nearest: int
+    distance: float
+    right: bool
+    trained: bool | None
 
 
 class Collection:
-    """The index of a run, to look at.
+    """The index of a run.
 
-    Nothing but small pictures of indexed images is ever read from the disk, and none whose file lies, links resolved,
-    outside the indexed folder.
+    Small pictures of indexed images are all that is read from the disk, and none whose file lies outside the indexed
+    folder, links resolved.
 
     Args:
-        name: of the run, for titles.
+        name: of the run.
         run: that embedded the images.
         gallery: its index.
     """
@@ -100,180 +72,175 @@ class Collection:
     def __init__(self, name: str, run: TrainedRun, gallery: Gallery) -> None:
         self.name, self.run, self.gallery = name, run, gallery
         self.paths, self.classes = gallery.embedded.paths, gallery.embedded.classes
-        self.folder = gallery.embedded.folder
-        self.points = gallery.embedded.embeddings.cpu()
-        self.has_classes = any(self.classes)
-        self._root = self.folder.resolve()
-        self._lock = threading.Lock()  # of what takes seconds, and two tabs may ask for
-        self._grouping: tuple[int | str, Grouping] | None = None
-        self._judged: Judged | None = None
-        self._maps: dict[str, Map] = {}
-        self.jpeg = functools.lru_cache(_KEPT)(self._jpeg)
+        self.folder, self.embeddings = gallery.embedded.folder, gallery.embedded.embeddings.cpu()
+        self.class_names = sorted(set(self.classes) - {""})
+        self.numbers = {path: number for number, path in enumerate(self.paths)}
+        self.clusters = functools.lru_cache(2)(self._clusters)
+        self.projection = functools.cache(self._projection)
+        self.leave_one_out = functools.cache(self._leave_one_out)
+        self.jpeg = functools.lru_cache(4096)(self._jpeg)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    # Nearest images
-
-    def nearest(self, number: int, k: int) -> list[Near]:
-        """The nearest other images of an indexed one, by its stored embedding: its file may be gone.
-
-        Args:
-            number: of the image.
-            k: how many; all there are, where these are fewer.
-
-        Raises:
-            DataError: no image of that number.
-        """
-        self._check(number)
-        point, name = self.points[number], self.classes[number]
-        similarity = self.points @ point  # of vectors of length 1
+    def nearest(self, number: int, k: int) -> list[Neighbor]:
+        """Return the nearest other images of an indexed one, by its stored embedding: its file may be gone."""
+        point, class_name = self.embeddings[number], self.classes[number]
+        similarity = self.embeddings @ point  # of vectors of length 1
         similarity[number] = -torch.inf
         others = similarity.topk(min(k, len(self) - 1)).indices
-        distances = (self.points[others] - point).norm(dim=1)  # of duplicates exactly 0
+        distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
         order = distances.argsort(stable=True)
         pairs = zip(others[order].tolist(), distances[order].tolist(), strict=True)
-        return [self._near(other, distance, name) for other, distance in pairs]
+        return [self._neighbor(other, distance, class_name) for other, distance in pairs]
 
-    def nearest_to_file(self, file: Path, k: int) -> list[Near]:
-        """The nearest images of a photograph that somebody brings; one that is indexed is no answer to itself.
-
-        Args:
-            file: the photograph.
-            k: how many; all there are, where these are fewer.
+    def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
+        """Return the nearest images of a photograph; an indexed one is no answer to itself.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the photograph cannot be read.
         """
         (answer,) = self.run.query([file], max(1, min(k, len(self))), self.gallery)
-        return [
-            self._near(self.numbers[path], distance, answer.query_class or "")
-            for path, distance in zip(answer.paths, answer.distances, strict=True)
-        ]
+        pairs = zip(answer.paths, answer.distances, strict=True)
+        return [self._neighbor(self.numbers[path], distance, answer.query_class or "") for path, distance in pairs]
 
-    def _near(self, number: int, distance: float, query_class: str) -> Near:
+    def _neighbor(self, number: int, distance: float, query_class: str) -> Neighbor:
         name = self.classes[number]
-        right = name == query_class if name and query_class else None
-        return Near(number, self.paths[number], name, distance, right)
+        same = name == query_class if name and query_class else None
+        return Neighbor(number, self.paths[number], name, distance, same)
 
-    @functools.cached_property
-    def numbers(self) -> dict[str, int]:
-        """The number of every path."""
-        return {path: number for number, path in enumerate(self.paths)}
+    def _clusters(self, clusters: int | str) -> Grouping:
+        """Return the clusters of all images, see :func:`pml_ext.retrieval.group`: so many, or ``"auto"``."""
+        return group(self.gallery.embedded, clusters)
 
-    def _check(self, number: int) -> None:
-        if not 0 <= number < len(self):
-            raise DataError(f"no image number {number}; the index of {self.name} has {len(self)}")
-
-    # Clusters, a map, right and wrong
-
-    def clusters(self, clusters: int | str) -> Grouping:
-        """The clusters of all images; see :func:`pml_ext.retrieval.group`. The last ones are kept.
-
-        Args:
-            clusters: how many, or ``"auto"``.
-
-        Raises:
-            ConfigError: a number that the images cannot have.
-        """
-        with self._lock:
-            if self._grouping is None or self._grouping[0] != clusters:
-                self._grouping = clusters, group(self.gallery.embedded, clusters)
-            return self._grouping[1]
-
-    def map(self, method: str) -> Map:
-        """Images in two dimensions: all, or a sample of a large collection.
-
-        Args:
-            method: ``"tsne"`` or ``"pca"``.
-        """
-        with self._lock:
-            if method not in self._maps:
-                self._maps[method] = self._map(method)
-            return self._maps[method]
-
-    def _map(self, method: str) -> Map:
-        chosen = some_of(len(self), MAPPED[method], seed=0)
-        points = directions(self.points[chosen]).numpy()
-        how = {"tsne": "t-SNE", "pca": "principal components"}[method]
-        drawn = f"{len(chosen):,} of {len(self):,} images, drawn at random" if len(chosen) < len(self) else "all images"
+    def _projection(self, method: str) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
+        """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""
+        chosen = some_of(len(self), MAP_LIMITS[method], seed=0)
+        points = directions(self.embeddings[chosen]).numpy()
+        note = f"{len(chosen):,} of {len(self):,} images, drawn at random" if len(chosen) < len(self) else "All images"
         if len(points) < 2 or bool(np.ptp(points, axis=0).max() <= ONE_POINT):
-            flat = np.full((len(points), 2), 0.5, dtype=np.float32)
-            return Map(chosen.numpy(), flat, f"{drawn}: they lie on one point")
+            return chosen.numpy(), np.full((len(points), 2), 0.5, dtype=np.float32), f"{note}; they lie on one point"
         flat = flattened(points, method)
         flat = (flat - flat.min(axis=0)) / max(float(np.ptp(flat, axis=0).max()), 1e-12)
         flat = flat + (1 - flat.max(axis=0)) / 2  # the shorter side in the middle
-        return Map(chosen.numpy(), flat.astype(np.float32), f"{drawn}; {how}")
+        note += {"tsne": "; t-SNE", "pca": "; principal components"}[method]
+        return chosen.numpy(), flat.astype(np.float32), note
 
-    def judged(self) -> Judged:
-        """The nearest other image of each, and whether it is of the same class.
-
-        Where the collection is so large that two billion pairs do not reach for all, 1,000 images or more are drawn.
+    def _leave_one_out(self) -> tuple[list[Pair], str]:
+        """Return each image with its nearest other one, by distance, and which images: a sample of very many.
 
         Raises:
             DataError: the folder has no sub-folder per class.
         """
-        if not self.has_classes or len(self) < 2:
-            raise DataError(f"{self.folder}: right and wrong need a sub-folder per class")
-        with self._lock:
-            if self._judged is None:
-                self._judged = self._judge()
-            return self._judged
-
-    def _judge(self) -> Judged:
+        if not self.class_names or len(self) < 2:
+            raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
-        chosen = known[some_of(len(known), max(JUDGED, PAIRS // len(self)), seed=0)]
-        distances, nearest = default_neighbors().search(self.points[chosen], 2, self.points)
+        chosen = known[some_of(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
+        distances, nearest = default_neighbors().search(self.embeddings[chosen], 2, self.embeddings)
         own = nearest[:, 0] == chosen  # an exact duplicate may come before the image itself
-        other = torch.where(own, nearest[:, 1], nearest[:, 0])
-        apart = torch.where(own, distances[:, 1], distances[:, 0])
-        pairs = zip(chosen.tolist(), other.tolist(), strict=True)
-        right = [self.classes[one] == self.classes[two] for one, two in pairs]
-        note = "all images" if len(chosen) == len(self) else f"{len(chosen)} of {len(self)} images, drawn at random"
-        if len(chosen) == len(known) < len(self):
-            note = f"the {len(known)} of {len(self)} images that have a class"
-        return Judged(chosen.numpy(), other.numpy(), apart.numpy(), np.array(right, dtype=bool), note)
+        others = torch.where(own, nearest[:, 1], nearest[:, 0]).tolist()
+        apart = torch.where(own, distances[:, 1], distances[:, 0]).tolist()
+        trained = {_comparable(name) for name in read_json(self.run.folder / "network.json").get("class_names", ())}
+        seen = {name: _comparable(name) in trained if trained else None for name in self.class_names}
+        pairs = []
+        for query, other, distance in zip(chosen.tolist(), others, apart, strict=True):
+            name = self.classes[query]
+            pairs.append(Pair(query, other, distance, name == self.classes[other], seen[name]))
+        note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
+        note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
+        return sorted(pairs, key=lambda pair: pair.distance), note
 
-    # Pictures
+    def recall(self) -> list[tuple[str, int, int]]:
+        """Return right answers and queries of :meth:`leave_one_out`, apart for trained and unseen classes.
 
-    def missing(self) -> list[str]:
-        """Paths of indexed images that are not there any more, or lead out of the folder.
-
-        *Cost:* a look at the disk for each: a second for 100,000.
+        Recall@1 is their quotient.
         """
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        pairs, _ = self.leave_one_out()
+        groups = [(name, [pair.right for pair in pairs if pair.trained is key]) for key, name in names.items()]
+        return [(name, sum(right), len(right)) for name, right in groups if right]
+
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
+        wrong = [pair for pair in self.leave_one_out()[0] if not pair.right]
+        counts = Counter((self.classes[pair.query], self.classes[pair.nearest]) for pair in wrong)
+        return [(*names, count) for names, count in counts.most_common(5)]
+
+    @functools.cached_property
+    def missing(self) -> list[str]:
+        """Paths of images that are gone or lead out of the folder; takes a second for 100,000 images."""
         return [path for path in self.paths if self._inside(path) is None]
 
     def _inside(self, path: str) -> Path | None:
-        """Where a file lies, links resolved; None where it is not there, or lies outside the folder."""
+        """Return a file's place, links resolved; None where it is missing or outside the folder."""
         try:
             file = Path(os.path.realpath(self.folder / path, strict=True))
         except (OSError, ValueError):  # gone, a circle of links, a name that the system refuses
             return None
-        return file if file.is_relative_to(self._root) else None
+        return file if file.is_relative_to(self.folder.resolve()) else None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
-        """A small picture of an indexed image; a placeholder where there is none to show.
-
-        Args:
-            number: of the image.
-            longest: pixels of its longer side at most.
-
-        Raises:
-            DataError: no image of that number.
-        """
-        self._check(number)
-        file, buffer = self._inside(self.paths[number]), io.BytesIO()
-        image = placeholder(longest)
+        """Return a small picture of an indexed image, or a placeholder where it cannot be shown."""
+        file, image = self._inside(self.paths[number]), placeholder(longest)
         if file is not None:
-            with contextlib.suppress(DataError):  # damaged meanwhile: a placeholder too
-                image = enlarged(thumbnail(file, longest=longest), longest)
-        image.convert("RGB").save(buffer, "JPEG", quality=85)
-        return buffer.getvalue()
+            with contextlib.suppress(DataError), _READING:  # damaged meanwhile: a placeholder too
+                image = thumbnail(file, longest=longest)
+        return jpeg(image, longest)
 
 
-def enlarged(image: Image.Image, longest: int) -> Image.Image:
-    """A drawing of a few pixels with its pixels to be seen; others as they are."""
-    factor = longest // max(image.size)
-    if factor < 2:
-        return image
-    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+def _comparable(name: str) -> str:
+    """Return a class name for comparison: ``Greek/character01`` is the folder ``greek_character01``."""
+    return re.sub(r"[\W_]+", " ", name.casefold())
+
+
+def jpeg(image: Image.Image, longest: int) -> bytes:
+    """Return an image as JPEG; the pixels of a tiny drawing are enlarged, so that they can be seen."""
+    factor, buffer = max(1, longest // max(image.size)), io.BytesIO()
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.convert("RGB").save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def open_collections(
+    runs: Sequence[str | Path],
+    folder: str | Path | None = None,
+    device: str = "auto",
+    tell: Callable[[str], None] = warnings.warn,
+) -> list[Collection]:
+    """Return the collections of runs, all of one folder of images; an index is made where a run has none of it.
+
+    Args:
+        runs: their folders, the first one's collection first.
+        folder: of the images; by default the one that the first run's index is of.
+        device: where to compute.
+        tell: called before a folder is indexed, which may take a while.
+
+    Raises:
+        DataError: no index and no folder, no such folder, or no readable image in it.
+    """
+    collections: list[Collection] = []
+    for place in map(Path, runs):
+        run = load_run(place, device)
+        gallery = run.gallery() if folder is None else _gallery_of(run, Path(folder), tell)
+        folder, place = gallery.embedded.folder, place.resolve()
+        clashes = place.name in [other.name for other in collections]
+        collections.append(Collection(f"{place.parent.name}/{place.name}" if clashes else place.name, run, gallery))
+    return collections
+
+
+def _gallery_of(run: TrainedRun, folder: Path, tell: Callable[[str], None]) -> Gallery:
+    """Return the run's index of a folder; a new one goes to ``RUN/browse`` where ``RUN/index`` is of another folder."""
+    free = None
+    for name in (OWN, INDEX):
+        try:
+            gallery = run.gallery(run.folder / name)
+        except DataError:  # none there, a damaged one, or one of an earlier state of the run
+            free = run.folder / name
+            continue
+        if gallery.embedded.folder.resolve() == folder.resolve():
+            return gallery
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    place = free or run.folder / OWN
+    tell(f"{run.folder} has no index of {folder}: writing one to {place}")
+    return run.index(folder, place)

@@ -1,252 +1,192 @@
-"""The page, drawn with Gradio: what it shows comes from :mod:`pml_ext.browse.views`."""
+"""The views of the page: the options of an address become HTML, with one template."""
 
 from __future__ import annotations
 
+import colorsys
 import random
-import threading
-from collections.abc import Callable, Sequence
+import re
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ..errors import PmlExtError, needs_extra
-from . import views
-from .collection import Collection
+from PIL import Image
 
-with needs_extra("browse", "pml-ext browse"):
-    import gradio as gr
+from ..data.reading import FORMATS
+from ..errors import ConfigError, DataError, PmlExtError, needs_extra
+from ..evaluation.fonts import drawable
+from .collection import SHEET, Collection, Grouping
 
-_HERE = Path(__file__).parent
-CSS = (_HERE / "page.css").read_text("utf-8")
-_SHOWN = 48  # photographs to click on
-_FONTS = [
-    "system-ui",
-    "Segoe UI",
-    "Roboto",
-    "Noto Sans",
-    "DejaVu Sans",
-    "sans-serif",
-]  # of the machine: none is fetched
-_METHODS = {"t-SNE": "tsne", "principal components": "pca"}
+with needs_extra("train", "pml-ext browse"):
+    import jinja2
 
-THEME = gr.themes.Default(primary_hue="blue", font=_FONTS, font_mono=["monospace"])
-_PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+MAX_PIXELS, UPLOADS = 50_000_000, 8  # of a photograph that is brought; photographs that are kept
+SHOWN, PAIRS, CARDS, LEGEND = 48, 60, 300, 20  # photographs to click, pairs on a page, clusters, names beside a map
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=lambda value: drawable(value) if type(value) is str else value,  # names come from data
+)
+Options = Mapping[str, str]
+Values = dict[str, Any]
 
 
-def _uploaded(payload: Any) -> Any:
-    """The path of what was uploaded: the run opens it, and says why it cannot, where Gradio shows a bare "Error"."""
-    return None if payload is None else payload.path
-
-
-def _grid() -> gr.HTML:
-    return gr.HTML(
-        [],
-        html_template="<div class='pml-grid'></div>",
-        js_on_load=(_HERE / "grid.js").read_text("utf-8"),
-        apply_default_css=False,
-    )
-
-
-def _map() -> gr.HTML:
-    return gr.HTML(
-        {},
-        html_template="<div class='pml-map'><canvas></canvas><div class='hover'></div><div class='legend'></div></div>",
-        js_on_load=(_HERE / "map.js").read_text("utf-8"),
-        apply_default_css=False,
-        min_height=660,
-    )
-
-
-def build(collections: Sequence[Collection]) -> gr.Blocks:
-    """The page.
+class Page:
+    """The page: a view for each tab, and the photographs that were brought.
 
     Args:
         collections: of one folder, one per run.
+        uploads: a folder for photographs.
     """
-    page = _Page(collections)
-    with gr.Blocks(title=f"{collections[0].name}: browse", analytics_enabled=False, fill_width=True) as blocks:
-        head = gr.Markdown(views.heading(collections, None))
-        with gr.Tabs() as tabs:
-            ask = page.query(tabs)
-            page.clusters(tabs, ask)
-            page.map(tabs, ask)
-            page.judged(tabs, ask)
-        blocks.load(page.heading, outputs=head, **_PRIVATE)
-    return blocks
 
+    def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
+        self.collections, self.uploads = collections, uploads
+        self._names: dict[str, str] = {}  # of uploads, by token, the latest last
+        self._views = {"query": self._query, "clusters": self._clusters, "map": self._map, "answers": self._answers}
 
-class _Page:
-    """The tabs; each makes its components and says what they do."""
+    def draw(self, tab: str, options: Options) -> tuple[str, int]:
+        """Return a tab as HTML, or what is wrong with its options; and the HTTP status."""
+        try:
+            return self._render(tab, self._views[tab](options)), 200
+        except PmlExtError as error:
+            return self.problem(str(error).replace("--clusters ", "")), 400
 
-    def __init__(self, collections: Sequence[Collection]) -> None:
-        self.collections = collections
-        self.names = [collection.name for collection in collections]
-        self._missing: int | None = None
-        self._counted = threading.Event()
-        threading.Thread(target=self._count, daemon=True).start()
+    def problem(self, text: str) -> str:
+        """Return a page that says what is wrong."""
+        return self._render("problem", {"text": text})
 
-    def _count(self) -> None:
-        self._missing = len(self.collections[0].missing())
-        self._counted.set()
+    def _render(self, tab: str, values: Values) -> str:
+        same = len({tuple(collection.paths) for collection in self.collections}) == 1
+        limits = {"sheet": SHEET, "cards": CARDS, "page_pairs": PAIRS}
+        values = {"tab": tab, "collections": self.collections, "same_images": same} | limits | values
+        return _TEMPLATES.get_template("page.html").render(values)
 
-    def heading(self) -> str:
-        self._counted.wait(30)
-        return views.heading(self.collections, self._missing)
+    def keep(self, file: IO[bytes], name: str) -> str:
+        """Return the token of a photograph that is kept for queries; the oldest one goes.
 
-    def which(self) -> gr.Radio:
-        """Which run is shown; hidden where there is one."""
-        return gr.Radio(self.names, value=self.names[0], label="Run", type="index", visible=len(self.names) > 1)
+        Raises:
+            DataError: no image, or too large a one.
+        """
+        try:
+            with Image.open(file, formats=FORMATS) as image:
+                pixels = image.width * image.height
+        except Image.DecompressionBombError:
+            pixels = 2 * MAX_PIXELS
+        except Exception:  # a decoder's, of any kind
+            raise DataError(f"{name}: not a readable image") from None
+        if pixels > MAX_PIXELS:
+            raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
+        token = secrets.token_hex(16)
+        file.seek(0)
+        (self.uploads / token).write_bytes(file.read())
+        self._names[token] = name
+        for old in [*self._names][:-UPLOADS]:
+            del self._names[old]
+            (self.uploads / old).unlink()
+        return token
 
-    # Query
+    def uploaded(self, token: str) -> tuple[Path, str]:
+        """Return the file and the name of a photograph that is kept.
 
-    def query(self, tabs: gr.Tabs) -> Callable[..., None]:
-        first = self.collections[0]
-        with gr.Tab("Query", id="query"), gr.Row(equal_height=False):
-            with gr.Column(scale=1, min_width=260):
-                asked = gr.State(None)
-                photo = gr.Image(
-                    label="A photograph of yours",
-                    type="filepath",
-                    image_mode=None,
-                    height=260,
-                    sources=["upload", "clipboard"],
-                    elem_id="photo",
-                )
-                photo.preprocess = _uploaded  # a class of our own has Gradio write a file beside this one
-                k = gr.Slider(1, 50, value=12, step=1, label="How many nearest")
-                others = gr.Button("Other photographs", elem_id="others")
-            with gr.Column(scale=4):
-                result = _grid()
-                chosen = _grid()
+        Raises:
+            DataError: none of this token.
+        """
+        if token not in self._names:
+            raise DataError("this photograph is no longer kept; drop it again")
+        return self.uploads / token, self._names[token]
 
-        def show(asked: Any, k: int) -> list[views.Part]:
-            if asked is None:
-                return []
-            with _told():
-                if isinstance(asked, str):
-                    return views.answers_to_file(self.collections, Path(asked), k)
-                which, number = asked
-                return views.answers(self.collections, which, number, k)
+    def _query(self, options: Options) -> Values:
+        run, k, first = self._run(options), _number(options, "k", 12, 1, 50), self.collections[0]
+        sample = sorted(random.sample(range(len(first)), min(SHOWN, len(first))))
+        values: Values = {"run": run, "k": k, "sample": sample, "upload": "", "number": -1, "answers": []}
+        if token := options.get("upload", ""):
+            file, name = self.uploaded(token)
+            try:
+                answers = [each.nearest_to_file(file, k) for each in self.collections]
+            except DataError as error:
+                raise DataError(str(error).replace(str(file), name)) from None
+            return values | {"upload": token, "name": name, "answers": answers}
+        if "image" not in options:
+            return values
+        number = _number(options, "image", 0, 0, len(self.collections[run]) - 1)
+        path = self.collections[run].paths[number]
+        answers = [
+            each.nearest(each.numbers[path], k) if path in each.numbers else each.nearest_to_file(each.folder / path, k)
+            for each in self.collections
+        ]
+        return values | {"number": number, "answers": answers}
 
-        def click(k: int, event: gr.EventData) -> Any:
-            asked = (int(event.which), int(event.number))
-            return asked, show(asked, k), gr.Tabs(selected="query")
+    def _clusters(self, options: Options) -> Values:
+        run, clusters = self._run(options), options.get("clusters", "").strip()
+        values: Values = {"run": run, "clusters": clusters or self._default_clusters(), "grouping": None, "open": None}
+        if not clusters:
+            return values
+        grouping = self._grouping(run, clusters)
+        opened = [each for each in grouping.clusters if str(each.number) == options.get("open")]
+        return values | {"grouping": grouping, "open": next(iter(opened), None)}
 
-        def bring(file: str | None, k: int) -> Any:
-            return file, show(file, k)
+    def _map(self, options: Options) -> Values:
+        run = self._run(options)
+        collection, method = self.collections[run], _choice(options, "method", ("tsne", "pca"))
+        colors = ["class", "cluster"] if collection.class_names else ["cluster"]
+        color, names, gray = _choice(options, "color", colors), list(collection.classes), ""
+        clusters = options.get("clusters", "").strip() or self._default_clusters()
+        if color == "cluster":
+            grouping, gray = self._grouping(run, clusters), "in no cluster"
+            titles = {each.number: each.title if each.number >= 0 else gray for each in grouping.clusters}
+            names = [titles[cluster] for cluster in grouping.numbers.tolist()]
+        numbers, places, note = collection.projection(method)
+        ranked = [name for name, _ in Counter(names[number] for number in numbers.tolist()).most_common()]
+        ranks = {name: rank for rank, name in enumerate(ranked)}
+        groups = [(drawable(name) or "no class", _color(-1 if name == gray else ranks[name])) for name in ranked]
+        points = [
+            [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(Path(collection.paths[number]).name)]
+            for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
+        ]
+        data = {"run": run, "points": points, "groups": groups, "legend": LEGEND}
+        values = {"run": run, "method": method, "color": color, "colors": colors, "clusters": clusters}
+        return values | {"note": note, "data": data}
 
-        def some() -> list[views.Part]:
-            numbers = sorted(random.sample(range(len(first)), min(_SHOWN, len(first))))
-            return views.sample(first, numbers)
+    def _answers(self, options: Options) -> Values:
+        run, kinds = self._run(options), ["wrong", "right"] + ["disputed"] * (len(self.collections) == 2)
+        kind, start = _choice(options, "kind", kinds), _number(options, "start", 1, 1, 10**9)
+        collection = self.collections[run]
+        pairs, note = collection.leave_one_out()
+        pairs = [pair for pair in pairs if pair.right == (kind == "right")]
+        if kind == "disputed":
+            other = self.collections[1 - run]
+            right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
+            pairs = [pair for pair in pairs if collection.paths[pair.query] in right]
+        shown = {"pairs": pairs[start - 1 : start - 1 + PAIRS], "total": len(pairs), "note": note}
+        return shown | {"run": run, "kinds": kinds, "kind": kind, "start": start}
 
-        def ask(grid: gr.HTML) -> None:
-            grid.click(click, k, [asked, result, tabs], **_PRIVATE)
-
-        chosen.value = some()
-        ask(result)
-        ask(chosen)
-        photo.upload(bring, [photo, k], [asked, result], **_PRIVATE)
-        photo.clear(lambda: (None, []), None, [asked, result], **_PRIVATE)
-        k.release(show, [asked, k], result, **_PRIVATE)
-        others.click(some, None, chosen, **_PRIVATE)
-        return ask
-
-    # Clusters
-
-    def clusters(self, tabs: gr.Tabs, ask: Callable[[gr.HTML], None]) -> None:
-        default = self._default_clusters()
-        with gr.Tab("Clusters", id="clusters"):
-            with gr.Row():
-                which = self.which()
-                number = gr.Textbox(default, label="How many clusters (or auto)", elem_id="clusters-number", scale=1)
-                find = gr.Button("Find clusters", variant="primary", elem_id="find", scale=1)
-            images = _grid()
-            cards = _grid()
-
-        def show(which: int, number: str) -> Any:
-            with _told():
-                collection = self.collections[which]
-                return views.cluster_cards(which, collection, collection.clusters(_number(number))), []
-
-        def open_(which: int, number: str, event: gr.EventData) -> list[views.Part]:
-            with _told():
-                collection = self.collections[int(event.which)]
-                grouping = collection.clusters(_number(number))
-                return views.sheet(int(event.which), collection, grouping, int(event.cluster))
-
-        for event in (find.click, number.submit):
-            event(show, [which, number], [cards, images], **_PRIVATE)
-        cards.click(open_, [which, number], images, **_PRIVATE)
-        ask(images)
+    def _run(self, options: Options) -> int:
+        return _number(options, "run", 0, 0, len(self.collections) - 1)
 
     def _default_clusters(self) -> str:
         first = self.collections[0]
-        classes = len(set(first.classes) - {""})
-        return str(max(1, min(classes or 20, 100, len(first))))
+        return str(max(1, min(len(first.class_names) or 20, 100, len(first))))
 
-    # Map
-
-    def map(self, tabs: gr.Tabs, ask: Callable[[gr.HTML], None]) -> None:
-        colors = ["class", "cluster"] if self.collections[0].has_classes else ["cluster"]
-        with gr.Tab("Map", id="map") as tab:
-            with gr.Row():
-                which = self.which()
-                method = gr.Radio(list(_METHODS), value="t-SNE", label="Projection")
-                color = gr.Radio(colors, value=colors[0], label="Color by")
-                number = gr.Textbox(self._default_clusters(), label="How many clusters (or auto)")
-            note = gr.Markdown("")
-            drawn = _map()
-
-        def show(which: int, method: str, color: str, number: str) -> Any:
-            with _told():
-                collection = self.collections[which]
-                grouping = collection.clusters(_number(number)) if color == "cluster" else None
-                points = views.map_points(which, collection, _METHODS[method], grouping)
-            about = points["note"][0].upper() + points["note"][1:]
-            return points, f"{about}. Point at one to see it, click for its nearest; wheel: zoom, drag: move."
-
-        inputs = [which, method, color, number]
-        for event in (tab.select, which.change, method.change, color.change, number.submit):
-            event(show, inputs, [drawn, note], **_PRIVATE)
-        ask(drawn)
-
-    # Right and wrong
-
-    def judged(self, tabs: gr.Tabs, ask: Callable[[gr.HTML], None]) -> None:
-        with gr.Tab("Right and wrong", id="judged") as tab:
-            if not self.collections[0].has_classes:
-                gr.Markdown("Right and wrong need classes: a sub-folder of images for each.")
-                return
-            about = gr.Markdown("")
-            kinds = ["wrong", "right"] + ["wrong, and right by the other run"] * (len(self.collections) == 2)
-            with gr.Row():
-                which = self.which()
-                kind = gr.Radio(kinds, value="wrong", label="Nearest other image")
-                start = gr.Number(1, label="From", precision=0, minimum=1, step=views.PAGE)
-            shown = _grid()
-
-        def show(which: int, kind: str, start: float) -> Any:
-            with _told():
-                other = 1 - which if kind == kinds[-1] and len(kinds) == 3 else None
-                first = max(0, int(start or 1) - 1)
-                parts, _ = views.pairs(self.collections, which, kind == "right", first, other)
-                return parts, views.summary(self.collections)
-
-        for event in (tab.select, which.change, kind.change, start.change):
-            event(show, [which, kind, start], [shown, about], **_PRIVATE)
-        ask(shown)
+    def _grouping(self, run: int, text: str) -> Grouping:
+        return self.collections[run].clusters(int(text) if re.fullmatch(r"-?\d{1,9}", text) else text)
 
 
-def _number(text: str) -> int | str:
-    text = text.strip()
-    return int(text) if text.removeprefix("-").isdecimal() else text
+def _number(options: Options, name: str, default: int, low: int, high: int) -> int:
+    text = options.get(name) or str(default)
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise ConfigError(f"{name}={text[:20]}: wanted a number from {low} to {high}")
+    return int(text)
 
 
-class _told:
-    """What goes wrong inside is said on the page, in one line."""
+def _choice(options: Options, name: str, known: Sequence[str]) -> str:
+    if (value := options.get(name, known[0])) not in known:
+        raise ConfigError(f"{name}={value[:20]}: wanted one of {', '.join(known)}")
+    return value
 
-    def __enter__(self) -> None:
-        return
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, PmlExtError):
-            raise gr.Error(str(error).replace("--clusters ", ""), print_exception=False) from None
+def _color(rank: int) -> str:
+    """Return a color for each rank, those of neighboring ranks far apart; gray for -1."""
+    rgb = colorsys.hls_to_rgb((0.58 + 0.618034 * rank) % 1, (0.45, 0.6, 0.35)[rank // 8 % 3], 0.65)
+    return "#a0aec0" if rank < 0 else "#" + "".join(f"{round(255 * part):02x}" for part in rgb)

@@ -20,7 +20,9 @@ def browse(
     beside: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, its answers to the same photographs beside.")
     ] = None,
-    port: Annotated[int, typer.Option(help="The page's port on this machine; 0 for any that is free.")] = 7860,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0 for any that is free.")
+    ] = 7860,
     opened: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
     device: OnDevice = Device.auto,
 ) -> None:
@@ -33,13 +35,12 @@ def browse(
     from ..lazy import check_there
     from .output import stderr, stdout
 
-    check_there(("gradio",), "browse", "pml-ext browse")  # said before a folder is indexed
-    there = listening(port)
-    with there:
+    check_there(("starlette", "uvicorn", "python_multipart"), "browse", "pml-ext browse")  # before a folder is indexed
+    with listening(port) as bound:
         with skipped():
             runs = [run] if beside is None else [run, beside]
             collections = open_collections(
                 runs, folder, device.value, lambda text: stderr().print(text, soft_wrap=True)
             )
-        serve(collections, there, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
+        serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
     stderr().print("pml-ext: the page is closed")

@@ -117,7 +117,12 @@ class View:
 
     def network_json(self) -> dict[str, Any]:
         """What the networks were made for: with the recipe and ``model.pt`` it is enough to use them."""
-        facts = {"features": self.network.features, "classes": classes_of(self.training_images)}
+        classes, names = classes_of(self.training_images), self.training_images.class_names
+        facts = {
+            "features": self.network.features,
+            "classes": classes,
+            "class_names": [names[label] for label in classes],
+        }
         return self._preprocessing.model_dump() | facts
 
     # What is tested

@@ -28,10 +28,12 @@ class NetworkFacts(Preprocessing):
     Args:
         features: length of the trunk's feature vectors.
         classes: the labels of the training images.
+        class_names: the names of these classes.
     """
 
     features: int = Field(ge=1)
     classes: list[int]
+    class_names: list[str] = Field(default_factory=list)
 
 
 class RunFiles:

@@ -1,0 +1,24 @@
+// Drop or paste a photograph: it goes into the form as if it had been chosen. Selections show at once.
+const form = document.getElementById("drop");
+if (form) {
+  const input = form.querySelector("input[type=file]");
+  const send = (files) => {
+    if (!files.length) return;
+    const one = new DataTransfer();
+    one.items.add(files[0]);
+    input.files = one.files;
+    form.requestSubmit();
+  };
+  input.addEventListener("change", () => form.requestSubmit());
+  document.addEventListener("dragover", (event) => { event.preventDefault(); form.classList.add("over"); });
+  document.addEventListener("dragleave", () => form.classList.remove("over"));
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    form.classList.remove("over");
+    send(event.dataTransfer.files);
+  });
+  document.addEventListener("paste", (event) => send(event.clipboardData.files));
+}
+for (const select of document.querySelectorAll("form[data-auto] select")) {
+  select.addEventListener("change", () => select.form.requestSubmit());
+}

@@ -1,0 +1,59 @@
+"""Two trained runs and a folder of photographs."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from pml_ext.browse import open_collections
+from pml_ext.experiment import train
+
+QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+SECRET = (1, 254, 3)  # the color of an image outside the folder
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Two runs, trained on the digits 0 to 9."""
+    place = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        for name, seed in (("one", 0), ("two", 1)):
+            train("triplets/digits", out=place / name, seed=seed, overrides=QUICK, device="cpu")
+    return place
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """200 digits, a sub-folder for each class; the ones are renamed, so that training knows no class of that name."""
+    place, digits = tmp_path_factory.mktemp("photos"), load_digits()
+    for number in range(200):
+        name = str(digits.target[number]).replace("1", "price $5_$6")
+        (place / name).mkdir(exist_ok=True)
+        pixels = (digits.images[number] * 255 / 16).round().astype(np.uint8)
+        Image.fromarray(pixels).save(place / name / f"{number:04d}.png")
+    return place
+
+
+@pytest.fixture(scope="session")
+def pair(trained, photos):
+    """The collections of both runs."""
+    return open_collections([trained / "one", trained / "two"], photos, "cpu", lambda _: None)
+
+
+@pytest.fixture
+def few(tmp_path, trained, photos):
+    """A run, 20 photographs of two classes, and an image outside their folder."""
+    shutil.copytree(trained / "one", tmp_path / "run", ignore=shutil.ignore_patterns("records", "index", "browse"))
+    for name in ("0", "2"):
+        (tmp_path / "few" / name).mkdir(parents=True)
+        for file in sorted((photos / name).iterdir())[:10]:
+            shutil.copy(file, tmp_path / "few" / name)
+    Image.new("RGB", (8, 8), SECRET).save(tmp_path / "secret.png")
+    return SimpleNamespace(
+        run=tmp_path / "run", photos=tmp_path / "few", secret=tmp_path / "secret.png", place=Path(tmp_path)
+    )

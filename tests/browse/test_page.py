@@ -1,0 +1,279 @@
+"""The page over HTTP, served by the command: what it shows, what it refuses, what it gives away."""
+
+import html
+import http.client
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pml_ext import load_run
+
+for package in ("starlette", "uvicorn", "python_multipart"):
+    pytest.importorskip(package, reason="the page needs the extra [browse]")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SECRET = (1, 254, 3)  # the color of an image outside the folder
+PNG = io.BytesIO()
+Image.new("L", (8, 8), 90).save(PNG, "PNG")
+PNG = PNG.getvalue()
+
+
+@pytest.fixture(scope="module")
+def served(trained, photos, tmp_path_factory):
+    """The command with two runs, on 202 images: odd names, one outside the folder, one that is gone."""
+    place = tmp_path_factory.mktemp("served")
+    images, secret, outside = place / "photos", place / "secret.png", []
+    shutil.copytree(photos, images)
+    Image.new("RGB", (8, 8), SECRET).save(secret)
+    (images / "0" / "link.png").symlink_to(secret)
+    shutil.copy(next((images / "2").iterdir()), images / "2" / "<img src=x onerror=alert(1)>.png")
+    for name in ("one", "two"):
+        shutil.copytree(trained / name, place / name, ignore=shutil.ignore_patterns("index", "browse"))
+        load_run(place / name, "cpu").index(images)
+    sorted((images / "3").iterdir())[0].unlink()
+
+    def accept():  # a proxy that counts who wants to go out
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            outside.append(connection.recv(200))
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")
+        proxies = dict.fromkeys(names, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        command = ["pml_ext", "browse", "one", "photos", "--beside", "two", "--port", "0", "--no-open"]
+        environment = {**os.environ, **proxies, "PYTHONUNBUFFERED": "1", "NO_PROXY": "", "no_proxy": ""}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "-m", *command], cwd=place, env=environment, **pipes)
+        line = process.stdout.readline()
+        match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)   \(Ctrl-C ends\)\n", line)
+        assert match, line + process.communicate(timeout=30)[1]
+        yield SimpleNamespace(port=int(match[1]), place=place, photos=images, secret=secret, process=process)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+    assert outside == []
+
+
+def ask(served, path, method="GET", body=b"", **headers):
+    """Status, headers and content; the path goes out as it is, with all its dots."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read()
+
+
+def upload(served, content, name="mine.png", **headers):
+    lines = ["--b", f'Content-Disposition: form-data; name="photo"; filename="{name}"', "", ""]
+    body = "\r\n".join(lines).encode() + content + b"\r\n--b--\r\n"
+    return ask(served, "/upload", "POST", body, Content_Type="multipart/form-data; boundary=b", **headers)
+
+
+def read(served, path):
+    """The text of a page, without tags."""
+    status, _, content = ask(served, path)
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", content.decode(), flags=re.DOTALL)
+    return status, " ".join(html.unescape(text).split())
+
+
+def test_a_query_by_click(served):
+    status, text = read(served, "/?run=0&image=5&k=4")
+    assert status == 200
+    assert "202 images of photos, 10 classes" in text
+    assert "2 of 202 images are missing; placeholders are shown" in text  # one is gone, one leads outside
+    assert text.count("of 4 of the same class") == 2
+    assert "Nearest by one" in text
+    assert "Nearest by two" in text
+    content = ask(served, "/?run=0&image=5&k=4")[2].decode()
+    pictures = re.findall(r"<img [^>]*>", content)
+    assert len(pictures) == 1 + 2 * 4 + 48
+    assert all(re.search(r'alt="[^"]+\.png"', each) for each in pictures)
+    status, text = read(served, "/?image=202")
+    assert (status, "image=202: wanted a number from 0 to 201" in text) == (400, True)
+
+
+def test_a_query_by_upload(served):
+    status, headers, _ = upload(served, (served.photos / "0" / "0010.png").read_bytes(), "<b>mine.png")
+    assert status == 303
+    status, text = read(served, headers["Location"] + "&k=3")
+    assert status == 200
+    assert text.count(".png") == 1 + 2 * 3 + 48
+    content = ask(served, headers["Location"])[2]
+    assert b"&lt;b&gt;mine.png" in content
+    picture = re.search(rb'src="(/uploaded/\w+)"', content)[1].decode()
+    assert Image.open(io.BytesIO(ask(served, picture)[2])).size == (480, 480)
+    for _ in range(8):
+        upload(served, PNG)
+    status, text = read(served, headers["Location"])  # the eight latest are kept
+    assert (status, "no longer kept" in text) == (400, True)
+    assert ask(served, picture)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"no image", "mine.png: not a readable image"),
+        (b"", "mine.png: not a readable image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "mine.png: not a readable image"),
+    ],
+)
+def test_an_upload_that_is_no_image_is_told(served, content, text):
+    status, _, page = upload(served, content)
+    assert (status, text in page.decode()) == (400, True)
+
+
+def test_a_large_image_is_refused_before_it_is_decoded(served):
+    """51 megapixels, and so many that Pillow warns, in files of a few bytes."""
+    for size in ((7200, 7100), (50_000, 50_000)):
+        status, _, page = upload(served, b"P4\n%d %d\n" % size)
+        assert (status, b"more than 50 megapixels" in page) == (400, True)
+
+
+def test_an_upload_has_a_limit(served):
+    for length in (str((64 << 20) + 1), "1" * 30, "x"):
+        assert ask(served, "/upload", "POST", Content_Length=length)[0] in (400, 413), length
+    assert ask(served, "/upload", "POST", Transfer_Encoding="chunked", Content_Length="")[0] in (400, 413)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:9"},  # another program of this machine
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_requests_of_other_sites_are_refused(served, headers):
+    for path in ("/", "/clusters?clusters=5", "/thumbnail/0/0/160"):
+        status, answered, _ = ask(served, path, **headers)
+        assert status == 403
+        assert not [name for name in answered if name.lower().startswith("access-control")]
+    assert upload(served, PNG, **headers)[0] == 403
+
+
+def test_own_requests_are_answered(served):
+    own = {"Origin": f"http://127.0.0.1:{served.port}", "Sec_Fetch_Site": "same-origin"}
+    assert upload(served, PNG, **own)[0] == 303
+    status, headers, _ = ask(served, "/", Sec_Fetch_Site="none")
+    assert status == 200
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "script-src 'self';" in headers["Content-Security-Policy"]
+    assert ask(served, "/", Host="evil.example")[0] == 400  # a name that leads here
+    for path in ("/openapi.json", "/docs", "/static/../page.html"):
+        assert ask(served, path)[0] == 404
+
+
+def test_clusters(served):
+    status, text = read(served, "/clusters?clusters=3&open=0")
+    assert (status, "3 clusters of one by k-means" in text) == (200, True)
+    assert re.search(r"cluster 0: \d+ images, \d+% ", text)
+    status, text = read(served, "/clusters?run=1&clusters=400")
+    assert (status, "400: wanted from 1 to the 202 images" in text) == (400, True)
+
+
+def test_right_and_wrong(served):
+    status, text = read(served, "/answers")
+    assert status == 200
+    assert re.search(r"one , classes of training: Recall@1 \d+\.\d%, .* of \d+ of 18\d images", text)
+    assert re.search(r"two , unseen classes: Recall@1 \d+\.\d%, .* of \d+ of \d\d images", text)
+    assert re.search(r"Most frequent confusions?: \S.* retrieved for .* queries \(\d+\)", text)
+    for kind in ("right", "disputed"):
+        assert "An image and its nearest other one: " in read(served, f"/answers?kind={kind}&run=1")[1]
+    assert "An image and its nearest other one: 61 to 120 of " in read(served, "/answers?kind=right&start=61")[1]
+
+
+@pytest.mark.parametrize("path", ["/map", "/map?color=cluster&method=pca&clusters=4"])
+def test_a_map(served, path):
+    content = ask(served, path)[2].decode()
+    assert "<img src=x" not in content
+    assert len(re.findall(r'\.png"\]', content)) == 202
+    assert 'role="img" aria-label="Map of the embeddings of one: 202 images' in content
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium")
+def test_a_browser_draws_the_map(served, tmp_path):
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom"]
+    flags += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000"]
+    address = f"http://127.0.0.1:{served.port}/map"
+    done = subprocess.run([CHROMIUM, *flags, address], capture_output=True, text=True, timeout=120)
+    assert re.search(r"<i style=.background[^>]*></i>price \$5_\$6", done.stdout), done.stderr[-500:]
+
+
+def test_no_file_is_served(served):
+    """Neither outside of the folder nor inside: pictures are asked for by number."""
+    inside = [served.photos / "0" / "link.png", served.photos / "0" / "0000.png"]
+    files = [served.secret, *inside, served.place / "one" / "network.json", Path("/etc/passwd"), Path(__file__)]
+    contents = [file.read_bytes()[:60] for file in files]
+    up = "/".join([".."] * 12)
+    routes = ("/", "/static/", "/file=", "/thumbnail/0/", "/uploaded/", "/?upload=", "/?image=", "/?run=")
+    for file in files:
+        for name in (
+            str(file),
+            f"/{file}",
+            f"{up}{file}",
+            f"%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e{file}",
+            f"file://{file}",
+            os.path.relpath(file, served.place),
+            f"..%2f..%2f..%2f..%2f..%2f..%2f{file}",
+            f"{served.photos}/../{file.name}",
+        ):
+            for route in routes:
+                status, _, content = ask(served, (route + name).replace(" ", "%20"))
+                assert status in (400, 404), (route, name, status)
+                assert not any(start in content for start in contents), (route, name)
+
+
+def test_pictures_have_numbers_and_nothing_else(served):
+    for path in ("2/0/160", "-1/0/160", "0/202/160", "0/-1/160", "0/0/100000", "0/x/160", "0/0"):
+        assert ask(served, f"/thumbnail/{path}")[0] == 404, path
+    shown = [np.asarray(Image.open(io.BytesIO(ask(served, f"/thumbnail/0/{n}/160")[2]))) for n in range(202)]
+    assert not any((np.abs(image.astype(int) - SECRET).max(axis=2) < 30).any() for image in shown)
+    gray = [image[80, 10].astype(int) for image in shown if image[80, 80, 0] < 150]
+    assert sum((np.abs(color - 225) < 4).all() for color in gray) == 2  # one leads outside, one is gone
+
+
+def test_a_taken_port_is_told_in_a_line(served, pml_ext_command):
+    done = pml_ext_command("browse", str(served.place / "one"), "--port", str(served.port), "--no-open")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"pml-ext: --port {served.port} cannot be had \(.*\); type another one, or --port 0\n", done.stderr
+    )
+
+
+def test_without_the_extra_it_is_named(served, pml_ext_command, monkeypatch):
+    monkeypatch.setattr("pml_ext.lazy.importlib.util.find_spec", lambda name: None)
+    done = pml_ext_command("browse", str(served.place / "one"), "--no-open")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "pml-ext: pml-ext browse needs the package 'starlette', which is not installed. "
+        'Type: pip install "pml-ext[browse]"\n'
+    )
+
+
+def test_ctrl_c_ends_it_with_a_line(served):
+    """The last of these tests."""
+    served.process.send_signal(signal.SIGINT)
+    _, told = served.process.communicate(timeout=20)
+    assert served.process.returncode == 0, told
+    assert told.splitlines()[-1] == "pml-ext: the page is closed"
+    assert "Traceback" not in told
