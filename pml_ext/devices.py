@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -146,6 +147,47 @@ def set_random_states(states: Sequence[Tensor]) -> None:
         module.set_rng_state(on_cpu[0])
     else:
         module.set_rng_state_all(on_cpu)
+
+
+def generator_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators that draw on a device: the CPU's, and an accelerator's own.
+
+    Args:
+        device: any.
+    """
+    states, module = [torch.get_rng_state()], _module(device.type)
+    if hasattr(module, "get_rng_state"):
+        states.append(module.get_rng_state() if device.type == "mps" else module.get_rng_state(device))
+    return states
+
+
+def set_generator_states(device: torch.device, states: Sequence[Tensor]) -> None:
+    """Put generators back to what :func:`generator_states` returned for the same device.
+
+    Args:
+        device: any.
+        states: theirs.
+    """
+    torch.set_rng_state(states[0].cpu())
+    for state in states[1:]:
+        given = (state.cpu(),) if device.type == "mps" else (state.cpu(), device)
+        _module(device.type).set_rng_state(*given)
+
+
+@contextlib.contextmanager
+def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
+    """A block whose random numbers follow from given states; afterwards generators go on as if it had drawn none.
+
+    Args:
+        device: where numbers are drawn, beside the CPU.
+        states: of :func:`generator_states`.
+    """
+    before = generator_states(device)
+    set_generator_states(device, states)
+    try:
+        yield
+    finally:
+        set_generator_states(device, before)
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
+from .devices import drawing_from, generator_states
 from .pairwise import euclidean_distances, gram, normalize
 from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number
@@ -189,29 +188,20 @@ class OneDraw:
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
         draws = distance.training and any(True for _ in distance.parameters())
         self._distance, self._ends = distance, (points[:1].detach(), columns[:1].detach())
-        self._devices = [points.device] if points.device.type == "cuda" else []
-        self._state = self._states() if draws else None
-        self._fork: Any = None
-
-    def _states(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+        self._device = points.device
+        self._states = generator_states(points.device) if draws else None
+        self._block: Any = None
 
     def __enter__(self) -> None:
-        if self._state is None:
-            return
-        self._fork = torch.random.fork_rng(devices=self._devices)
-        self._fork.__enter__()
-        torch.set_rng_state(self._state[0])
-        for device, state in zip(self._devices, self._state[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        if self._states is not None:
+            self._block = drawing_from(self._device, self._states)
+            self._block.__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._state is not None:
-            self._fork.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        if self._states is not None:
+            self._block.__exit__(*error)
 
     def finish(self) -> None:
         """Leaves the generators as the whole matrix does."""
-        if self._state is not None:
+        if self._states is not None:
             compare(self._distance, *self._ends)

@@ -13,6 +13,7 @@ from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimila
 from pytorch_metric_learning.losses import ContrastiveLoss
 from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets
 from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
+from pytorch_metric_learning.reducers.per_anchor_reducer import aggregation_func as per_anchor_mean
 from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY, AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN, FaissKMeans, FaissKNN
 from pytorch_metric_learning.utils.loss_and_miner_utils import (
@@ -145,6 +146,7 @@ __all__ = [
     "convert_to_pairs",
     "convert_to_triplets",
     "get_all_pairs_indices",
+    "per_anchor_mean",
     "reducers",
 ]
 

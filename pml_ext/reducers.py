@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pml import BaseReducer, MultipleReducers, reducers
+from .pml import BaseReducer, MultipleReducers, per_anchor_mean, reducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
@@ -39,6 +39,73 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
+
+
+# Reducers of PML whose value follows from sums over the rows of a matrix of elements.
+_OF_SUMS = (reducers.MeanReducer, reducers.SumReducer, reducers.AvgNonZeroReducer, reducers.ThresholdReducer)
+
+
+def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
+    """Return what reduces a sub-loss: the reducer itself, or its part of ``MultipleReducers``.
+
+    Args:
+        reducer: of a loss.
+        name: of the sub-loss.
+    """
+    if not isinstance(reducer, MultipleReducers):
+        return reducer
+    for known, part in reducer.reducers.items():
+        if known == name:
+            return part
+    return reducer.default_reducer
+
+
+def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
+    """Return whether :func:`row_sums` and :func:`reduced_rows` give a reducer's value.
+
+    Args:
+        reducer: one for a single sub-loss.
+        pairs: whether elements are pairs, which ``PerAnchorReducer`` takes, or triplets, which it refuses.
+    """
+    if type(reducer) is reducers.PerAnchorReducer:
+        return pairs and reducer.aggregation_func is per_anchor_mean and takes_row_sums(reducer.reducer, pairs)
+    return type(reducer) in (SumOverDivisorReducer, *_OF_SUMS)
+
+
+def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of each row's elements that a reducer counts, and their number; per anchor, the mean of the row.
+
+    Args:
+        reducer: one that :func:`takes_row_sums`.
+        values: elements, 0 or more, ``[T, R]``.
+        mask: which of them there are, ``[T, R]``.
+    """
+    kept = mask
+    if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
+        low, high = getattr(reducer, "low", 0), getattr(reducer, "high", None)
+        kept = kept if low is None else kept & (values > low)
+        kept = kept if high is None else kept & (values < high)
+    sums, counts = (values * kept).sum(1), kept.sum(1)
+    if isinstance(reducer, reducers.PerAnchorReducer):
+        return sums / counts.clamp(min=1), counts
+    return sums, counts
+
+
+def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
+    """Return what a reducer of PML gives for the elements whose :func:`row_sums` a term holds.
+
+    Args:
+        reducer: the same as there.
+        term: the sums as ``losses``, their number as ``divisor``.
+        embeddings: ``[B, D]``.
+        labels: ``[B]``, or None.
+    """
+    if isinstance(reducer, reducers.PerAnchorReducer):
+        reducer = reducer.reducer
+    elif not isinstance(reducer, reducers.SumReducer):
+        reducer = SumOverDivisorReducer()
+    value: Tensor = reducer({"loss": term}, embeddings, labels)
+    return value
 
 
 def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:

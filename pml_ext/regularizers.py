@@ -14,6 +14,7 @@ from .pairwise import (
     autocast_off,
     check_batch,
     in_tiles,
+    normalizes,
     pair_masks,
     rows_per_tile,
     tiles_of_rows,
@@ -111,7 +112,10 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         check_batch(embeddings, labels)
         self.reset_stats()
         with autocast_off(embeddings.device):
-            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device, torch.long)
+            embeddings, labels = (
+                to_full_precision(embeddings, normalizes(self)),
+                labels.to(embeddings.device, torch.long),
+            )
             return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
 
 

@@ -101,3 +101,23 @@ def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
     drawn = torch.rand(3)
     checkpoint.set_random_state(state | {"accelerators": [torch.Generator().get_state()]})
     assert torch.equal(torch.rand(3), drawn)
+
+
+@pytest.mark.parametrize("kind", ["xpu", "mps"])
+def test_what_draws_again_puts_back_the_accelerators_generator_too(monkeypatch, kind):
+    """A learned metric in tiles, micro-batches and rank 0's numbers all go by these three."""
+    held = {"state": torch.tensor([7], dtype=torch.uint8)}
+    monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *device: held["state"])
+    monkeypatch.setattr(getattr(torch, kind), "set_rng_state", lambda state, *device: held.update(state=state))
+    device = torch.device(kind, 0)
+    states = devices.generator_states(device)
+    assert len(states) == 2
+    drawn = torch.rand(3)
+    held["state"] = torch.tensor([9], dtype=torch.uint8)
+    expected = torch.get_rng_state()
+    with devices.drawing_from(device, states):
+        assert held["state"].tolist() == [7]
+        assert torch.equal(torch.rand(3), drawn)
+    assert held["state"].tolist() == [9]
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert len(devices.generator_states(torch.device("cpu"))) == 1

@@ -1,8 +1,8 @@
-"""MultipleLosses and call_loss."""
+"""What all losses keep: bad input, short rows, PML's losses by our distances; MultipleLosses and views."""
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import distances, losses, miners
 
 from pml_ext import (
     CBMLLoss,
@@ -17,6 +17,7 @@ from pml_ext import (
     SoftmaxLoss,
     registry,
 )
+from pml_ext.distances import EuclideanDistance, GramCosineSimilarity, GramDotProductSimilarity
 from pml_ext.losses import call_loss
 
 
@@ -70,7 +71,7 @@ def test_never_sums_in_half_precision(batch):
     assert value.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # PML has an AssertionError here, which names nothing and goes with python -O
     ("arguments", "text"),
     [
         (([],), "at least one loss"),
@@ -121,6 +122,131 @@ def test_arguments_in_pmls_order(loss, batch):
         TypeError, match=r"indices_tuple, the third argument .* \(12, 4\).* type ref_emb=..., ref_labels="
     ):
         loss(x, labels, y, others)
+
+
+# Every registered loss
+
+
+def registered():
+    """``{name: loss}`` of ours, for embeddings of size 4 and 6 classes."""
+    context = {"embedding_size": 4, "num_classes": 6}
+    found = [c for c in registry.components("loss") if not c.name.startswith("pml/") and c.cls is not RegularizedLoss]
+    return {c.name: registry.build(c.qualified_name, "loss", context) for c in found}
+
+
+@pytest.mark.filterwarnings("ignore:a class of the batch has")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", list(registered()))
+def test_bad_input_shows_in_the_value(name, bad):
+    """Also in a row without partners: of references, beside references, beside a tuple that leaves it out."""
+    loss, (x, labels) = registered()[name], (torch.randn(12, 4), torch.arange(12) // 2)
+    references, ref_labels = torch.randn(9, 4), torch.arange(9) % 5
+    spoilt, others = x.clone(), references.clone()
+    spoilt[11, 1], others[3, 2], ref_labels[3] = bad, bad, 99
+    assert loss(spoilt, labels).isnan()
+    if "indices_tuple" in registry.capabilities(loss):
+        a, p, n = miners.BatchHardMiner()(x, labels)
+        assert loss(x, labels, (a[:2], p[:2], n[:2])).isfinite()
+        assert loss(spoilt, labels, (a[:2], p[:2], n[:2])).isnan()
+    if "references" in registry.capabilities(loss):
+        assert loss(x, labels, None, references, ref_labels).isfinite()
+        assert loss(x, labels, None, others, ref_labels).isnan()
+        assert loss(spoilt, labels, None, references, ref_labels).isnan()
+
+
+def short_rows(seed, least, most):
+    """16 rows of 8 numbers whose lengths are powers of ten between two exponents, and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.nn.functional.normalize(torch.randn(16, 4, generator=generator))
+    lengths = 10 ** (least + (most - least) * torch.rand(16, 1, generator=generator))
+    return rows * lengths, torch.randint(0, 6, (16,), generator=generator)
+
+
+def test_short_rows_have_finite_gradients():
+    loss = CBMLLoss(alpha_pos=36, averaging="const", mining=False, mvc_reduction="sum", detach_target=True)
+    for seed in range(100):
+        x, labels = short_rows(seed, -12, 4)
+        (gradient,) = torch.autograd.grad(loss(x.requires_grad_(), labels), x)
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:a class of the batch has")
+@pytest.mark.parametrize("inside_memory", [False, True])
+@pytest.mark.parametrize("name", list(registered()))
+def test_short_rows_of_float16_have_finite_gradients(name, inside_memory):
+    loss = registered()[name]
+    if inside_memory:
+        if "references" not in registry.capabilities(loss):
+            pytest.skip("takes no references")
+        loss = CrossBatchMemory(loss, 4, 32)
+    for seed in range(20):
+        x, labels = short_rows(seed, -8, 0)
+        x = x.half().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(x, labels), x)
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
+def test_a_trace_serves_other_batches():
+    first, second = ((torch.randn(8, 4), torch.arange(8) // 2) for _ in range(2))
+    traced = torch.jit.trace(CBMLLoss(), first, check_trace=False)
+    torch.testing.assert_close(traced(*second), CBMLLoss()(*second))
+
+
+# PML's losses by our distances
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [losses.ArcFaceLoss, losses.CosFaceLoss, losses.SubCenterArcFaceLoss])
+def test_logits_of_pmls_classifiers_are_the_same_digits(kind, dtype):
+    """A cosine near 0 shows the last digit of a normalization, which is torch's own therefore."""
+    angles = torch.arange(180.0).deg2rad()
+    x = torch.stack([2 * angles.cos(), angles.sin() / 2], dim=1).to(dtype)
+    settings = {"num_classes": 10, "embedding_size": 2}
+    theirs, ours = kind(**settings), kind(distance=GramCosineSimilarity(), **settings)
+    ours.load_state_dict(theirs.state_dict())
+    theirs, ours = theirs.to(dtype), ours.to(dtype)
+    assert torch.equal(ours.get_logits(x), theirs.get_logits(x))
+    labels = torch.randint(0, 10, (180,))
+    torch.testing.assert_close(ours(x, labels), theirs(x, labels))
+
+
+def test_proxy_anchor_by_our_distances(batch):
+    for ours, theirs in ((GramCosineSimilarity(), distances.CosineSimilarity()), (EuclideanDistance(), None)):
+        theirs = theirs or distances.LpDistance()
+        one, other = losses.ProxyAnchorLoss(4, 4, distance=ours), losses.ProxyAnchorLoss(4, 4, distance=theirs)
+        other.load_state_dict(one.state_dict())
+        torch.testing.assert_close(one(*batch), other(*batch))
+        torch.testing.assert_close(one.get_logits(batch[0]), other.get_logits(batch[0]))
+
+
+def test_pmls_dot_product_normalizes_and_ours_does_not(batch):
+    """So that PML's N-pairs loss has another value where our dot product stands for PML's."""
+    x, labels = batch
+    raw = losses.NPairsLoss(distance=distances.DotProductSimilarity(normalize_embeddings=False))(x, labels)
+    torch.testing.assert_close(losses.NPairsLoss(distance=GramDotProductSimilarity())(x, labels), raw)
+    torch.testing.assert_close(
+        losses.NPairsLoss(distance=GramCosineSimilarity())(x, labels), losses.NPairsLoss()(x, labels)
+    )
+
+
+def test_a_tuple_without_labels(batch):
+    """Our angular and N-pair losses take one, where PML's need labels all the same."""
+    x, labels = batch
+    given = miners.BatchHardMiner()(x, labels)
+    taken = {name for name, loss in registered().items() if _takes(loss, x, given)}
+    assert taken == set(registered()) - {"softmax"}
+    assert not _takes(losses.NPairsLoss(), x, given)
+    assert not _takes(losses.AngularLoss(), x, given)
+    assert _takes(losses.TripletMarginLoss(), x, given)
+
+
+def _takes(loss, x, indices_tuple):
+    try:
+        loss(x, indices_tuple=indices_tuple)
+    except (ValueError, AttributeError, TypeError):
+        return False
+    return True
 
 
 # Two views of each image

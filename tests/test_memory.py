@@ -10,7 +10,15 @@ import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 
-from pml_ext import CBMLLoss, CrossBatchMemory, MetricVarianceRegularizer, MultipleLosses, RegularizedLoss, registry
+from pml_ext import (
+    BatchAllTripletLoss,
+    CBMLLoss,
+    CrossBatchMemory,
+    MetricVarianceRegularizer,
+    MultipleLosses,
+    RegularizedLoss,
+    registry,
+)
 from pml_ext.errors import TrainingWarning
 
 NEEDED = {"labels", "indices_tuple", "references"}
@@ -412,6 +420,22 @@ def test_empty_batch_and_single_class():
     y = torch.randn(5, 6, requires_grad=True)
     memory(y, torch.zeros(5, dtype=torch.long)).backward()
     assert y.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("tile_size", [None, 3])
+@pytest.mark.parametrize("kind", ["hinge", "ratio", "soft"])
+def test_a_batch_without_positive_pairs(kind, tile_size):
+    loss = BatchAllTripletLoss(kind=kind, tile_size=tile_size)
+    memory = CrossBatchMemory(loss, 6, 20)
+    x = torch.randn(5, 6, requires_grad=True)
+    for value in (
+        memory(x, torch.arange(5)),
+        loss(x, torch.arange(5)),
+        loss(x, torch.arange(5), None, x + 1, torch.arange(5) + 9),
+    ):
+        assert value == 0
+        value.backward()
+        assert torch.equal(x.grad, torch.zeros(5, 6))
 
 
 def test_records_of_what_is_inside_are_reached():

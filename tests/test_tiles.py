@@ -159,6 +159,46 @@ def test_other_distances_are_those_of_pml(name):
             torch.testing.assert_close(ours(X[2:], LABELS[2:]), like(X[2:], LABELS[2:]))
 
 
+REDUCERS = {
+    "mean": reducers.MeanReducer(),
+    "sum": reducers.SumReducer(),
+    "avg-non-zero": reducers.AvgNonZeroReducer(),
+    "above": reducers.ThresholdReducer(low=0.2),
+    "between": reducers.ThresholdReducer(low=0.1, high=0.7),
+    "per anchor": reducers.PerAnchorReducer(),
+    "per anchor, not 0": reducers.PerAnchorReducer(reducers.AvgNonZeroReducer()),
+    "by sub-loss": reducers.MultipleReducers({"pos_loss": reducers.SumReducer()}, reducers.ThresholdReducer(high=0.9)),
+}
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize("name", PML)
+def test_a_stated_reducer_gives_the_value_of_pml(name, reducer):
+    kind, settings = LOSSES[name]
+    for call in ("labels", "pairs", "references"):
+        if ("swap" in name or "triplet" in name) and ("per anchor" in reducer or call == "references"):
+            continue
+        for tile_size in (None, 4):
+            ours = kind(reducer=REDUCERS[reducer], tile_size=tile_size, **settings)
+            theirs = type(PML[name])(reducer=REDUCERS[reducer], **settings)
+            value, expected = ours(X, LABELS, **CALLS[call]), theirs(X, LABELS, **CALLS[call])
+            torch.testing.assert_close(value, expected)
+            gradients = [torch.autograd.grad(v, X)[0][2:] for v in (value, expected)]
+            torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+            assert type(ours.reducer) is type(theirs.reducer)
+
+
+@pytest.mark.parametrize("reducer", [reducers.ClassWeightedReducer(torch.ones(9)), reducers.DoNothingReducer()])
+def test_a_reducer_that_needs_the_list_is_refused(reducer):
+    for kind in (TiledContrastiveLoss, TiledTripletMarginLoss):
+        with pytest.raises(ValueError, match=f"{kind.__name__} lists no .* not a {type(reducer).__name__}; PML's"):
+            kind(reducer=reducer)
+    with pytest.raises(ValueError, match="not a PerAnchorReducer"):
+        TiledTripletMarginLoss(reducer=reducers.PerAnchorReducer())
+    with pytest.raises(ValueError, match="not a PerAnchorReducer"):
+        TiledContrastiveLoss(reducer=reducers.PerAnchorReducer(aggregation_func=lambda x, count: x.amax(1)))
+
+
 @pytest.mark.parametrize(
     "kind", [MetricVarianceRegularizer, GlobalOrthogonalRegularizer, EntropyRegularizer], ids=lambda kind: kind.__name__
 )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..components import capabilities
+from ..devices import drawing_from, generator_states
 from ..losses import WrapperCapabilities, call_loss, inside
 from ..pairwise import check_batch, check_indices_tuple, check_references
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
@@ -228,17 +229,11 @@ def _on_cpu(value: Any) -> Any:
 @contextlib.contextmanager
 def _random_as_rank_0(device: torch.device) -> Iterator[None]:
     """The generators of torch as they stand in rank 0; afterwards every other process goes on with its own."""
-    devices = [device] if device.type == "cuda" else []
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in devices)]
-    collective = collective_device(device)
-    shared = torch.cat(states).to(collective)
+    states = generator_states(device)
+    shared = torch.cat([state.cpu() for state in states]).to(collective_device(device))
     dist.broadcast(shared, src=0)
     if rank() == 0:
         yield
         return
-    with torch.random.fork_rng(devices=devices):
-        cpu, *cuda = torch.split(shared.cpu(), [len(state) for state in states])
-        torch.set_rng_state(cpu.clone())
-        for each, state in zip(devices, cuda, strict=True):
-            torch.cuda.set_rng_state(state.clone(), each)
+    with drawing_from(device, torch.split(shared.cpu(), [len(state) for state in states])):
         yield

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from ..devices import generator_states, set_generator_states
 from ..errors import TrainingWarning
 from ..settings import check_count
 from .calling import WrapperCapabilities, call_loss
@@ -104,11 +105,10 @@ class MicroBatched(nn.Module):
         if len(inputs) <= self.micro_batch:
             return self.network(inputs)  # type: ignore[no-any-return]
         self._warn_of_batch_norm()
-        devices = [inputs.device] if inputs.device.type == "cuda" else []
-        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+        states = generator_states(inputs.device)
         outputs = []
         for start in range(0, len(inputs), self.micro_batch):
-            _set_states(states, devices)  # each draws what the whole batch does, and takes its rows
+            set_generator_states(inputs.device, states)  # each draws what the whole batch does, and takes its rows
             part = _Part(self.network, slice(start, start + self.micro_batch), len(inputs))
             outputs.append(checkpoint(part, inputs[start : start + self.micro_batch], use_reentrant=False))
         return torch.cat(outputs)
@@ -140,12 +140,6 @@ class _Part:
             return self._network(inputs)
         with keep, _RowsOfTheBatch(self._rows.start, len(inputs), self._count):
             return self._network(inputs)
-
-
-def _set_states(states: list[Tensor], devices: list[torch.device]) -> None:
-    torch.set_rng_state(states[0])
-    for device, state in zip(devices, states[1:], strict=True):
-        torch.cuda.set_rng_state(state, device)
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:

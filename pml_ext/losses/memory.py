@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..components import capabilities
 from ..errors import TrainingWarning
-from ..pairwise import apart, autocast_off, check_batch, check_indices_tuple, to_full_precision
+from ..pairwise import apart, autocast_off, check_batch, check_indices_tuple, normalizes, to_full_precision
 from ..pml import (
     BaseLossWrapper,
     ModuleSettings,
@@ -38,7 +38,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     It takes any loss that says it has ``"labels"``, ``"indices_tuple"`` and ``"references"`` (see
     :func:`pml_ext.components.capabilities`): PML's, registered ones, and wrappers such as
-    :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone.
+    :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone. PML's CrossBatchMemory refuses our losses
+    by name: take this one for them.
 
     Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with what the
     ring holds and does not enter it, so that validation images stay out of the memory of the training ones.
@@ -186,7 +187,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self._check(embeddings, indices_tuple, enqueue_mask)
         self.reset_stats()
         with autocast_off(embeddings.device):
-            embeddings, labels = to_full_precision(embeddings), labels.to(embeddings.device)
+            embeddings = to_full_precision(embeddings, normalizes(self.loss))
+            labels = labels.to(embeddings.device)
             if not self.active:
                 return self._plain(embeddings, labels, indices_tuple)
             writes = self.training and torch.is_grad_enabled()

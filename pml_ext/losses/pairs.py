@@ -91,6 +91,8 @@ class Pairs:
         if self.whole_classes:
             return self.matrix, partners - self.first
         used, rows = torch.unique(partners, return_inverse=True)
+        if len(used) == 0:  # a row all the same, for what looks up any partner
+            used = partners.new_zeros(1)
         if self.compare is not None:
             return self.compare(self.columns[used], self.columns), rows
         return self.distance(self.ref_emb[used], self.ref_emb), rows

@@ -17,7 +17,7 @@ from .calling import call_loss, inside
 class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
     r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
 
-    PML's has the same values, but asks for the class's name; this one asks what a loss says it takes (see
+    PML's has the same values, but refuses our losses by name; this one asks what a loss says it takes (see
     :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
 
     Args:

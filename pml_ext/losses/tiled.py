@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from ..distances import EuclideanDistance, GramCosineSimilarity
 from ..pairwise import log_one_plus_sum_exp, masked_mean, transformed
 from ..pml import BaseDistance, BaseReducer, LossSettings
-from ..reducers import SumOverDivisorReducer
+from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_flag, check_number
 from .pair_loss import PairLoss
 from .pairs import Pairs
-from .terms import AllButItself, Terms, Triplets, per_anchor, per_pair, per_triplet
+from .terms import AllButItself, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # of gathered rows held at a time
 
@@ -35,14 +35,61 @@ class _TiledLoss(PairLoss):
         return GramCosineSimilarity()
 
 
-class TiledContrastiveLoss(_TiledLoss):
+class _SummedByRow(_TiledLoss):
+    """A loss of elements, pairs or triplets, that a row is summed over before a reducer sees them.
+
+    A reducer of PML that is stated gives PML's value nonetheless, if it follows from such sums; others are refused.
+    """
+
+    _of_pairs: ClassVar[bool]
+
+    def set_reducer(self, reducer: BaseReducer | None) -> None:
+        """Sets the reducer.
+
+        Raises:
+            ValueError: one whose value does not follow from sums over rows.
+        """
+        super().set_reducer(reducer)
+        for name in self._sub_loss_names():
+            stated = reducer_of(self.reducer, name)
+            if not takes_row_sums(stated, self._of_pairs):
+                own, more = type(self).__name__, " PerAnchorReducer," if self._of_pairs else ""
+                raise ValueError(
+                    f"{own} lists no {'pairs' if self._of_pairs else 'triplets'} and takes a MeanReducer, SumReducer, "
+                    f"AvgNonZeroReducer, ThresholdReducer,{more} or MultipleReducers of these, not a "
+                    f"{type(stated).__name__}; PML's {own.removeprefix('Tiled')} lists them"
+                )
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> Terms:
+        """PML's loss dictionary, reduced where a reducer of PML is stated, which would see sums."""
+        terms = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        for name, info in terms.items():
+            reducer = reducer_of(self.reducer, name)
+            if not isinstance(reducer, SumOverDivisorReducer) and info["reduction_type"] in ("element", "pos_pair"):
+                terms[name] = reduced(reduced_rows(reducer, info, embeddings, labels))["loss"]
+        return terms
+
+    def get_default_reducer(self) -> BaseReducer:
+        """The sum over the number of elements that are not 0."""
+        return SumOverDivisorReducer()
+
+
+class TiledContrastiveLoss(_SummedByRow):
     r"""PML's ``ContrastiveLoss`` in memory linear in the batch.
 
     .. math::
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
-    Both means run over the pairs that are not 0, as PML's default reducer takes them. The reducer gets two terms,
-    ``pos_loss`` and ``neg_loss``, of one sum per anchor, with the number of such pairs as ``divisor``. A pair that an
+    Both means run over the pairs that are not 0, as PML's default reducer takes them. A ``MeanReducer``,
+    ``SumReducer``, ``AvgNonZeroReducer``, ``ThresholdReducer``, ``PerAnchorReducer`` and ``MultipleReducers`` of these
+    (by sub-loss, ``pos_loss`` and ``neg_loss``) give PML's values too; no other reducer is taken. A pair that an
     ``indices_tuple`` lists twice counts once; one pair alone, which PML takes for none, counts.
 
     *Cost:* four products of ``B x D x R`` in tiles; memory linear in B + R.
@@ -59,6 +106,8 @@ class TiledContrastiveLoss(_TiledLoss):
         1.4142135381698608
     """
 
+    _of_pairs = True
+
     def __init__(
         self,
         pos_margin: float = 0.0,
@@ -74,12 +123,13 @@ class TiledContrastiveLoss(_TiledLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """Two terms, of one sum per anchor."""
         sign = -1 if self.distance.is_inverted else 1
-        positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0) * pairs.positives
-        negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0) * pairs.negatives
-        return {
-            name: per_anchor(values.sum(1), divisor=(values != 0).sum())["loss"]
-            for name, values in (("pos_loss", positive), ("neg_loss", negative))
-        }
+        positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0)
+        negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
+        terms = {}
+        for name, values, mask in (("pos_loss", positive, pairs.positives), ("neg_loss", negative, pairs.negatives)):
+            sums, counts = row_sums(reducer_of(self.reducer, name), values, mask)
+            terms[name] = per_anchor(sums, divisor=counts.sum())["loss"]
+        return terms
 
     def _sub_loss_names(self) -> list[str]:
         return ["pos_loss", "neg_loss"]
@@ -87,10 +137,6 @@ class TiledContrastiveLoss(_TiledLoss):
     def get_default_distance(self) -> BaseDistance:
         """Euclidean, of normalized embeddings."""
         return EuclideanDistance()
-
-    def get_default_reducer(self) -> BaseReducer:
-        """The sum over the number of pairs that are not 0."""
-        return SumOverDivisorReducer()
 
 
 class TiledMultiSimilarityLoss(_TiledLoss):
@@ -244,14 +290,14 @@ class TiledSupConLoss(_TiledLoss):
         return SumOverDivisorReducer()
 
 
-class TiledTripletMarginLoss(_TiledLoss):
+class TiledTripletMarginLoss(_SummedByRow):
     r"""PML's ``TripletMarginLoss`` over all triplets of the batch, none of them listed.
 
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
-    The mean runs over the triplets that are not 0, as PML's default reducer takes them. The reducer gets the sum over
-    the negatives of each positive pair, with the number of such triplets as ``divisor``; of an ``indices_tuple`` of
-    triplets, one value per triplet. With references, ``swap`` compares the positive itself, where PML takes the row of
+    The mean runs over the triplets that are not 0, as PML's default reducer takes them. A ``MeanReducer``,
+    ``SumReducer``, ``AvgNonZeroReducer``, ``ThresholdReducer`` and ``MultipleReducers`` of these give PML's values too;
+    no other reducer is taken. With references, ``swap`` compares the positive itself, where PML takes the row of
     the batch that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
 
     *Cost:* four products of ``B x D x R`` in tiles and a few passes over ``P x R`` for P positive pairs; memory linear
@@ -272,6 +318,7 @@ class TiledTripletMarginLoss(_TiledLoss):
     """
 
     tiles = "classes"  # of positives and negatives, with swap
+    _of_pairs = False
 
     def __init__(
         self,
@@ -296,6 +343,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         if pairs.triplets is not None:
             return self._listed(pairs, pairs.triplets)
         anchors, partners = pairs.listed
+        reducer = reducer_of(self.reducer, "loss")
         step = max(1, _ENTRIES // pairs.matrix.shape[1])
         starts = range(0, max(1, len(anchors)), step)
         ends = [(anchors[i : i + step], partners[i : i + step]) for i in starts]
@@ -303,8 +351,7 @@ class TiledTripletMarginLoss(_TiledLoss):
         def sums(a: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
             d_an, inside = pairs.matrix[a], pairs.negatives[a]
             d_pn = self._rows_between(pairs, p) if self.swap else None
-            values = self._values(pairs.matrix[a, p][:, None], d_an, d_pn) * inside
-            return values.sum(1), (values != 0).sum(1)
+            return row_sums(reducer, self._values(pairs.matrix[a, p][:, None], d_an, d_pn), inside)
 
         if len(ends) == 1 or transformed() or not torch.is_grad_enabled():
             parts = [sums(*each) for each in ends]
@@ -335,10 +382,6 @@ class TiledTripletMarginLoss(_TiledLoss):
     def get_default_distance(self) -> BaseDistance:
         """Euclidean, of normalized embeddings."""
         return EuclideanDistance()
-
-    def get_default_reducer(self) -> BaseReducer:
-        """The sum over the number of triplets that are not 0."""
-        return SumOverDivisorReducer()
 
 
 def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from .batch import (
     check_batch,
     check_indices_tuple,
     check_references,
+    normalizes,
     pair_to_full_precision,
     to_full_precision,
+    with_bad_input,
 )
 from .classes import ClassMembers, class_members
 from .euclidean import euclidean_distances
@@ -48,6 +50,7 @@ __all__ = [
     "masked_min",
     "masked_sum",
     "normalize",
+    "normalizes",
     "pair_masks",
     "pair_to_full_precision",
     "rows_per_tile",
@@ -56,4 +59,5 @@ __all__ = [
     "tiles_of_rows",
     "to_full_precision",
     "transformed",
+    "with_bad_input",
 ]

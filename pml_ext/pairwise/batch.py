@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .transforms import apart
 
+_LEAST_HALF = 2.0**-8  # the length that a row of float16 counts as where it is shorter, in the gradient
+
 
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
     """Refuses embeddings and labels that do not fit together.
@@ -92,27 +94,61 @@ def _describe(value: Any) -> str:
     return f"{value!r} ({type(value).__name__})"
 
 
-def to_full_precision(x: Tensor) -> Tensor:
-    """``x`` itself if it is float32 or float64, else ``x`` in float32.
+def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
+    """Return ``x`` itself if it is float32 or float64, else ``x`` in float32.
 
     Args:
         x: floating point, any shape.
+        normalized: whether ``x`` are rows that will be normalized. A row of float16 shorter than 2^-8 then gets the
+            gradient of a row of that length, at most 256 times that of the normalized row: float16 ends at 65,504.
     """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if not normalized or x.dtype != torch.float16:
+        return wide
+    fixed = wide.detach()
+    share: Tensor = (torch.linalg.vector_norm(fixed, dim=1, keepdim=True) / _LEAST_HALF).clamp(max=1)
+    return fixed + (wide - fixed) * share
 
 
-def pair_to_full_precision(embeddings: Tensor, ref_emb: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Embeddings and references in one dtype, float32 or float64.
+def pair_to_full_precision(
+    embeddings: Tensor, ref_emb: Tensor | None, normalized: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return embeddings and references in one dtype, float32 or float64.
 
     Args:
         embeddings: ``[B, D]``.
         ref_emb: ``[R, D]``, or None. If it is the same object as ``embeddings``, so are the two returned.
+        normalized: as of :func:`to_full_precision`.
     """
+    first = to_full_precision(embeddings, normalized)
     if ref_emb is None or ref_emb is embeddings:
-        embeddings = to_full_precision(embeddings)
-        return embeddings, None if ref_emb is None else embeddings
-    dtype = torch.promote_types(torch.promote_types(embeddings.dtype, torch.float32), ref_emb.dtype)
-    return embeddings.to(dtype), ref_emb.to(dtype)
+        return first, None if ref_emb is None else first
+    second = to_full_precision(ref_emb, normalized)
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    return first.to(dtype), second.to(dtype)
+
+
+def normalizes(module: Any) -> bool:
+    """Return whether a loss, or the loss inside a wrapper, compares normalized embeddings."""
+    while (distance := getattr(module, "distance", None)) is None and hasattr(module, "loss"):
+        module = module.loss
+    return bool(getattr(distance, "normalize_embeddings", False))
+
+
+def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
+    """Return a loss's value, or NaN where a number that went into it is NaN or infinite, partner or none.
+
+    Args:
+        value: what a reducer gave; anything but a tensor is returned as it is.
+        inputs: embeddings, references, or None.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    for x in inputs:
+        if x is not None and x.numel():
+            least, greatest = x.detach().aminmax()
+            value = value + (0 * least + 0 * greatest)
+    return value
 
 
 # Asked here and not at every call: torch.compile of torch 2.4 cannot trace the question.
@@ -168,10 +204,12 @@ class FullPrecisionForward:
         check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
-            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            given, normalized = ref_emb is not embeddings, normalizes(self)
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb, normalized)
             # booleans cannot be sorted and looked up everywhere, int64 can
             labels, ref_labels = (y if y is None else y.long() for y in (labels, ref_labels))
-            return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
+            value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
+            return with_bad_input(value, embeddings, ref_emb if given else None)
 
 
 class FullPrecisionMining:

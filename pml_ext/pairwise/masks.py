@@ -41,7 +41,7 @@ def pair_masks(
     if indices_tuple is not None:
         positives, negatives = _masks_from_indices(matrix, indices_tuple)
         if not references:
-            negatives.diagonal(first).fill_(False)
+            negatives.diagonal(first).zero_()
     else:
         columns = labels if ref_labels is None and not references else ref_labels
         if labels is None or columns is None:
@@ -50,7 +50,7 @@ def pair_masks(
         positives = labels[:, None] == columns
         negatives = ~positives
     if not references:
-        positives.diagonal(first).fill_(False)
+        positives.diagonal(first).zero_()
     return positives, negatives
 
 

@@ -17,33 +17,39 @@ def batch(rows=7, size=5, classes=3, seed=0, dtype=torch.float64):
 
 
 class TestSimilarity:
-    def test_normalize_has_the_gradient_of_autograd(self):
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    def test_normalize_is_torchs_to_the_last_digit(self, dtype):
+        angles = torch.arange(180.0).deg2rad()  # one of them 90 degrees: products near 0 show every digit
+        x = torch.stack([2 * angles.cos(), angles.sin() / 2], dim=1).to(dtype)
+        x = torch.cat([x, x * 1e-3])[:-1]
+        assert torch.equal(pairwise.normalize(x), torch.nn.functional.normalize(x))
+
+    def test_normalize_has_the_gradient_of_torchs_down_to_a_length_of_a_millionth(self):
         draw = torch.Generator().manual_seed(0)
-        x, weights = (torch.randn(6, 4, generator=draw, dtype=torch.float64) for _ in range(2))
-        x[2], x[3] = 0, x[3] * 1e-14  # a row of zeros, and one that is divided by the constant
+        x, weights = (torch.randn(5, 4, generator=draw, dtype=torch.float64) for _ in range(2))
+        x *= torch.tensor([1e4, 1, 1e-3, 1e-5, 3e-6], dtype=torch.float64)[:, None]
         gradients = []
-        for function in (pairwise.normalize, lambda z: similarity._normalized(z, 1e-12)[0]):
+        for function in (pairwise.normalize, similarity._written_out, torch.nn.functional.normalize):
             z = x.clone().requires_grad_()
             gradients.append(torch.autograd.grad((function(z) * weights).sum(), z)[0])
-        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
-        assert (gradients[0][2] == 0).all()
-        assert gradients[0][3].abs().max() > 1e10
-        z = x[[0, 1, 4]].requires_grad_()
-        assert gradcheck(pairwise.normalize, z, check_forward_ad=True)
-        assert gradgradcheck(pairwise.normalize, z)
+        torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradients[1], gradients[2], rtol=1e-10, atol=1e-12)
+        z = x[:3].requires_grad_()
+        assert gradcheck(pairwise.normalize, z / z.detach().norm(dim=1, keepdim=True), check_forward_ad=True)
+        assert gradgradcheck(pairwise.normalize, z / z.detach().norm(dim=1, keepdim=True))
 
-    def test_normalize_divides_by_the_length(self):
-        x, _ = batch()
-        expected = torch.stack([row / math.sqrt(sum(v**2 for v in row.tolist())) for row in x])
-        torch.testing.assert_close(pairwise.normalize(x), expected, rtol=0, atol=1e-12)
-
-    def test_a_tiny_row_is_divided_by_eps_and_a_row_of_zeros_gets_no_gradient(self):
-        x = torch.tensor([[1e-13, 0.0], [0.0, 0.0], [3.0, 4.0]], dtype=torch.float64, requires_grad=True)
-        y = pairwise.normalize(x)
-        torch.testing.assert_close(y, torch.tensor([[0.1, 0.0], [0.0, 0.0], [0.6, 0.8]], dtype=torch.float64))
-        y.sum().backward()
-        assert x.grad[1].tolist() == [0.0, 0.0]
-        assert x.grad[2].abs().sum() > 0
+    def test_shorter_rows_have_the_gradient_of_that_length_and_a_row_of_zeros_has_none(self):
+        x = torch.tensor([[3e-9, 4e-9], [3e-14, 4e-14], [0.0, 0.0]], dtype=torch.float64)
+        weights = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+        for function in (pairwise.normalize, similarity._written_out):
+            z = x.clone().requires_grad_()
+            y = function(z)
+            torch.testing.assert_close(y.detach(), torch.nn.functional.normalize(x))
+            (gradient,) = torch.autograd.grad((y * weights).sum(), z)
+            along = torch.tensor([1.0, 0.0], dtype=torch.float64) - 0.6 * torch.tensor([0.6, 0.8], dtype=torch.float64)
+            torch.testing.assert_close(gradient[0], along * 1e6)  # the projection, by 1e-6 where it was 5e-9
+            torch.testing.assert_close(gradient[1], weights[1] * 1e6)  # divided by a constant: no projection
+            assert gradient[2].tolist() == [0.0, 0.0]
 
     def test_gram_is_the_product_and_differentiates_twice(self):
         x = batch()[0].requires_grad_()
@@ -267,6 +273,9 @@ class TestBatch:
             assert pairwise.to_full_precision(torch.ones(2, dtype=getattr(torch, given))).dtype == getattr(
                 torch, expected
             )
+        rows = torch.tensor([[1.0, 0.0], [0.0, 2.0**-10]]).half().requires_grad_()
+        (gradient,) = torch.autograd.grad(pairwise.to_full_precision(rows, normalized=True).sum(), rows)
+        assert gradient.tolist() == [[1, 1], [0.25, 0.25]]  # the second row counts as one of length 2^-8
         half = torch.ones(2, 2).half()
         first, second = pairwise.pair_to_full_precision(half, half)
         assert first is second
