@@ -1,11 +1,12 @@
-"""How the time of a training step divides, and how it compares with that of a bare loop over the same batches."""
+"""Profiles of training steps: milliseconds by part, and the ratio to a bare loop over the same batches."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import timer  # waits for the accelerator
 from torch.utils.data import DataLoader, Dataset
 
-from ..devices import choose_device, synchronize
+from ..devices import choose_device
 from ..errors import ConfigError
 from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .engine import Engine, Objective, Step
@@ -28,16 +30,16 @@ PARTS = ("reading", "network", "miner", "loss", "check", "optimizer", "records")
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What was measured of training steps.
+    """Times of training steps.
 
     Args:
-        milliseconds: of a step, by part: ``"network"`` and ``"loss"`` forward and backward, ``"check"`` the look at
-            loss and gradients and the wait for the device. Medians.
-        step: of a whole step; the median.
-        bare: of the bare loop on the same batch: reading, forward, loss, backward, optimizers, in float32 and not
-            compiled; the median.
-        ratio: of the two, step by step; the median.
-        steps: how many were measured.
+        milliseconds: median of each part of a step: ``"network"`` and ``"loss"`` forward and backward, ``"check"`` the
+            test for finite values and the wait for the device.
+        step: median of a whole step.
+        bare: median of the bare loop's step on the same batch: reading, forward, loss, backward, optimizers, in float32
+            and not compiled.
+        ratio: median of the two's ratio, step by step.
+        steps: number of measured steps.
     """
 
     milliseconds: Mapping[str, float]
@@ -47,27 +49,8 @@ class StepProfile:
     steps: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
-
-
-class _Stopwatch:
-    """Adds up the time since the last look under the name of a part."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._last = device, 0.0
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-
-    def start(self) -> None:
-        synchronize(self._device)
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[part] += now - self._last
-        self._last = now
 
 
 def profile_steps(
@@ -83,50 +66,44 @@ def profile_steps(
     warm_up: int = 3,
     freeze_batch_norm: bool = False,
 ) -> StepProfile:
-    """Trains on batches by the engine and by a bare loop, in turns, so that a busy machine slows both alike.
+    """Time the engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
 
-    The bare loop has copies of the network, the loss, the miner and the optimizers.
-
-    Args:
-        trunk: from images to features.
-        embedder: from features to embeddings.
-        images: items are ``(image, label)``, augmented.
-        batches: at least one more than ``warm_up``.
-        objective: what is minimized.
-        device: where all of it is.
-        settings: of the engine.
-        workers: processes that read, for each of the two.
-        record: called with every step of the engine, as a run records it.
-        warm_up: steps at the beginning that do not count.
-        freeze_batch_norm: whether the trunk's batch norms keep their statistics; the bare loop's do not.
+    The bare loop has copies of the network, the loss, the miner and the optimizers. The first ``warm_up`` steps do not
+    count. ``record`` is called with every step of the engine.
     """
     bare = _bare_loop(*copy.deepcopy((trunk, embedder, objective)), images, batches, device, workers)
-    watch = _Stopwatch(device)
-    engine = Engine(trunk, embedder, device, settings, freeze_batch_norm, watch.lap)
+    parts: list[dict[str, float]] = []
+    others: list[float] = []
+    last = 0.0
+
+    def lap(part: str) -> None:
+        nonlocal last
+        now = timer()
+        parts[-1][part] += now - last
+        last = now
+
+    engine = Engine(trunk, embedder, device, settings, freeze_batch_norm, lap)
     reader = BatchReader(SeededImages(images), workers, device, engine.memory_format)
     steps = engine.epoch(reader.read(batches), objective)
-    parts: list[dict[str, float]] = []
-    whole: list[float] = []
-    others: list[float] = []
 
-    def ours() -> None:
-        watch.start()
+    def engine_step() -> None:
+        nonlocal last
+        parts.append(dict.fromkeys(PARTS, 0.0))
+        last = timer()
         record(next(steps))
-        watch.lap("records")
-        parts.append(watch.seconds)
-        whole.append(sum(watch.seconds.values()))
+        lap("records")
 
-    def theirs() -> None:
-        started = time.perf_counter()
+    def bare_step() -> None:
+        started = timer()
         next(bare)
-        synchronize(device)
-        others.append(time.perf_counter() - started)
+        others.append(timer() - started)
 
     for number in range(len(batches)):
-        for turn in (ours, theirs) if number % 2 else (theirs, ours):
+        for turn in (engine_step, bare_step) if number % 2 else (bare_step, engine_step):
             turn()
     reader.close()
-    parts, whole, others = parts[warm_up:], whole[warm_up:], others[warm_up:]
+    parts, others = parts[warm_up:], others[warm_up:]
+    whole = [sum(each.values()) for each in parts]
     return StepProfile(
         {name: 1e3 * statistics.median(each[name] for each in parts) for name in PARTS},
         1e3 * statistics.median(whole),
@@ -145,7 +122,7 @@ def _bare_loop(
     device: torch.device,
     workers: int,
 ) -> Iterator[None]:
-    """What a user would write, a step at a time."""
+    """Train step by step as a plain PyTorch loop does."""
     indices: Any = [[index for index, _ in batch] for batch in batches]
     for module in (trunk, embedder, objective.loss):
         module.train()
@@ -171,15 +148,15 @@ def profile_recipe(
     seed: int = 0,
     warm_up: int = 5,
 ) -> StepProfile:
-    """Measures training steps of a recipe: of its own loss, with what a run records, in a folder that is removed.
+    """Profile training steps of a recipe, with the records of a run, in a temporary folder.
 
     Args:
         name: a recipe's name or file.
-        data: the folder of the data, where the data set wants one.
+        data: folder of the data, where the data set wants one.
         overrides: ``KEY=VALUE`` pairs.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         threads: of torch on the CPU, while measuring; None leaves them.
-        steps: how many are measured.
+        steps: number of measured steps.
         seed: of all generators.
         warm_up: steps before them that do not count.
 
@@ -198,7 +175,7 @@ def profile_recipe(
         torch.set_num_threads(threads or before)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(recipe, full_name, Path(folder), seed, choose_device(device), data)
-            return _profile_run(run, steps, warm_up)
+            return _profile_run(run, steps + warm_up, warm_up)
     finally:
         torch.set_num_threads(before)
 
@@ -208,34 +185,26 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
     run.epoch = run.recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
     stage = run.stages.of(run.epoch)
     run.relabel(stage)
-    labels, images = run.pseudo_labels, run.training_images
-    if labels is not None:
-        images = images.replace(labels=labels, class_names=[])
+    images = run.training_images
+    if run.pseudo_labels is not None:
+        images = images.replace(labels=run.pseudo_labels, class_names=[])
     run.call_parts("start_epoch")
-    joined: list[list[int]] = []
-    while len(joined) < steps + warm_up:
-        joined += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps + warm_up - len(joined)))
+    batches: list[list[int]] = []
+    while len(batches) < steps:
+        batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
     objective, held = run.trained.objective(stage, recorded=True)
-    records, done = Records(run.folder, 0, 0), 0
-
-    def record(step: Step) -> None:
-        nonlocal done
-        done += 1
-        records.add(done, held.rows(step))
-
-    try:
+    numbers = itertools.count(1)
+    with contextlib.closing(Records(run.folder, 0, 0)) as records:
         return profile_steps(
             run.trunk,
             run.embedder,
             images,
-            EpochBatches(joined, run.seed, run.epoch),
+            EpochBatches(batches, run.seed, run.epoch),
             objective,
             run.device,
             run.recipe.engine,
             run.recipe.data.workers,
-            record,
+            lambda step: records.add(next(numbers), held.rows(step)),
             warm_up,
             run.recipe.model.freeze_batch_norm,
         )
-    finally:
-        records.close()

@@ -37,17 +37,19 @@ def tables(runs: Path | None = None) -> list[dict[str, Any]]:
             if table.small and not recipes["small"]:
                 other = f"{paper}/{table.small}"
                 recipes["small"] = _by_scale(other, named[other])["small"]
-            rows = _rows(table, named[name])
             reasons = table.reason() or "; ".join(dict.fromkeys(filter(None, map(table.reason, table.row_names()))))
-            entry: dict[str, Any] = {
-                "name": name,
-                "title": table.title,
-                "paper": f"{read.authors} ({read.year})",
-                "recipes": recipes,
-            }
-            entry |= {"rows": rows, "measured": table.measured}
-            entry |= {"runs": {scale: counted[name, scale] for scale in SCALES}}
-            entries.append(entry | {"reason": "" if any(recipes.values()) else reasons})
+            entries.append(
+                {
+                    "name": name,
+                    "title": table.title,
+                    "paper": f"{read.authors} ({read.year})",
+                    "recipes": recipes,
+                    "rows": _rows(table, named[name]),
+                    "measured": table.measured,
+                    "runs": {scale: counted[name, scale] for scale in SCALES},
+                    "reason": "" if any(recipes.values()) else reasons,
+                }
+            )
     return entries
 
 

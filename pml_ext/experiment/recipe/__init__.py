@@ -4,70 +4,32 @@ A recipe is read, merged with what it ``extends``, overridden by ``--set``, spli
 whole before any data are loaded. Every error names the file, the key, what was found and what is wanted.
 """
 
-from .building import (
-    build_dataset,
-    build_loss,
-    build_network,
-    build_optimizer,
-    dataset_factory,
-    loss_context,
-    merged,
-    metric_names,
-    own_optimizer,
-    preprocessing_of,
-)
-from .loading import load_recipes, names_in, pipelines, plugins_in, read_tables, variant_tables
-from .papers import Printed, PrintedTable, Quoted, is_full, papers, printed, quoted, texts
-from .schema import (
-    SHUFFLE,
-    DataTable,
-    EngineTable,
-    EvaluationTable,
-    LossTable,
-    NamedTable,
-    PseudoTable,
-    Recipe,
-    SamplerTable,
-    ScheduleTable,
-    StageTable,
-)
-from .validation import validate
-
-__all__ = [
-    "SHUFFLE",
-    "DataTable",
-    "EngineTable",
-    "EvaluationTable",
-    "LossTable",
-    "NamedTable",
-    "Printed",
-    "PrintedTable",
-    "PseudoTable",
-    "Quoted",
-    "Recipe",
-    "SamplerTable",
-    "ScheduleTable",
-    "StageTable",
-    "build_dataset",
-    "build_loss",
-    "build_network",
-    "build_optimizer",
-    "dataset_factory",
-    "is_full",
-    "load_recipes",
-    "loss_context",
-    "merged",
-    "metric_names",
-    "names_in",
-    "own_optimizer",
-    "papers",
-    "pipelines",
-    "plugins_in",
-    "preprocessing_of",
-    "printed",
-    "quoted",
-    "read_tables",
-    "texts",
-    "validate",
-    "variant_tables",
-]
+from .building import build_dataset as build_dataset
+from .building import build_loss as build_loss
+from .building import build_network as build_network
+from .building import build_optimizer as build_optimizer
+from .building import loss_context as loss_context
+from .building import merged as merged
+from .building import metric_names as metric_names
+from .building import own_optimizer as own_optimizer
+from .building import preprocessing_of as preprocessing_of
+from .loading import load_recipes as load_recipes
+from .loading import names_in as names_in
+from .loading import pipelines as pipelines
+from .loading import plugins_in as plugins_in
+from .loading import read_tables as read_tables
+from .loading import variant_tables as variant_tables
+from .papers import PrintedTable as PrintedTable
+from .papers import is_full as is_full
+from .papers import papers as papers
+from .papers import printed as printed
+from .papers import quoted as quoted
+from .papers import texts as texts
+from .schema import SHUFFLE as SHUFFLE
+from .schema import DataTable as DataTable
+from .schema import EngineTable as EngineTable
+from .schema import PseudoTable as PseudoTable
+from .schema import Recipe as Recipe
+from .schema import SamplerTable as SamplerTable
+from .schema import ScheduleTable as ScheduleTable
+from .validation import validate as validate

@@ -22,37 +22,21 @@ Cell = str | int | float
 
 
 class PrintedTable(Table):
-    """A table of a paper as printed, or a figure, which has no rows.
-
-    Args:
-        title: subject of the table.
-        heads: names of the first columns, whose texts together name a row.
-        columns: names of the other columns, by the heading above them: mostly a data set.
-        rows: texts of the heads, then values, ``"-"`` for none.
-        unit: of the values.
-        data: the paper's name of the data set, where the headings are none.
-        metrics: a run's name of a column's metric, where it does not follow from the column's name.
-        suffixes: suffixes of metric names in rows whose name contains a text.
-        phases: part of ``metrics.json`` that has the values of a row or a heading; ``"after"`` by default.
-        note: misprints and other remarks.
-        without: why the whole table, or rows whose name matches a pattern, have no recipe.
-        small: number of another table, whose recipes on small data serve this one too.
-        measured: recipes whose results stand in the plugin's README.
-    """
+    """A table of a paper as printed, or a figure, which has no rows."""
 
     title: str
-    heads: list[str] = Field([])
-    columns: dict[str, list[str]] = Field({})
-    rows: list[list[Cell]] = Field([])
+    heads: list[str] = Field([])  # names of the first columns, whose texts together name a row
+    columns: dict[str, list[str]] = Field({})  # names of the other columns, by the heading above: mostly a data set
+    rows: list[list[Cell]] = Field([])  # texts of the heads, then values, "-" for none
     unit: Literal["percent", "fraction"] = "percent"
-    data: str = ""
-    metrics: dict[str, str] = Field({})
-    suffixes: dict[str, str] = Field({})
-    phases: dict[str, str] = Field({})
-    note: str = ""
-    without: str | dict[str, str] = Field({})
-    small: str = ""
-    measured: list[str] = Field([])
+    data: str = ""  # the paper's name of the data set, where the headings are none
+    metrics: dict[str, str] = Field({})  # a run's name of a column's metric, where the column's name does not say it
+    suffixes: dict[str, str] = Field({})  # of metric names, in rows whose name contains a text
+    phases: dict[str, str] = Field({})  # part of metrics.json that has the values of a row or heading, if not "after"
+    note: str = ""  # misprints and other remarks
+    without: str | dict[str, str] = Field({})  # why the table, or rows whose name matches a pattern, have no recipe
+    small: str = ""  # number of another table, whose recipes on small data serve this one too
+    measured: list[str] = Field([])  # recipes whose results stand in the plugin's README
 
     @model_validator(mode="after")
     def _rows_fit(self) -> PrintedTable:
@@ -124,23 +108,14 @@ class PrintedTable(Table):
 
 
 class Printed(Table):
-    """A paper's file.
-
-    Args:
-        title: of the paper.
-        authors: ``"Kan et al."``.
-        year: of its appearance.
-        url: of the paper.
-        data: data sets of recipes, by the headings of columns.
-        tables: by their number, ``"7"``; figures as ``"fig-4"``.
-    """
+    """A paper's file."""
 
     title: str
-    authors: str
+    authors: str  # "Kan et al."
     year: int
     url: str = ""
-    data: dict[str, str] = Field({})
-    tables: dict[str, PrintedTable] = Field(min_length=1)
+    data: dict[str, str] = Field({})  # data sets of recipes, by the headings of columns
+    tables: dict[str, PrintedTable] = Field(min_length=1)  # by their number, "7"; figures as "fig-4"
 
 
 class Quoted(NamedTuple):
@@ -248,20 +223,17 @@ def texts(values: list[Quoted]) -> list[str]:
 
 def _parsed(source: str, file: Traversable) -> Printed:
     try:
-        return _read(source, file.read_text("utf-8"))
+        return _printed_of(source, file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: no text in UTF-8 ({error})") from None
-
-
-@functools.lru_cache(maxsize=64)
-def _read(source: str, text: str) -> Printed:
-    try:
-        return Printed.model_validate(tomllib.loads(text))
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
         raise ConfigError(shortened(f"{source}: {key}: {problem['msg'].removeprefix('Value error, ')}")) from None
-    except ValueError as error:
+    except ValueError as error:  # also of bytes that are not UTF-8
         raise ConfigError(shortened(f"{source}: not valid TOML: {error}")) from None
+
+
+@functools.lru_cache(maxsize=64)
+def _printed_of(source: str, text: str) -> Printed:
+    return Printed.model_validate(tomllib.loads(text))

@@ -46,27 +46,18 @@ def _named(value: Any) -> Any:
 class ImagesTable(Table):
     """``[data.images]``: preprocessing of photographs in training, tests and retrieval.
 
-    Args:
-        resize: length of the shorter side in pixels before cropping; by default 256 / 224 of the crop.
-        crop: height and width of the network's input; by default the data set's image size.
-        squash: resize to squares of ``resize`` pixels, or of the input size, whatever the aspect ratio.
-        random_crop: in training, crop at a random place; tests crop the center.
-        random_crop_scale: in training, crop a random share of the area in this range and resize it.
-        flip: in training, mirror half of the images left to right.
-        bgr: order of the channels is blue, green, red.
-        value_range: greatest value before the mean is subtracted, 1 or 255.
-        mean: subtracted per channel, in the order of the channels; by default as the trunk's weights were trained.
-        std: divisor per channel.
+    In training, ``random_crop_scale`` crops a random share of the area in this range and resizes it. ``mean`` and
+    ``std``, per channel in the order of the channels, are by default those of the trunk's pretrained weights.
     """
 
-    resize: int | None = Field(None, ge=1)
-    crop: int | None = Field(None, ge=1)
-    squash: bool = False
-    random_crop: bool = False
+    resize: int | None = Field(None, ge=1)  # shorter side in pixels before cropping; by default 256 / 224 of the crop
+    crop: int | None = Field(None, ge=1)  # size of the network's input; by default the data set's image size
+    squash: bool = False  # resize to squares, whatever the aspect ratio
+    random_crop: bool = False  # in training, crop at a random place; tests crop the center
     random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
-    flip: bool = False
-    bgr: bool = False
-    value_range: Literal[1, 255] = 1
+    flip: bool = False  # in training, mirror half of the images left to right
+    bgr: bool = False  # the order of the channels is blue, green, red
+    value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
     mean: Annotated[list[float], Field(min_length=1, max_length=3)] | None = None
     std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=3)] | None = None
 
@@ -95,15 +86,12 @@ class ImagesTable(Table):
 class PseudoTable(Table):
     """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels.
 
-    Args:
-        clusters: number of clusters of k-means.
-        features: normalized outputs to cluster, the ``"embedder"``'s or the ``"trunk"``'s.
-        batch_size: least and greatest; each epoch draws its batch size between them, a multiple of the sampler's ``m``
-            where it has one. None keeps the sampler's.
+    Each epoch draws its batch size between the least and the greatest ``batch_size``, a multiple of the sampler's ``m``
+    where it has one; None keeps the sampler's.
     """
 
-    clusters: int = Field(100, ge=2)
-    features: Literal["embedder", "trunk"] = "embedder"
+    clusters: int = Field(100, ge=2)  # number of clusters of k-means
+    features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
@@ -230,28 +218,14 @@ class ScheduleTable(Table):
 
 
 class EngineTable(Table):
-    """``[engine]``: computation of a training step.
+    """``[engine]``: computation of a training step."""
 
-    Args:
-        precision: of the network, forward and backward; the loss is always computed in full precision. ``"float16"``
-            scales the loss and skips steps whose gradients overflow.
-        micro_batch: images per forward pass of the network. The loss and its gradients are those of the whole batch
-            (gradient caching): the network runs forward twice and holds one micro-batch. None for the whole batch.
-            Not with ``compile``.
-        compile: compile trunk and embedder by ``torch.compile``, which takes up to minutes before the first step.
-        channels_last: keep images and convolutions in memory with the channels last.
-        clip_gradient: greatest norm of the gradients of trunk and embedder together, the loss's own parameters left
-            out. None for no clipping.
-        checkpoint_minutes: interval of checkpoints inside of an epoch, from which a killed run resumes. None writes
-            one at the end of each epoch alone.
-    """
-
-    precision: Precision = "float32"
-    micro_batch: int | None = Field(None, ge=1)
-    compile: bool = False
-    channels_last: bool = False
-    clip_gradient: float | None = Field(None, gt=0)
-    checkpoint_minutes: float | None = Field(None, gt=0)
+    precision: Precision = "float32"  # of the network; the loss is in full precision; float16 skips steps that overflow
+    micro_batch: int | None = Field(None, ge=1)  # images per forward pass; the loss sees the whole batch
+    compile: bool = False  # by torch.compile, which takes up to minutes before the first step
+    channels_last: bool = False  # memory layout of images and convolutions
+    clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
+    checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
 
     @model_validator(mode="after")
     def _no_compiled_micro_batches(self) -> EngineTable:
@@ -266,42 +240,29 @@ class EngineTable(Table):
 class EvaluationTable(Table):
     """``[evaluation]``: metrics, and the choice of the tested epoch.
 
-    Args:
-        recall_at: values of K for ``recall_at_K``, 1 among them.
-        precision_at: values of K for ``precision_at_K``, 1 among them.
-        clusters_per_class: numbers of k-means clusters per class, 1 among them.
-        lone_queries: a query whose class has no other image is a ``"miss"`` in ``recall_at_K``, or is dropped.
-        protocols: further metrics. ``"nearest-class-mean"``: gallery images, or half of each class's test images, give
-            class means, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``); ``"zero-shot"``:
-            means of the tested classes are estimated from related training classes, in a data set whose classes have
-            parents (``zero_shot_top_1``, ``zero_shot_top_5``).
-        baselines: test raw pixels and the untrained network too.
-        training_images: greatest number of training images to test, a sample by class where there are more; 0 for none.
-        shortlist: number of nearest images that the learned metric re-ranks in a test of its own.
-        batch_size: greatest number of images per forward pass; fewer on a CPU where images are large.
-        test_every: interval in epochs of tests for a curve in the report, which chooses nothing; 0 for no curve.
-        validation: share of the training classes held out to choose the epoch by.
-        held_out: held-out classes are ``"drawn"`` by the seed, or the ``"last"`` in the order of labels.
-        select: metric to choose the epoch by; None tests the last epoch.
-        select_on: measure ``select`` on held-out classes (``"validation"``), or on the test images themselves
-            (``"test"``), as some papers' programs do, whose numbers are too good; the report says so.
-        every: interval in epochs of the candidates for that choice; the last epoch is always one.
+    ``protocols`` adds metrics. ``"nearest-class-mean"``: gallery images, or half of each class's test images, give
+    class means, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``). ``"zero-shot"``: means of
+    the tested classes are estimated from related training classes, in a data set whose classes have parents
+    (``zero_shot_top_1``, ``zero_shot_top_5``).
+
+    ``select_on = "test"`` chooses the epoch on the test images, as some papers' programs do, whose numbers are too
+    good; the report says so.
     """
 
     recall_at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
     precision_at: list[Annotated[int, Field(ge=1)]] = [1]
     clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
-    lone_queries: Literal["miss", "drop"] = "miss"
+    lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
-    baselines: bool = True
-    training_images: int = Field(5_000, ge=0)
-    shortlist: int | None = Field(None, ge=1)
-    batch_size: int = Field(256, ge=1)
-    test_every: int = Field(0, ge=0)
-    validation: float = Field(0.0, ge=0, lt=1)
-    held_out: Literal["drawn", "last"] = "drawn"
-    every: int = Field(1, ge=1)
-    select: str | None = None
+    baselines: bool = True  # test raw pixels and the untrained network too
+    training_images: int = Field(5_000, ge=0)  # tested training images, a sample by class where there are more
+    shortlist: int | None = Field(None, ge=1)  # number of nearest images that the learned metric re-ranks
+    batch_size: int = Field(256, ge=1)  # images per forward pass at most; fewer on a CPU where images are large
+    test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve that chooses nothing; 0 for none
+    validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
+    held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
+    every: int = Field(1, ge=1)  # interval in epochs of the candidates for the choice; the last epoch is one
+    select: str | None = None  # metric to choose the epoch by; None tests the last epoch
     select_on: Literal["validation", "test"] = "validation"
 
     @model_validator(mode="after")
@@ -326,22 +287,14 @@ class EvaluationTable(Table):
 
 
 class PaperTable(BaseModel):
-    """``[paper]``: source of the settings, and the paper's results.
-
-    Args:
-        table: a table of a registered paper, ``"cbml/7"``, or any text.
-        row: the paper's name of the row, or rows, that the recipe trains; or texts of its heads,
-            ``{ Backbone = "ResNet-50", Methods = "CBML" }``.
-        column: heading of the columns to quote, where it does not follow from the data set.
-        note: differences from the paper; other keys are shown as they are.
-    """
+    """``[paper]``: source of the settings, and the paper's results; other keys are shown as they are."""
 
     model_config = ConfigDict(extra="allow")
 
-    table: str = ""
-    row: str | list[str] | dict[str, str] = []
-    column: str = ""
-    note: str = ""
+    table: str = ""  # of a registered paper, "cbml/7", or any text
+    row: str | list[str] | dict[str, str] = []  # the paper's name of the row, or rows; or texts of their heads
+    column: str = ""  # heading of the columns to quote, where it does not follow from the data set
+    note: str = ""  # differences from the paper
 
 
 class Recipe(Table):
