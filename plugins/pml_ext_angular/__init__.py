@@ -47,7 +47,7 @@ def pml_ext_papers() -> dict[str, Traversable]:
 
 @hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """What the losses are measured against."""
+    """The peers of the losses in ``pml-ext bench``."""
     angular = functools.partial(build, "pml/angular", "loss")
     return {
         "angular": {"PML AngularLoss": angular},

@@ -29,7 +29,7 @@ _LARGEST_GROUP = 1024
 
 
 class _DotProductLoss(PairLoss):
-    """What the four share: dot products of normalized or raw embeddings, and angles for the records."""
+    """Base of the four losses: dot products of normalized or raw embeddings."""
 
     tiles = "classes"
 
@@ -57,7 +57,7 @@ class _DotProductLoss(PairLoss):
 
 
 class _AngularLoss(_DotProductLoss):
-    """What the three with an angle share."""
+    """Base of the three losses with an angle, which they record."""
 
     recorded: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
 
@@ -168,8 +168,8 @@ class NPairLoss(_DotProductLoss):
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
     Args:
-        normalize_embeddings: False leaves all sides as they are; else all are normalized.
-        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        normalize_embeddings: as of :class:`AngularLoss`.
+        kwargs: as of :class:`AngularLoss`.
 
     Raises:
         TypeError: a setting of a wrong type.
@@ -197,10 +197,8 @@ class NPairAngularLoss(_AngularLoss):
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
     Args:
-        alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90; 45.
+        alpha: as of :class:`AngularLoss`, like the others that are not named here.
         angular_weight: :math:`\lambda`, 0 or more; 2 in the paper.
-        normalize_embeddings: False leaves all sides as they are; else all are normalized.
-        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
         TypeError: a setting of a wrong type.
@@ -248,9 +246,7 @@ class AngularTripletLoss(_AngularLoss):
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 
     Args:
-        alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90; 45.
-        normalize_embeddings: False leaves all sides as they are; else all are normalized.
-        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        alpha: as of :class:`AngularLoss`, like the others.
 
     Raises:
         TypeError: a setting of a wrong type.

@@ -50,7 +50,7 @@ def pml_ext_papers() -> dict[str, Traversable]:
 
 @hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """What the loss is measured against."""
+    """The peers of the loss in ``pml-ext bench``."""
     from . import peers
 
     return {

@@ -1,4 +1,4 @@
-"""What ``pml-ext bench`` measures :class:`~pml_ext_cbml.CBMLLoss` against."""
+"""The peers of :class:`~pml_ext_cbml.CBMLLoss` in ``pml-ext bench``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from pml_ext.plugin import build
 
 
 def multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
-    """PML's multi-similarity loss with its miner, which finds the same hard pairs.
-
-    Returns:
-        A function of embeddings ``[B, D]`` and labels ``[B]``.
-    """
+    """PML's multi-similarity loss with its miner, which finds the same hard pairs."""
     loss, miner = (build("pml/multi-similarity", kind) for kind in ("loss", "miner"))
 
     def compute(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -25,11 +21,7 @@ def multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def loop_over_anchors() -> Callable[[Tensor, Tensor], Tensor]:
-    """Eq. (30) with the paper's settings, one anchor after the other, as the paper's Algorithm 1 goes through a batch.
-
-    Returns:
-        A function of embeddings ``[B, D]`` and labels ``[B]`` with the value of ``CBMLLoss()``.
-    """
+    """The value of ``CBMLLoss()``, Eq. (30), one anchor after the other, as the paper's Algorithm 1 walks a batch."""
     return _loop_over_anchors
 
 

@@ -1,4 +1,4 @@
-"""Similarities of positive and negative pairs: their means and deviations, and what the paper makes of them."""
+"""Similarities of positive and negative pairs: means, deviations, and the settings that follow from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN, _BINS = 1000, 60  # images per panel at most; bins of a histogram
 
 @dataclasses.dataclass(frozen=True)
 class PairStatistics:
-    r"""What is known of the similarities of pairs: two normal distributions, and how many pairs an anchor has.
+    r"""Statistics of the similarities of pairs: two normal distributions, and how many pairs an anchor has.
 
     Args:
         mean_pos: :math:`\mu_P`, of positive pairs.

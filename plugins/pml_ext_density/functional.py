@@ -16,7 +16,7 @@ from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows, tr
 
 
 class Slots(NamedTuple):
-    """Which class of the batch every embedding belongs to.
+    """The class of the batch that every embedding belongs to.
 
     Args:
         of: the slot of every embedding, ``[B]``.
@@ -30,7 +30,7 @@ class Slots(NamedTuple):
 
 
 def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
-    """Sorts a batch into slots: as many as it has classes on a CPU, as many as it has embeddings elsewhere.
+    """Sort a batch into slots: as many as it has classes on a CPU, as many as it has embeddings elsewhere.
 
     Args:
         classes: of every embedding, ``[B]``, integers.
@@ -58,10 +58,13 @@ def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
     Returns:
         ``[S]``.
     """
-    x, sizes = normalize(embeddings), batch.counts.clamp(min=1)
-    centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, batch.of, x) / sizes[:, None]
-    distances = (x - centroids[batch.of]).square().sum(1)
-    return torch.zeros_like(sizes).index_add(0, batch.of, distances) / sizes
+    return _variances(normalize(embeddings), batch.of, batch.counts.clamp(min=1))
+
+
+def _variances(x: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
+    """The mean squared distance to the mean of every group of rows."""
+    centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, of, x) / sizes[:, None]
+    return torch.zeros_like(sizes).index_add(0, of, (x - centroids[of]).square().sum(1)) / sizes
 
 
 def density_terms(
@@ -94,7 +97,7 @@ def density_terms(
 
 
 class Adaptivity(NamedTuple):
-    """What :func:`density_adaptivity` finds; only the value has a gradient.
+    """The value and the terms of :func:`density_adaptivity`; only the value has a gradient.
 
     Args:
         value: Eq. (8), a scalar.
@@ -205,11 +208,8 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
         ``[C]``, in increasing order of the labels; between 0 and 1, and 0 for a class of one image.
     """
     x = normalize(features)
-    classes, of = torch.unique(labels, return_inverse=True)
-    counts = torch.bincount(of, minlength=len(classes)).to(x.dtype)
-    centroids = x.new_zeros(len(classes), x.shape[1]).index_add(0, of, x) / counts[:, None]
-    distances = (x - centroids[of]).square().sum(1)
-    return x.new_zeros(len(classes)).index_add(0, of, distances) / counts
+    _, of, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    return _variances(x, of, counts.to(x.dtype))
 
 
 def streamed_class_densities(
@@ -282,7 +282,7 @@ def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> t
 
 
 def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: int) -> Tensor:
-    r"""How far negative pairs are from the pairs of points spread evenly on the sphere (Zhang et al. 2017).
+    r"""The difference of negative pairs from pairs of points spread evenly on the sphere (Zhang et al. 2017).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 

@@ -221,14 +221,14 @@ class DensityRegularizer(LabeledRegularizer):
     # Taking part in a run
 
     def prepare(self, run: RunView) -> None:
-        """Computes the base densities from the trunk's features of the training images, unless they were given."""
+        """Compute the base densities from the trunk's features of the training images, unless they were given."""
         if self._has_base or not self.correlation_weight:
             return
         base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.entries, self.num_classes)
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:
-        """Writes the targets and the mean densities of the epoch before to the run's table."""
+        """Write the targets and the mean densities of the epoch before to the run's table."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
         self.density_sums.zero_()

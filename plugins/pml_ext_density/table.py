@@ -15,7 +15,7 @@ _COLUMNS = ["epoch", "label", "target", "density"]
 
 
 def write_epoch(path: Path, epoch: int, classes: Iterable[tuple[int, float, float]]) -> None:
-    """Adds an epoch to the table; later ones, of a run that was stopped and resumed, are left out.
+    """Add an epoch to the table; drop later ones, of a run that was stopped and resumed.
 
     Args:
         path: the CSV file.

@@ -47,7 +47,7 @@ def pml_ext_papers() -> dict[str, Traversable]:
 
 @hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[..., Any]]]:
-    """What a step of the loss is measured against."""
+    """The peer of the loss in ``pml-ext bench``."""
     from . import peers
 
     return {"pddm": {"all pairs with gradients": peers.StraightforwardPDDM}}

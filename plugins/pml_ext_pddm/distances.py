@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,6 @@ class _Score(nn.Module):
         layer = nn.Linear(hidden, 1)
         self.weight = nn.Parameter(layer.weight.detach()[0])
         self.bias = nn.Parameter(layer.bias.detach())
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        weight = state_dict.get(f"{prefix}weight")
-        if weight is not None and weight.ndim == 2:  # runs of before have it as [1, H]
-            state_dict[f"{prefix}weight"] = weight[0]
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
@@ -115,7 +109,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     @property
     def metric(self) -> PDDMDistance:
-        """Itself: what a run tests by, and a query searches by, as well."""
+        """Itself: a run also tests by it, and a query searches by it."""
         return self
 
     # PML's distance
@@ -206,7 +200,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """How many pairs the budget allows at a time.
+        """The number of pairs that the budget allows at a time.
 
         Args:
             like: embeddings, for their dtype and device.

@@ -63,7 +63,7 @@ def rows_of(x: Tensor, index: Tensor) -> Tensor:
 
 
 def side(head: Head, points: Tensor) -> Side:
-    """Prepares normalized embeddings, ``[N, D]``, for :func:`scores`."""
+    """Prepare normalized embeddings, ``[N, D]``, for :func:`scores`."""
     return Side(points, None if head.w_v is None else linear(points / 2, head.w_v))
 
 
@@ -228,7 +228,7 @@ def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """What ``part`` gives for the numbers from 0 to ``count``, ``tile`` numbers at a time."""
+    """``part`` of the numbers from 0 to ``count``, ``tile`` numbers at a time."""
     pieces = [torch.arange(start, min(start + tile, count), device=like.device) for start in range(0, count, tile)]
     if not pieces:
         return like.new_zeros(0)

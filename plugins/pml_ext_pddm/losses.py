@@ -22,6 +22,7 @@ from pml_ext.plugin import (
     check_count,
     check_flag,
     check_number,
+    own_settings,
     pair_masks,
 )
 
@@ -276,16 +277,4 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def extra_repr(self) -> str:
         """The settings."""
-        names = (
-            "score_margin",
-            "embedding_margin",
-            "embedding_weight",
-            "num_quadruplets",
-            "per_class",
-            "squared",
-            "normalize_scores",
-            "detach_scaling",
-            "detach_embeddings",
-            "pointwise",
-        )
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return ", ".join(f"{name}={value!r}" for name, value in own_settings(self).items())

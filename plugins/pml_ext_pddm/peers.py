@@ -1,4 +1,4 @@
-"""What ``pml-ext bench`` measures :class:`~pml_ext_pddm.PDDMLoss` against."""
+"""The peer of :class:`~pml_ext_pddm.PDDMLoss` in ``pml-ext bench``."""
 
 from __future__ import annotations
 

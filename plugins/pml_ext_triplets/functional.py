@@ -135,7 +135,7 @@ def _written_out(
 
 
 class _Pass(NamedTuple):
-    """What one pass finds.
+    """The results of one pass.
 
     Args:
         sums: of the values, ``[B, P]``.
@@ -304,7 +304,7 @@ def _hinge_pass(
     everything: bool,
     weights: Tensor | None,
 ) -> _Pass:
-    """What both ways end with; ``active`` is the number of hinges above 0 per pair."""
+    """The last step of both ways; ``active`` is the number of hinges above 0 per pair."""
     if everything:
         counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
     by_pair = active * _where_pairs_stand(d_ap, kind.slope(d_ap), 0.0)

@@ -33,12 +33,12 @@ class Kind(abc.ABC):
 
 
 class Hinge(Kind):
-    r""":math:`\max(0, d_{ap} - d_{an} + m)`: a hinge between what is measured of the two distances."""
+    r""":math:`\max(0, d_{ap} - d_{an} + m)`: a hinge between functions of the two distances."""
 
     active_in_s: ClassVar[bool] = True  # whether the triplets of S are those whose hinge is above 0
 
     def measured(self, distances: Tensor) -> Tensor:
-        """What is compared: the distances themselves."""
+        """The compared quantity: the distances themselves."""
         return distances
 
     def slope(self, distances: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class SquaredHinge(Hinge):
     active_in_s = False
 
     def measured(self, distances: Tensor) -> Tensor:
-        """What is compared: squares."""
+        """The compared quantity: squares."""
         return distances.square()
 
     def slope(self, distances: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place] if members[place] != anchor else members[-1])
 
     def _negative(self, anchor: int) -> int:
-        """One of the anchor's own in the pool, where it has such, or any image of another class."""
+        """A negative of the anchor in the pool, if it has one there, or any image of another class."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             known = self._pool[anchor][self._pool[anchor] >= 0]
             if len(known):
@@ -138,22 +138,12 @@ class HardNegativePoolSampler(Sampler[int]):
     # Taking part in a run
 
     def start_epoch(self, run: RunView) -> None:
-        """Makes the pool anew when its time has come.
-
-        Args:
-            run: the run that the sampler draws for.
-        """
+        """Make the pool anew when its time has come."""
         if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0 and self.hard_fraction > 0:
             self.refresh_pool(None if self._collects else run.embeddings("train"))
 
     def after_step(self, run: RunView, indices: Tensor, embeddings: Tensor) -> None:
-        """Collects hard negatives of a batch that the run has trained on.
-
-        Args:
-            run: the run that the sampler draws for.
-            indices: of the images, ``[B]``.
-            embeddings: of the batch, ``[B, D]``.
-        """
+        """Collect hard negatives of a batch that the run has trained on; see :meth:`collect`."""
         self.collect(indices, embeddings)
 
     @property
@@ -162,7 +152,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
-        """Keeps hard negatives of a training batch for the next refresh, where the settings want that.
+        """Collect hard negatives of a training batch for the next refresh, where the settings want that.
 
         Args:
             indices: of the images of whole triplets, ``[B]``, as the sampler gave them.
@@ -187,14 +177,14 @@ class HardNegativePoolSampler(Sampler[int]):
         self._collected.append(np.stack([known[3 * rows], known[places[rows, columns]]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
-        """Makes the pool anew, from what was collected or from the embeddings of all images.
+        """Make the pool anew, from the collected pairs or from the embeddings of all images.
 
         Args:
             embeddings: ``[N, D]``, in the order of the labels; not with ``pool="batches"`` and strategies ``"hard"``
                 and ``"semihard"``.
 
         Raises:
-            ValueError: not one embedding for each label, or embeddings where the pool is what was collected.
+            ValueError: not one embedding for each label, or embeddings where the pool is made of collected pairs.
         """
         if self.hard_fraction == 0:  # no negative is ever taken from it
             return
@@ -270,7 +260,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return kmeans(x, number).to(x.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator, the pool, and what was collected for the next one."""
+        """The generator, the pool, and the pairs collected for the next one."""
         return {
             "generator": self._generator.bit_generator.state,
             "pool": self._pool,
@@ -278,6 +268,6 @@ class HardNegativePoolSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where :meth:`state_dict` was taken."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._generator.bit_generator.state = state["generator"]
         self._pool, self._collected = state["pool"], list(state["collected"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import planted
-import pml_settings
 import pytest
 import torch
 import wrong
@@ -90,19 +89,13 @@ def test_the_good_one_passes():
     } | ({"check_compile", "check_fullgraph"} if OLD_COMPILER else set())
 
 
-# Long, and no part of what is wrong with most; ours and the good ones are held to them.
-LONG = {"check_compile", "check_fullgraph", "check_two_processes", "check_memory_growth", "check_forward_mode"}
-
-
 @pytest.mark.parametrize("component", wrong.WRONG, ids=lambda component: component.__name__)
 def test_every_fault_is_found_by_the_check_that_names_it(component):
     check = wrong.WRONG[component]
     if check == "check_fullgraph" and OLD_COMPILER:
         pytest.skip("torch.compile of this version fails inside PML")
-    names = [each.__name__ for each in checks_of(registry.kind_of(component))]
-    some = [name for name in names if name == check or name not in LONG]
-    results = {result.check: result for result in check_component(component, checks=some, on_fail=None)}
-    failed = {name: result.text for name, result in results.items() if result.fails}
+    some = wrong.short_checks(registry.kind_of(component), check)
+    failed = {r.check: r.text for r in check_component(component, checks=some, on_fail=None) if r.fails}
     assert check in failed
     assert len(failed[check]) > 30
     assert component in wrong.FOUND_BY_SEVERAL or list(failed) == [check], failed
@@ -359,8 +352,8 @@ def test_a_size_that_nothing_tells_is_named():
 )
 def test_settings_of_pmls_losses_raise_no_false_alarm(name, table):
     cls = registry.get(f"pml/{name}", "loss").cls
-    found = pml_settings.failing(functools.partial(cls, **table))
-    assert found.keys() <= TOLD[name]
+    results = check_component(functools.partial(cls, **table), checks=wrong.short_checks("loss"), on_fail=None)
+    assert {result.check for result in results if result.fails} <= TOLD[name]
 
 
 def told():

@@ -8,6 +8,18 @@ from pytorch_metric_learning.miners import BaseMiner
 from torch import nn
 
 from pml_ext.plugin import PairLoss, per_anchor
+from pml_ext.testing import checks_of
+
+# Long, and no part of the fault of most; ours and the good ones are held to them.
+LONG = {
+    *("check_compile", "check_fullgraph", "check_torch_func", "check_forward_mode", "check_two_processes"),
+    *("check_memory_growth", "check_saved_bytes", "check_pml_trainer", "check_hook_container"),
+}
+
+
+def short_checks(kind, *more):
+    """The names of the checks of a kind that take little time, and of further ones."""
+    return [check.__name__ for check in checks_of(kind) if check.__name__ in more or check.__name__ not in LONG]
 
 
 def similarities(embeddings, ref_emb):

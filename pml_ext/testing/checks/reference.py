@@ -1,4 +1,4 @@
-"""A component against a slow form of its equation, over batches and settings; and that every setting does something."""
+"""A component against a slow form of its equation, over batches and settings; every setting does something."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..batches import Batch, all_pairs, all_triplets, batch_of, fresh, shuffle, 
 from ..calling import gradients, seeded
 from ..subject import OF_PML, Grid, SkipCheck, Subject, takes_labels
 
+Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared
 _PASSED = ("indices_tuple", "ref_emb", "ref_labels", "component")  # to a reference that names them
 _TOLERANCE = 1e-9  # relative, and absolute
@@ -23,12 +24,12 @@ _TOLERANCE = 1e-9  # relative, and absolute
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A batch, and what else is passed with it.
+    """A batch, and what is passed with it.
 
     Args:
         name: for messages.
         batch: the batch.
-        indices_tuple: what a miner chose of it, or None.
+        indices_tuple: a miner's choice of it, or None.
         references: what it is compared with, or None for itself.
         smooth: whether gradients are compared; where values tie, such as the hardest of two, there are several.
     """
@@ -48,23 +49,21 @@ def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
         labels = torch.repeat_interleave(torch.arange(len(known)), torch.tensor(known))
         return batch_of(subject, labels[shuffle(len(labels), len(labels))], seed=seed, spread=spread)
 
-    ragged, near, twice = batch(1, 4, 2, 3, seed=1), batch(3, 3, 2, spread=0.02, seed=2), batch(3, 3, 2, seed=3)
+    plain, ragged, twice = batch(3, 3, 3), batch(1, 4, 2, 3, seed=1), batch(3, 3, 2, seed=3)
     with torch.no_grad():
         ragged.embeddings *= torch.linspace(0.5, 3, len(ragged.labels), dtype=torch.float64)[:, None]
         one, other = torch.where(twice.labels == twice.labels[0])[0][:2]
         twice.embeddings[one] = twice.embeddings[other]
-    plain = batch(3, 3, 3)
     cases = [
         _Case("overlapping classes", plain),
         _Case("classes of 1 to 4", ragged),
-        _Case("tight classes", near),
+        _Case("tight classes", batch(3, 3, 2, spread=0.02, seed=2)),
         _Case("a batch with an image twice", twice, smooth=False),
         _Case("one class", batch(4, seed=4)),
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
     ]
     if "indices_tuple" in wanted:
-        generator = torch.Generator().manual_seed(6)
-        pairs = all_pairs(plain)
+        generator, pairs = torch.Generator().manual_seed(6), all_pairs(plain)
         some = (*some_of(pairs[:2], 0.5, generator), *some_of(pairs[2:], 0.5, generator))
         triplets = some_of(all_triplets(plain), 0.4, generator)
         cases[1:1] = [_Case("pairs of a miner", plain, some), _Case("triplets of a miner", plain, triplets)]
@@ -80,19 +79,19 @@ def check_reference(subject: Subject) -> str:
     """
     grid, loop = _grid(subject), _Loop(subject)
     cases, compared = _cases(subject, loop.wants), 0
-    left_out: list[str] = []
-    for number, settings in enumerate([*grid.settings, *_first_variants(subject, grid)]):
+    variants = [other for name in _declared(subject) for other in [*_variants(subject, grid.settings[0], name)][:1]]
+    left_out: dict[str, None] = {}
+    for number, settings in enumerate([*grid.settings, *variants]):
         component = _instance(subject, settings, moved="component" in loop.wants)
-        chosen = cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]
-        for case in chosen:
+        for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
             try:
                 _compare(loop, component, settings, case)
                 compared += 1
             except SkipCheck as reason:
-                left_out.append(f"{_said(settings)}: {reason}")
+                left_out[f"{_shown(settings)}: {reason}"] = None
     if not compared:
-        raise AssertionError(f"the reference compared nothing: {'; '.join(dict.fromkeys(left_out))}")
-    without = f"; left out by the reference: {'; '.join(dict.fromkeys(left_out))}" if left_out else ""
+        raise AssertionError(f"the reference compared nothing: {'; '.join(left_out)}")
+    without = f"; left out by the reference: {'; '.join(left_out)}" if left_out else ""
     return f"equal in {compared} comparisons{without}"
 
 
@@ -101,11 +100,9 @@ def check_settings(subject: Subject) -> str:
     grid = _grid(subject)
     if subject.cls is None:
         raise SkipCheck("it is an instance; the settings of a class are varied")
-    declared = _declared(subject)
     outcomes: dict[str, list[Tensor]] = {}
-    for name in declared:
-        tried = 0
-        changes = False
+    for name in _declared(subject):
+        tried, changes = 0, False
         for one, other in _pairs(subject, grid, name):
             tried += 1
             changes = _differ(*(_outcome(subject, settings, outcomes) for settings in (one, other)))
@@ -117,15 +114,15 @@ def check_settings(subject: Subject) -> str:
             )
         if changes and name in grid.without_effect:
             raise AssertionError(
-                f"the setting {name} is said to be without effect, but {_said(one)} and {_said(other)} differ"
+                f"the setting {name} is said to be without effect, but {_shown(one)} and {_shown(other)} differ"
             )
         if not changes and name not in grid.without_effect:
             raise AssertionError(
                 f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
-                f"{_said(other)}); use it, or take it away. If it acts beside another setting alone, give both in one "
+                f"{_shown(other)}); use it, or take it away. If it acts beside another setting alone, give both in one "
                 "table of settings=; if it changes how and not what is computed, name it in without_effect="
             )
-    return f"varied: {', '.join(declared)}"
+    return f"varied: {', '.join(_declared(subject))}"
 
 
 def _grid(subject: Subject) -> Grid:
@@ -139,27 +136,22 @@ def _grid(subject: Subject) -> Grid:
 
 
 def _declared(subject: Subject) -> dict[str, Any]:
-    """The settings of a class that have a default, by name, without the settings of PML's base classes."""
-    assert subject.cls is not None
-    parameters = registry.settings_of(subject.cls)
+    """The settings of a class that have a default, without those of PML's base classes; none of an instance."""
+    parameters = registry.settings_of(subject.cls) if subject.cls is not None else {}
     return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_PML}
 
 
-def _candidates(value: Any) -> list[Any]:
-    """Other values of a setting, near one that it has."""
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, value - 1, 2 * value]
-    if isinstance(value, float):
-        return [value / 2, 2 * value, value + 0.25, value - 0.25, value / 4 + 0.1]
-    return []
-
-
-def _variants(subject: Subject, settings: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
-    """Settings with another value of one of them that the class accepts."""
+def _variants(subject: Subject, settings: Values, name: str) -> Iterator[dict[str, Any]]:
+    """Settings with another value of one of them, near the one that it has, that the class accepts."""
     value = settings.get(name, _declared(subject)[name])
-    for candidate in _candidates(value):
+    candidates: list[Any] = []
+    if isinstance(value, bool):
+        candidates = [not value]
+    elif isinstance(value, int):
+        candidates = [value + 1, value - 1, 2 * value]
+    elif isinstance(value, float):
+        candidates = [value / 2, 2 * value, value + 0.25, value - 0.25, value / 4 + 0.1]
+    for candidate in candidates:
         other = {**settings, name: candidate}
         try:
             subject.make(other)
@@ -169,13 +161,7 @@ def _variants(subject: Subject, settings: Mapping[str, Any], name: str) -> Itera
             yield other
 
 
-def _first_variants(subject: Subject, grid: Grid) -> Iterator[dict[str, Any]]:
-    """About the first settings, one other value of each."""
-    for name in _declared(subject) if subject.cls is not None else ():
-        yield from [*_variants(subject, grid.settings[0], name)][:1]
-
-
-def _pairs(subject: Subject, grid: Grid, name: str) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _pairs(subject: Subject, grid: Grid, name: str) -> Iterator[tuple[Values, Values]]:
     """Pairs of settings that differ in one of them: from the grid first, then variants about each."""
     default = _declared(subject)
     for number, one in enumerate(grid.settings):
@@ -194,7 +180,7 @@ def _equal(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and bool(one == other))
 
 
-def _outcome(subject: Subject, settings: Mapping[str, Any], known: dict[str, list[Tensor]]) -> list[Tensor]:
+def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]]) -> list[Tensor]:
     """Values and gradients of one instance over all batches, one after the other."""
     key = repr(sorted(settings.items()))
     if key not in known:
@@ -208,19 +194,17 @@ def _outcome(subject: Subject, settings: Mapping[str, Any], known: dict[str, lis
 
 
 def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    if [tensor.shape for tensor in one] != [tensor.shape for tensor in other]:
-        return True
-    return not all(_alike(a, b) for a, b in zip(one, other, strict=True))
+    shapes = [[tensor.shape for tensor in tensors] for tensors in (one, other)]
+    return shapes[0] != shapes[1] or not all(map(_alike, one, other))
 
 
-def _instance(subject: Subject, settings: Mapping[str, Any], moved: bool) -> Any:
-    """An instance in float64, its parameters away from where they start, where they may be all the same."""
+def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
+    """An instance in float64; moved, its parameters are away from where they start, where they may be all the same."""
     component = (subject.make() if subject.cls is None else subject.make(settings)).double()
     generator = torch.Generator().manual_seed(8)
-    if moved:
-        with torch.no_grad():
-            for parameter in component.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.1)
+    with torch.no_grad():
+        for parameter in component.parameters() if moved else ():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.1)
     return component
 
 
@@ -228,55 +212,53 @@ def _instance(subject: Subject, settings: Mapping[str, Any], moved: bool) -> Any
 
 
 class _Loop:
-    """The slow form, called with what its signature names."""
+    """The slow form, called with the arguments that its signature names."""
 
     def __init__(self, subject: Subject) -> None:
         assert subject.grid is not None
         if subject.grid.reference is None:
             raise SkipCheck("no reference= was given")
-        self.subject, self.function = subject, subject.grid.reference
+        self.function = subject.grid.reference
         parameters = inspect.signature(self.function).parameters.values()
         self.names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.wants = [name for name in _PASSED if name in self.names and self._given(name)]
+        known = {"component"}  # and what the component takes too
+        if subject.kind == "distance":
+            known |= {"ref_emb"}
+        elif subject.kind == "loss" and "labels" in subject.capabilities:
+            known |= subject.capabilities & {"indices_tuple"}
+            known |= {"ref_emb", "ref_labels"} if "references" in subject.capabilities else set()
+        self.wants = [name for name in _PASSED if name in self.names & known]
 
-    def _given(self, name: str) -> bool:
-        """Whether the component takes it too."""
-        subject = self.subject
-        if name == "component" or (subject.kind == "distance" and name == "ref_emb"):
-            return True
-        needed = {"labels", "indices_tuple" if name == "indices_tuple" else "references"}
-        return subject.kind == "loss" and needed <= subject.capabilities
-
-    def __call__(self, component: Any, settings: Mapping[str, Any], case: _Case) -> Any:
-        batch, references = case.batch, case.references
-        labels = [batch.labels] * takes_labels(component)
+    def __call__(self, component: Any, settings: Values, case: _Case) -> Any:
         further = {
             "indices_tuple": case.indices_tuple,
-            "ref_emb": references and references.embeddings,
-            "ref_labels": references and references.labels,
+            "ref_emb": case.references and case.references.embeddings,
+            "ref_labels": case.references and case.references.labels,
             "component": component,
         }
-        passed = {name: further[name] for name in self.wants}
         if unknown := [name for name in settings if name not in self.names and not self.takes_all]:
             raise ConfigError(
-                f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and "
-                "raise SkipCheck where it cannot do one"
+                f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and raise SkipCheck "
+                "where it cannot do one"
             )
+        labels = [case.batch.labels] * takes_labels(component)
         torch.manual_seed(0)
-        return self.function(batch.embeddings, *labels, **{**settings, **passed})
+        return self.function(
+            case.batch.embeddings, *labels, **{**settings, **{name: further[name] for name in self.wants}}
+        )
 
 
-def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Case) -> None:
-    where = f"with {_said(settings)}, {case.name}"
-    leaves = {"the embeddings": case.batch.embeddings}
+def _compare(loop: _Loop, component: Any, settings: Values, case: _Case) -> None:
+    where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
+    named: dict[str, Any] = {} if case.indices_tuple is None else {"indices_tuple": case.indices_tuple}
     if case.references is not None:
-        leaves["the references"] = case.references.embeddings
+        leaves["the references"] = named["ref_emb"] = case.references.embeddings
+        named |= {"ref_labels": case.references.labels} if takes_labels(component) else {}
     if "component" in loop.wants:
         leaves |= dict(component.named_parameters())
-    expected = loop(component, settings, case)
-    actual = _value(component, case)
-    wanted = torch.as_tensor(expected, dtype=torch.float64)
+    wanted = torch.as_tensor(loop(component, settings, case), dtype=torch.float64)
+    actual = seeded(component, case.batch, **named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not _alike(actual, wanted):
@@ -296,18 +278,6 @@ def _compare(loop: _Loop, component: Any, settings: Mapping[str, Any], case: _Ca
             )
 
 
-def _value(component: Any, case: _Case) -> Tensor:
-    named: dict[str, Any] = {}
-    if case.indices_tuple is not None:
-        named["indices_tuple"] = case.indices_tuple
-    if case.references is not None:
-        named["ref_emb"] = case.references.embeddings
-        if takes_labels(component):
-            named["ref_labels"] = case.references.labels
-    value: Tensor = seeded(component, case.batch, **named)
-    return value
-
-
 def _alike(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
 
@@ -320,5 +290,5 @@ def _weighted(value: Tensor) -> Tensor:
     return (value * weights).sum()
 
 
-def _said(settings: Mapping[str, Any]) -> str:
+def _shown(settings: Values) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items()) or "the settings as they are"

@@ -39,24 +39,6 @@ def test_references_and_memory(slow):
         torch.testing.assert_close(first, second)
 
 
-def test_half_precision_and_counts(slow):
-    x, labels = slow.batch(rows=20, size=8)
-    half = x.detach().half()
-    miner = HardPairMiner(collect_stats=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = miner(half, labels)
-    assert pairs(found) == pairs(HardPairMiner()(half.float(), labels))
-    assert miner.num_pos_pairs == len(found[0]) > 0
-    assert miner.num_neg_pairs == len(found[2]) > 0
-
-
-@pytest.mark.parametrize("labels", [[], [0], [0, 0, 0], [0, 1, 2]])
-def test_nothing_to_mine(labels):
-    found = HardPairMiner()(torch.randn(len(labels), 3), torch.tensor(labels, dtype=torch.long))
-    assert [len(index) for index in found] == [0, 0, 0, 0]
-    assert all(index.dtype == torch.long for index in found)
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match=r"epsilon of HardPairMiner must be a finite number, not inf"):
         HardPairMiner(float("inf"))

@@ -130,18 +130,6 @@ def test_scale_of_embeddings_means_nothing_unless_told_so():
     assert not torch.allclose(raw(3 * x), raw(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_dtypes_and_autocast(dtype):
-    distance, x = PDDMDistance(6).eval(), points().to(dtype)
-    expected = copy.deepcopy(distance).double()(x.double())
-    found = distance(x)
-    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(distance(x), found)
-        torch.testing.assert_close(distance.pairwise_distance(x, x), found.diagonal())
-
-
 def test_is_a_distance_of_pml():
     distance = build()
     assert isinstance(distance, BaseDistance)
@@ -242,13 +230,3 @@ def test_searches_exactly_and_by_a_shortlist():
         shares.append((found[:, :, None] == exact[:, None]).any(2).double().mean().item())
         torch.testing.assert_close(values, distance(queries, gallery).gather(1, found))
     assert shares[0] < shares[1] < shares[2] < shares[3] == 1
-
-
-def test_a_state_whose_last_weight_has_a_row_of_its_own_loads():
-    distance, other = build(), build()
-    state = distance.state_dict()
-    state["score.weight"] = state["score.weight"][None]
-    with torch.no_grad():
-        other.score.weight.zero_()
-    other.load_state_dict(state)
-    assert torch.equal(other(points()), distance(points()))

@@ -57,15 +57,6 @@ def test_ties_go_to_the_first():
     assert listed(found) == [(0, 1, 2), (1, 0, 2), (0, 4, 2), (4, 0, 2)]
 
 
-@pytest.mark.parametrize(
-    "labels", [torch.arange(6), torch.zeros(6, dtype=torch.long), torch.zeros(0, dtype=torch.long)]
-)
-def test_nothing_to_mine(labels):
-    found = HardQuadrupletMiner(per_class=True)(torch.randn(len(labels), 4), labels)
-    assert [len(index) for index in found] == [0, 0, 0]
-    assert all(index.dtype == torch.long for index in found)
-
-
 def test_without_gradients_and_without_dropout():
     distance, x = PDDMDistance(5, dropout=0.9).train(), embeddings().requires_grad_()
     first = HardQuadrupletMiner(distance, num_quadruplets=5)(x, LABELS)

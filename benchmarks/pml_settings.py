@@ -1,7 +1,7 @@
-"""PML's losses under ten settings each: ``python tests/testing/pml_settings.py [NAME ...]`` prints what fails.
+"""Check PML's losses under ten settings each: ``python benchmarks/pml_settings.py [NAME ...]``.
 
-Prints, per loss, the checks that fail under some settings and not under the class's own, which are those that the page
-on PML's losses tells. Minutes: no test runs it whole; ``test_kit.py`` runs a selection.
+Prints, per loss, the checks that fail under some settings and not under the defaults. The results stand in
+``docs/pml-losses.md``; ``tests/testing/test_kit.py`` runs a selection.
 """
 
 import functools
