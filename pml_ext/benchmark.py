@@ -1,17 +1,20 @@
-"""Times losses, forward and backward, against a floor and against what a user would pick instead.
+"""Time and peak memory of losses, forward and backward, against a floor and against what a user would pick instead.
 
-The floor is what no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp`` over it, its mean, and the
-backward of that. What a loss is compared with, its plugin declares by the hook
-:func:`pml_ext.hookspecs.pml_ext_benchmark_peers`. All run in one process, in turns, so that a busy machine slows all
-alike.
+The floor is the work that no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp``, its mean, and
+the backward of that. Its tiled form, for batches that double (:func:`scale`), makes one product with all rows per
+tile of rows, and again in the backward pass. Plugins declare the peers of a loss by the hook
+:func:`pml_ext.hookspecs.pml_ext_benchmark_peers`. All functions run in turns, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import resource
 import statistics
-import time
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,22 +23,25 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import timer
 
 from . import registry
-from .components import Component
-from .devices import choose_device, synchronize
+from .devices import choose_device
 from .errors import ConfigError, UnknownNameError
 from .losses import RegularizedLoss
+from .pairwise import in_tiles, rows_per_tile, tiles_of_rows
 from .pml import ContrastiveLoss
 from .registry import BuildContext, required
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-FLOOR = "floor"
+FLOOR, TILED_FLOOR = "floor", "tiled floor"
+LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # of scale
+_ALONE = "PML Contrastive without it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A batch.
+    """The shape of a batch.
 
     Args:
         batch: number of embeddings.
@@ -49,7 +55,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """``"1024x512x4"``: 1,024 embeddings of size 512 with 4 per class.
+        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512 with 4 per class.
 
         Raises:
             ConfigError: another form, or a number below 1.
@@ -63,13 +69,23 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.batch}x{self.size}x{self.per_class}"
 
+    def inputs(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return random embeddings, the same each time, and labels."""
+        embeddings = torch.randn(self.batch, self.size, generator=torch.Generator().manual_seed(0))
+        return embeddings.to(device).requires_grad_(), (torch.arange(self.batch) // self.per_class).to(device)
 
-SHAPES = (Shape(1024, 512, 4), Shape(120, 512, 8))
+    @property
+    def context(self) -> BuildContext:
+        """The settings of losses that follow from the batch."""
+        return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
+
+
+SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What was measured of one function at one shape.
+    """The measurement of one function at one shape.
 
     Args:
         shape: the batch.
@@ -92,8 +108,32 @@ class Row:
     rounds: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {**dataclasses.asdict(self), "shape": str(self.shape)}
+
+
+def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of ``exp`` of all similarities of ``embeddings``, ``[B, D]``; ``labels`` are not used."""
+    embeddings = torch.nn.functional.normalize(embeddings)
+    return (embeddings @ embeddings.T).exp().mean()
+
+
+def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return :func:`floor` computed in tiles of rows."""
+    x = torch.nn.functional.normalize(embeddings)
+
+    def part(_: slice, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> list[Tensor]:
+        return [(rows[0] @ columns[0].T).exp().sum(1)]
+
+    size = rows_per_tile(None, len(x), len(x), x.device) or len(x)
+    return in_tiles(part, (x,), (x,), tiles_of_rows(len(x), size))[0].mean() / len(x)
+
+
+def default_losses() -> list[str | torch.nn.Module]:
+    """Return the names of registered losses and regularizers, PML's left out, that can be built without settings."""
+    candidates = [*registry.components("loss"), *registry.components("regularizer")]
+    ours = [c for c in candidates if not c.name.startswith("pml/") and not required(c.cls, SHAPES[0].context)[1]]
+    return [registry.short_name(c) for c in ours]
 
 
 def bench(
@@ -104,10 +144,9 @@ def bench(
     device: str = "auto",
     threads: int | None = None,
     seconds: float = 5.0,
-    seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Measures losses.
+    """Measure losses.
 
     Args:
         losses: names of registered losses or regularizers (measured beside PML's contrastive loss), or losses; None
@@ -117,7 +156,6 @@ def bench(
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         threads: of torch on the CPU, while measuring; None leaves them.
         seconds: a function that has taken this long is left out of further rounds, after three.
-        seed: of the embeddings.
         progress: called with a line before each shape.
 
     Returns:
@@ -130,10 +168,10 @@ def bench(
     for name, value in (("repeats", repeats), ("threads", threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
-    found_device = torch.device(choose_device(device))
+    place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else list(losses)
     for loss in chosen:
-        functions_of(loss, shapes[0] if shapes else SHAPES[0])  # a wrong name is refused before anything is measured
+        _functions(loss, shapes[0] if shapes else SHAPES[0])  # a wrong name is refused before anything is measured
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -141,49 +179,27 @@ def bench(
         for shape in shapes:
             if progress:
                 progress(f"measuring at {shape}, {repeats} rounds")
-            rows += _bench_shape(chosen, shape, repeats, found_device, seconds, seed)
+            rows += _bench_shape(chosen, shape, repeats, place, seconds)
         return rows
     finally:
         torch.set_num_threads(before)
 
 
-def default_losses() -> list[str | torch.nn.Module]:
-    """Names of the registered losses and regularizers, PML's left out, that can be built without settings."""
-    candidates = [*registry.components("loss"), *registry.components("regularizer")]
-    ours = [c for c in candidates if not c.name.startswith("pml/") and not required(c.cls, _sizes(SHAPES[0]))[1]]
-    return [registry.short_name(c) for c in ours]
-
-
-def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """What no pair loss can avoid.
-
-    Args:
-        embeddings: ``[B, D]``.
-        labels: not used.
-    """
-    embeddings = torch.nn.functional.normalize(embeddings)
-    return (embeddings @ embeddings.T).exp().mean()
-
-
 def _bench_shape(
-    losses: Sequence[str | torch.nn.Module], shape: Shape, repeats: int, device: torch.device, seconds: float, seed: int
+    losses: Sequence[str | torch.nn.Module], shape: Shape, repeats: int, device: torch.device, seconds: float
 ) -> list[Row]:
     functions: dict[tuple[str, str], Compute] = {(FLOOR, FLOOR): floor}
     for loss in losses:
-        name, named = functions_of(loss, shape)
+        name, named = _functions(loss, shape)
         functions |= {(name, what): function for what, function in named.items()}
     functions = {key: f.to(device) if isinstance(f, torch.nn.Module) else f for key, f in functions.items()}
-    generator = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(shape.batch, shape.size, generator=generator).to(device).requires_grad_()
-    labels = (torch.arange(shape.batch) // shape.per_class).to(device)
-
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in functions}
+    embeddings, labels = shape.inputs(device)
     peaks = {key: peak_bytes(function, embeddings, labels) for key, function in functions.items()}  # and warm up
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in functions}
     for _ in range(repeats):
         for key, function in functions.items():
             if len(times[key]) < 3 or sum(times[key]) < seconds:
                 times[key].append(_seconds(function, embeddings, labels))
-
     medians = {key: statistics.median(values) for key, values in times.items()}
     return [
         Row(
@@ -200,74 +216,52 @@ def _bench_shape(
     ]
 
 
-def functions_of(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[str, Compute]]:
-    """A loss's name; the loss and its peers by label, the loss first.
-
-    Args:
-        loss: the name of a registered loss or regularizer, or a loss.
-        shape: the batch, from which settings follow.
-    """
+def _functions(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[str, Compute]]:
+    """Return a loss's name, and the loss and its peers by label, the loss first."""
     if not isinstance(loss, str):
         return type(loss).__name__, {type(loss).__name__: loss}
-    component = _measurable(loss)
-    sizes = _sizes(shape)
-    if missing := required(component.cls, sizes)[1]:
+    try:
+        component = registry.get(loss, kind="loss")
+    except UnknownNameError as error:
+        try:
+            component = registry.get(loss, kind="regularizer")
+        except UnknownNameError:
+            raise error from None
+    if missing := required(component.cls, shape.context)[1]:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.benchmark.bench instead"
         )
-    built = registry.build(loss, component.kind, sizes)
-    peers = {
-        label: factory(**required(factory, sizes)[0]) for label, factory in registry.benchmark_peers(component).items()
-    }
+    built: Any = registry.build(loss, component.kind, shape.context)
+    factories = registry.benchmark_peers(component)
+    peers = {label: factory(**required(factory, shape.context)[0]) for label, factory in factories.items()}
     if component.kind == "regularizer":
         return loss, {loss: RegularizedLoss(ContrastiveLoss(), built), _ALONE: ContrastiveLoss(), **peers}
     return loss, {loss: built, **peers}
 
 
-_ALONE = "PML Contrastive without it"
-
-
-def _measurable(name: str) -> Component:
-    """A loss, or a regularizer, which is measured beside PML's contrastive loss."""
-    try:
-        return registry.get(name, kind="loss")
-    except UnknownNameError as error:
-        try:
-            return registry.get(name, kind="regularizer")
-        except UnknownNameError:
-            raise error from None
-
-
-def _sizes(shape: Shape) -> BuildContext:
-    """Settings that follow from the batch."""
-    return {"num_classes": -(-shape.batch // shape.per_class), "embedding_size": shape.size}
-
-
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
     embeddings.grad = None
-    synchronize(embeddings.device)
-    start = time.perf_counter()
+    start = timer()  # waits for the accelerator
     function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
-    synchronize(embeddings.device)
-    return time.perf_counter() - start
+    return timer() - start
 
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """The most memory that forward and backward of a loss hold at one time beyond the inputs, after a warm-up.
+    """Return the most memory that forward and backward of a loss hold at one time beyond the inputs, after a warm-up.
 
     Args:
         function: a loss.
         embeddings: ``[B, D]``, a leaf with gradient.
         labels: ``[B]``.
     """
-    function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
-    embeddings.grad = None
+    _seconds(function, embeddings, labels)
     if embeddings.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(embeddings.device)
         before = torch.cuda.memory_allocated(embeddings.device)
         _seconds(function, embeddings, labels)
         return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
+    embeddings.grad = None
     live = _LiveStorages(embeddings, labels)
     with live:
         function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
@@ -275,12 +269,12 @@ def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages of all tensors that exist at one time, as operators return them; ``peak`` is the most."""
+    """The sum of the storages of all tensors that operators returned and that are alive; ``peak`` is the most."""
 
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._now = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in inputs}
+        self._known = {tensor.data_ptr() for tensor in inputs}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -290,14 +284,147 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        self._now += storage.nbytes()
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._remove, key, storage.nbytes()).atexit = False
+        key, nbytes = storage.data_ptr(), storage.nbytes()
+        if nbytes and key not in self._known:
+            self._known.add(key)
+            self._now += nbytes
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._remove, key, nbytes).atexit = False
 
     def _remove(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
         self._now -= nbytes
+
+
+# Batches that double
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The measurement of one function at one batch, in a process of its own.
+
+    Args:
+        what: a loss's name, the label of a peer, or ``"tiled floor"``.
+        batch: number of embeddings.
+        seconds: of forward and backward, the least of the repeats; None where it failed.
+        peak_bytes: memory above what the process held before; None where it failed.
+        failed: why it failed, or nothing.
+        floor_seconds: of the tiled floor, in turns with it.
+    """
+
+    what: str
+    batch: int
+    seconds: float | None
+    peak_bytes: int | None
+    failed: str = ""
+    floor_seconds: float | None = None
+
+    @property
+    def times_floor(self) -> float | None:
+        """The time in multiples of the tiled floor's."""
+        return self.seconds / self.floor_seconds if self.seconds and self.floor_seconds else None
+
+
+def scale(
+    losses: Sequence[str] = LOSSES,
+    start: Shape = START,
+    to: int = 32768,
+    *,
+    repeats: int = 1,
+    device: str = "auto",
+    threads: int | None = None,
+    seconds: float = 300.0,
+    memory: float = 16.0,
+    progress: Callable[[str], None] | None = None,
+) -> list[Point]:
+    """Measure losses, their peers and the tiled floor at batches that double. A function that fails is not run again.
+
+    Args:
+        losses: names of registered losses.
+        start: the first batch.
+        to: the largest batch.
+        repeats: how often each is timed.
+        device: as of :func:`bench`.
+        threads: of torch on the CPU; None leaves them.
+        seconds: how long one measurement may take.
+        memory: GiB of address space that a measurement may have on a CPU.
+        progress: called with a line for each measurement.
+
+    Raises:
+        UnknownNameError: no loss has the name.
+        ConfigError: a wrong device or batch, or a loss that needs settings.
+    """
+    if to < start.batch:
+        raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
+    choose_device(device)
+    wanted = [(TILED_FLOOR, TILED_FLOOR), *((loss, what) for loss in losses for what in _functions(loss, start)[1])]
+    options = {"repeats": repeats, "device": device, "threads": threads, "memory": memory}
+    points, batch = [], start.batch
+    while batch <= to:
+        for loss, what in list(wanted):
+            shape = str(dataclasses.replace(start, batch=batch))
+            point = _measured_alone({"loss": loss, "what": what, "shape": shape, **options}, seconds)
+            if point.failed:
+                wanted.remove((loss, what))
+            points.append(point)
+            if progress:
+                progress(f"{batch} {what}: {point.failed or f'{point.seconds:.3f} s'}")
+        batch *= 2
+    return points
+
+
+def _measured_alone(settings: dict[str, Any], seconds: float) -> Point:
+    """Run :func:`_measure` in a process of its own, whose peak is its own and which ends alone."""
+    what, batch = settings["what"], Shape.parse(settings["shape"]).batch
+    command = [sys.executable, "-m", "pml_ext.benchmark", json.dumps(settings)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Point(what, batch, None, None, f"took more than {seconds:g} s")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return Point(what, batch, None, None, lines[-1] if lines else f"ended with {done.returncode}")
+    return Point(what, batch, **json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _measure(settings: dict[str, Any]) -> dict[str, Any]:
+    shape, device = Shape.parse(settings["shape"]), torch.device(choose_device(settings["device"]))
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    if device.type == "cpu":
+        limit = int(settings["memory"] * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    what = settings["what"]
+    function: Any = tiled_floor if what == TILED_FLOOR else _functions(settings["loss"], shape)[1][what]
+    if isinstance(function, torch.nn.Module):
+        function.to(device)
+    warm = dataclasses.replace(shape, batch=min(256, shape.batch))  # loads and starts what later calls find there
+    _seconds(function, *warm.inputs(device))
+    if getattr(function, "tile_size", 0) is None:
+        function.tile_size = max(1, warm.batch // 2)  # nor is the start of tiles part of the first batch in tiles
+        _seconds(function, *warm.inputs(device))
+        function.tile_size = None
+    inputs = shape.inputs(device)
+    before = _most_held(device)
+    times = [_seconds(function, *inputs)]
+    peak = _most_held(device) - before
+    floors = [_seconds(tiled_floor, *inputs)]
+    for _ in range(settings["repeats"] - 1):
+        times.append(_seconds(function, *inputs))
+        floors.append(_seconds(tiled_floor, *inputs))
+    return {"seconds": min(times), "peak_bytes": peak, "floor_seconds": min(floors)}
+
+
+def _most_held(device: torch.device) -> int:
+    """Return the most bytes that the process has held."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(_measure(json.loads(sys.argv[1]))))
+    except (RuntimeError, MemoryError) as error:  # no memory, most often; of a CUDA error many lines
+        sys.exit(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pml_ext import benchmark, registry
-from pml_ext.benchmark import Shape, bench
+from pml_ext.benchmark import TILED_FLOOR, Point, Shape, bench
 from pml_ext.errors import ConfigError, UnknownNameError
 
 SMALL = [Shape(32, 8, 4)]
@@ -38,16 +38,12 @@ def test_floor_loss_and_peers(rows):
         assert row.to_loss == pytest.approx(row.milliseconds / loss.milliseconds)
 
 
-def test_the_loop_is_slower_than_the_loss():
-    rows = bench(["cbml"], [Shape(120, 32, 8)], repeats=5, device="cpu")
-    assert next(row for row in rows if row.what == "loop over anchors").to_loss > 3
-
-
-def test_the_floor_is_the_floor():
+def test_the_floors_are_their_formula():
     x = torch.randn(6, 3, dtype=torch.float64)
     unit = x / x.norm(dim=1, keepdim=True)
     expected = sum(torch.exp(unit[i] @ unit[j]) for i in range(6) for j in range(6)) / 36
     torch.testing.assert_close(benchmark.floor(x, torch.arange(6)), expected)
+    torch.testing.assert_close(benchmark.tiled_floor(x.requires_grad_(), torch.arange(6)), expected)
 
 
 def test_peak_memory_counts_what_lives_at_one_time():
@@ -80,11 +76,6 @@ def test_slow_functions_leave_after_three_rounds():
     assert [(row.what, row.rounds) for row in rows] == [("floor", 3), ("Slow", 3)]
     rows = bench([Slow()], SMALL, repeats=6, device="cpu")
     assert [(row.what, row.rounds) for row in rows] == [("floor", 6), ("Slow", 6)]
-
-
-def test_sizes_follow_from_the_batch():
-    row = bench(["pml/proxy-anchor", "pml/contrastive"], SMALL, repeats=1, device="cpu")[1]
-    assert row.what == "pml/proxy-anchor"
 
 
 def test_a_regularizer_is_measured_beside_a_loss_and_that_loss_without_it():
@@ -127,6 +118,8 @@ def test_shapes():
 def test_bad_input():
     with pytest.raises(UnknownNameError, match="no loss 'cbmll'; nearest: cbml"):
         bench(["cbmll"], SMALL)
+    with pytest.raises(ConfigError, match="the largest batch must be at least the first, 64, not 32"):
+        benchmark.scale([], Shape(64, 8, 4), 32, device="cpu")
     with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
         bench(["regularized"], SMALL)
     with pytest.raises(ConfigError, match="--device tpu: wanted auto, cpu, cuda, mps or xpu"):
@@ -172,34 +165,13 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     done = pml_ext_command("bench", *quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == [
-        "shape",
-        "loss",
-        "and",
-        "its",
-        "peers",
-        "ms",
-        "x",
-        "floor",
-        "x",
-        "loss",
-        "peak",
-        "MiB",
-        "rounds",
-    ]
+    assert " ".join(lines[0].split()) == "shape loss and its peers ms x floor x loss peak MiB rounds"
     assert len(lines) == 2 + 2 * 4
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
     rows = json.loads(pml_ext_command("bench", *quick, "--json").stdout)
     assert [entry["shape"] for entry in rows] == ["16x8x4"] * 4 + ["12x4x3"] * 4
     assert rows[1]["what"] == "cbml"
-
-
-def test_command_refuses_a_wrong_shape(pml_ext_command):
-    done = pml_ext_command("bench", "cbml", "--shapes", "16x8")
-    assert done.returncode == 2
-    assert "a shape is BATCHxSIZExPER_CLASS" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_help_imports_no_torch():
@@ -212,3 +184,33 @@ def test_help_imports_no_torch():
 def test_cuda():
     rows = bench(["cbml"], SMALL, repeats=2, device="cuda")
     assert all(row.peak_bytes > 0 for row in rows)
+
+
+# Batches that double
+
+
+def test_batches_double_and_what_fails_is_not_run_again(monkeypatch):
+    asked = []
+
+    def measured(settings, seconds):
+        batch = Shape.parse(settings["shape"]).batch
+        asked.append((settings["what"], batch))
+        failed = "no memory" if settings["what"].startswith("PML") and batch >= 128 else ""
+        return Point(settings["what"], batch, None if failed else batch / 100, None if failed else batch, failed)
+
+    monkeypatch.setattr(benchmark, "_measured_alone", measured)
+    points = benchmark.scale(["tiled-contrastive"], Shape(64, 8, 4), 256, device="cpu")
+    peer = "PML contrastive"
+    wanted = [(what, batch) for batch in (64, 128, 256) for what in (TILED_FLOOR, "tiled-contrastive", peer)]
+    assert asked == [(point.what, point.batch) for point in points] == [each for each in wanted if each != (peer, 256)]
+
+
+def test_a_measurement_in_a_process_of_its_own():
+    settings = {"loss": "cbml", "what": "cbml", "shape": "64x8x4", "repeats": 1, "device": "cpu", "threads": 1}
+    point = benchmark._measured_alone(settings | {"memory": 64.0}, 240.0)
+    assert not point.failed, point.failed
+    assert point.seconds > 0
+    assert point.times_floor == point.seconds / point.floor_seconds
+    failed = benchmark._measured_alone(settings | {"memory": 64.0, "what": "no such peer"}, 240.0)
+    assert failed.seconds is None
+    assert "no such peer" in failed.failed

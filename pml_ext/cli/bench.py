@@ -11,9 +11,8 @@ import typer
 from .train import Device
 
 if TYPE_CHECKING:
-    from ..benchmark import Row
+    from ..benchmark import Point, Row
     from ..experiment.profile import StepProfile
-    from ..scale import Point
 
 SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
@@ -43,7 +42,6 @@ def bench(
     to: Annotated[int, typer.Option(help="With --scale: the largest batch.")] = 32768,
     seconds: Annotated[float, typer.Option(help="With --scale: how long one measurement may take.")] = 300.0,
     memory: Annotated[float, typer.Option(help="With --scale: GiB that a measurement may have on a CPU.")] = 16.0,
-    out: Annotated[Path | None, typer.Option(help="With --scale: a PNG to draw.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
@@ -54,7 +52,6 @@ def bench(
     batches.
     """
     from ..errors import ConfigError
-    from ..files import write_atomically
     from .output import print_json
 
     if run is not None:
@@ -77,8 +74,8 @@ def bench(
 
     console = stderr()
     if scale:
-        from ..scale import LOSSES, START, plot
-        from ..scale import scale as measure_scale
+        from ..benchmark import LOSSES, START
+        from ..benchmark import scale as measure_scale
 
         points = measure_scale(
             losses or LOSSES,
@@ -91,15 +88,11 @@ def bench(
             memory=memory,
             progress=lambda line: console.print(line),
         )
-        if out is not None:
-            write_atomically(out, lambda temporary: plot(points).savefig(temporary, format="png"))
         if as_json:
             print_json([dataclasses.asdict(point) for point in points])
         else:
             _print_points(points)
         return
-    if out is not None:
-        raise ConfigError("--out goes with --scale")
     rows = measure(
         losses or None,
         [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")],
