@@ -13,18 +13,15 @@ from .browse import browse
 from .check import check
 from .compare import compare
 from .data import data
-from .listing import list_names
-from .plugins import plugins
-from .report import report
+from .listing import list_names, show
+from .plugins import new_plugin, plugins
 from .retrieve import cluster, embed, export
-from .scaffold import new_plugin
 from .search import index, query
-from .show import show
-from .train import train
+from .train import report, train
 
 
 class _Commands(TyperGroup):
-    """The commands; typer takes any EOFError for the end of what a user types, and says "Aborted!" and nothing else."""
+    """The commands; typer takes an EOFError for the end of what a user types, and says "Aborted!" and nothing else."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -39,20 +36,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
-    help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained.",
+    help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained. "
+    "A recipe is the TOML description of a run; a run is the folder that training it leaves.",
 )
-app.command("train")(train)
-app.command("report")(report)
-app.command("compare")(compare)
-app.command("list")(list_names)
-app.command("show")(show)
-app.command("plugins")(plugins)
-app.command("data")(data)
-app.command("bench")(bench)
-app.command("check")(check)
-app.command("new-plugin")(new_plugin)
-for command in (embed, index, query, cluster, browse, export):
-    app.command(command.__name__)(command)
+COMMANDS = {
+    "train": train,
+    "report": report,
+    "compare": compare,
+    "list": list_names,
+    "show": show,
+    "plugins": plugins,
+    "data": data,
+    "bench": bench,
+    "check": check,
+    "new-plugin": new_plugin,
+    "embed": embed,
+    "index": index,
+    "query": query,
+    "cluster": cluster,
+    "browse": browse,
+    "export": export,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .retrieve import OnDevice, RunFolder, skipped
-from .train import Device
+from .options import Device, OnDevice, RunFolder
+from .retrieve import skipped
 
 
 def browse(

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .options import AsJson
+from .output import print_json, print_table, stderr, stdout
+
 if TYPE_CHECKING:
     from ..testing.runner import CheckResult
+
+COUNTED = ("passed", "failed", "skipped", "xfail")
 
 
 def check(
@@ -17,9 +22,10 @@ def check(
             metavar="WHAT", help="An importable package, package.Class, an entry point, a component's name, or pml."
         ),
     ],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every check, and what it found.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    markdown: Annotated[bool, typer.Option(help="Write a Markdown table of what failed, a row per component.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every check, its findings and traceback.")
+    ] = False,
+    as_json: AsJson = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME.SETTING=VALUE", help="A setting of a component; may be repeated."),
@@ -35,7 +41,6 @@ def check(
     from ..errors import ConfigError
     from ..testing.runner import CheckResult, check_component
     from ..testing.targets import components_of, expectations, with_settings
-    from .output import print_json, print_table, stderr, stdout
 
     results: list[CheckResult] = []
     components = with_settings(components_of(what), settings or ())
@@ -47,34 +52,26 @@ def check(
             results += [dataclasses.replace(result, component=name) for result in checked]
         except ConfigError as error:
             results.append(CheckResult(name, "-", "skipped", str(error)))
-    failed = any(result.fails for result in results)
     if as_json:
         print_json([{"component": r.component, "check": r.check, "status": r.status, "text": r.text} for r in results])
-    elif markdown:
-        lines = ["| component | fails |", "|---|---|"]
-        for name in dict.fromkeys(result.component for result in results):
-            checks = [f"`{r.check.removeprefix('check_')}`" for r in results if r.component == name and r.fails]
-            ran = any(result.component == name and result.check != "-" for result in results)
-            lines.append(f"| `{name}` | {', '.join(checks) if checks else 'nothing' if ran else 'not checked'} |")
-        stdout().print("\n".join(lines))
     else:
-        names = list(dict.fromkeys(result.component for result in results))
-        print_table(["component", *COUNTED], [[name, *_counts(results, name)] for name in names], right=[1, 2, 3, 4])
-        shown = [r for r in results if verbose or r.fails or r.check == "-"]
-        if shown:
-            print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
-        for result in results if verbose else ():
-            if result.fails and result.error is not None:
-                stdout().print(f"{result.component}, {result.check}:\n{result.traceback}", soft_wrap=True)
-        stdout().print(", ".join(f"{count} {status}" for status, count in zip(COUNTED, _counts(results), strict=True)))
-    if failed:
+        _print(results, verbose)
+    if any(result.fails for result in results):
         raise typer.Exit(1)
 
 
-COUNTED = ("passed", "failed", "skipped", "xfail")
+def _print(results: list[CheckResult], verbose: bool) -> None:
+    names = dict.fromkeys(result.component for result in results)
+    print_table(["component", *COUNTED], [[name, *_counts(results, name)] for name in names], right=[1, 2, 3, 4])
+    shown = [r for r in results if verbose or r.fails or r.check == "-"]
+    if shown:
+        print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
+    for result in results if verbose else ():
+        if result.fails and result.error is not None:
+            stdout().print(f"{result.component}, {result.check}:\n{result.traceback}", soft_wrap=True)
+    stdout().print(", ".join(f"{count} {status}" for status, count in zip(COUNTED, _counts(results), strict=True)))
 
 
 def _counts(results: list[CheckResult], component: str | None = None) -> list[str]:
-    of_it = [result for result in results if component in (None, result.component)]
-    mine: list[str] = ["failed" if result.fails else result.status for result in of_it]
+    mine = ["failed" if r.fails else r.status for r in results if component in (None, r.component)]
     return [str(mine.count(status)) for status in COUNTED]

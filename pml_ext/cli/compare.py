@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from .options import AsJson
+from .output import mean_and_std, print_json, print_table
 
 if TYPE_CHECKING:
     from ..experiment.comparing import Difference, Group
@@ -19,12 +21,12 @@ _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Finished runs, or folders that hold such.")],
     metric: Annotated[
-        list[str] | None, typer.Option(help="What to compare (default recall_at_1, map_at_r and nmi); repeatable.")
+        list[str] | None, typer.Option(help="A metric to compare (default recall_at_1, map_at_r and nmi); repeatable.")
     ] = None,
     phase: Annotated[
         str, typer.Option(help="before, after (training), training (images), learned_metric, shortlist, raw.")
     ] = "after",
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare finished runs: mean and spread of each recipe, and the paired difference of each from the first.
 
@@ -32,56 +34,42 @@ def compare(
     two-sided paired t-test, as it is: among twenty rows that do not differ, one has p < 0.05.
     """
     from ..experiment.comparing import difference, groups_below
-    from .output import print_json, print_table
 
-    groups = groups_below(runs)
-    metrics = metric or _METRICS
-    _check(groups, phase, metrics)
-    first = groups[0]
+    groups, metrics = groups_below(runs), metric or _METRICS
+    first, *others = groups
+    _check(first, phase, metrics)
     differences = [
-        {name: difference(first.values(phase, name), group.values(phase, name)) for name in metrics}
-        for group in groups[1:]
+        {name: difference(first.values(phase, name), group.values(phase, name)) for name in metrics} for group in others
     ]
     if as_json:
-        print_json(
-            {
-                "phase": phase,
-                "recipes": [_as_dict(group, phase, metrics) for group in groups],
-                "differences_from": first.name,
-                "differences": [
-                    {"recipe": group.name, **{name: _plain(value) for name, value in mine.items()}}
-                    for group, mine in zip(groups[1:], differences, strict=True)
-                ],
-            }
-        )
+        _print_json(groups, differences, phase, metrics)
         return
     columns = [f"{phase}, %, mean ± std", "seeds", *metrics]
     rows = [[group.name, str(len(group.runs)), *(_spread(group, phase, name) for name in metrics)] for group in groups]
     print_table(columns, rows, right=range(1, len(columns)))
     if differences:
         columns = [f"less {first.name}", "pairs", *(word for name in metrics for word in (name, "p"))]
-        rows = []
-        for group, mine in zip(groups[1:], differences, strict=True):
-            cells = [cell for name in metrics for cell in _cells(mine[name])]
-            rows.append([group.name, str(mine[metrics[0]].pairs), *cells])
+        rows = [
+            [group.name, str(mine[metrics[0]].pairs), *(cell for name in metrics for cell in _cells(mine[name]))]
+            for group, mine in zip(others, differences, strict=True)
+        ]
         print_table(columns, rows, right=range(1, len(columns)), title="")
 
 
-def _check(groups: list[Group], phase: str, metrics: list[str]) -> None:
-    """Refuses a phase or a metric that no run has."""
-    run = next(iter(groups[0].runs.values()))
+def _check(group: Group, phase: str, metrics: list[str]) -> None:
+    """Refuse a phase or a metric that a group does not have."""
+    run = next(iter(group.runs.values()))
     phases = [name for name, value in run.items() if isinstance(value, dict) and "recall_at_1" in value]
     if phase not in phases:
-        raise ConfigError(f"--phase {phase}: {groups[0].name} has {', '.join(phases)}")
+        raise ConfigError(f"--phase {phase}: {group.name} has {', '.join(phases)}")
     known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
     for name in metrics:
         if name not in known:
-            raise ConfigError(f"--metric {name}: {groups[0].name} has {', '.join(known)}")
+            raise ConfigError(f"--metric {name}: {group.name} has {', '.join(known)}")
 
 
 def _spread(group: Group, phase: str, metric: str) -> str:
     from ..experiment.runs import spread
-    from .output import mean_and_std
 
     values = group.values(phase, metric)
     return mean_and_std(spread([*values.values()])) if values else ""
@@ -94,21 +82,27 @@ def _cells(mine: Difference) -> tuple[str, str]:
     return f"{100 * mine.mean:+.1f}{std}", f"{mine.p:.3f}" if math.isfinite(mine.p) else "-"
 
 
-def _as_dict(group: Group, phase: str, metrics: list[str]) -> dict[str, Any]:
+def _print_json(groups: list[Group], differences: list[dict[str, Difference]], phase: str, metrics: list[str]) -> None:
     from ..experiment.runs import spread
 
-    values = {name: [*group.values(phase, name).values()] for name in metrics}
-    about = {
-        name: {**(spread(mine) if mine else {"mean": None, "std": None}), "values": mine}
-        for name, mine in values.items()
-    }
-    return {"recipe": group.name, "seeds": sorted(group.runs), **about}
-
-
-def _plain(mine: Difference) -> dict[str, float | int | None]:
-    return {"mean": _finite(mine.mean), "std": _finite(mine.std), "p": _finite(mine.p), "pairs": mine.pairs}
+    recipes: list[dict[str, Any]] = []
+    for group in groups:
+        values = {name: [*group.values(phase, name).values()] for name in metrics}
+        spreads = {name: spread(mine) if mine else {"mean": None, "std": None} for name, mine in values.items()}
+        about = {name: {**spreads[name], "values": values[name]} for name in metrics}
+        recipes.append({"recipe": group.name, "seeds": sorted(group.runs), **about})
+    plain = [
+        {
+            "recipe": group.name,
+            **{
+                name: {"mean": _finite(d.mean), "std": _finite(d.std), "p": _finite(d.p), "pairs": d.pairs}
+                for name, d in mine.items()
+            },
+        }
+        for group, mine in zip(groups[1:], differences, strict=True)
+    ]
+    print_json({"phase": phase, "recipes": recipes, "differences_from": groups[0].name, "differences": plain})
 
 
 def _finite(value: float) -> float | None:
-    """A number as JSON has it, which knows no NaN."""
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) else None  # JSON knows no NaN

@@ -1,4 +1,4 @@
-"""``pml-ext list``."""
+"""``pml-ext list`` and ``pml-ext show``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from .options import AsJson
+from .output import print_json, print_table, stdout
 
 
 class What(StrEnum):
-    """What can be listed."""
+    """Kinds of names."""
 
     losses = "losses"
     miners = "miners"
@@ -27,7 +28,6 @@ class What(StrEnum):
     trunks = "trunks"
 
 
-_RUNS = Path("runs")
 _KINDS = {
     What.losses: "loss",
     What.miners: "miner",
@@ -40,20 +40,16 @@ _KINDS = {
 
 def list_names(
     what: Annotated[What | None, typer.Argument(help="What to list; everything if left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
-    runs: Annotated[Path, typer.Option(help="With tables: the folder in which finished runs are counted.")] = _RUNS,
+    as_json: AsJson = False,
 ) -> None:
     """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets, trunks.
 
-    Tables are the papers' tables: each has its recipes at the paper's scale and on small data, what has been run, and
-    where there is no recipe, why.
+    A recipe is the TOML description of a run. A table is one of a paper: its recipes at the paper's scale and on small
+    data, the number of finished runs below runs/, and where there is no recipe, why. A pipeline prepares images. A
+    trunk is the network that turns an image into features; the embedder on top makes the embedding of them.
     """
-    from .output import print_json, print_table
-
-    if runs != _RUNS and not (what is What.tables and runs.is_dir()):
-        raise ConfigError(f"--runs {runs}: " + ("no such folder" if what is What.tables else "goes with tables"))
     if what is What.tables:
-        _list_tables(runs, as_json)
+        _list_tables(as_json)
         return
     listed = {each.value: _entries(each) for each in ([what] if what else What)}
     if as_json:
@@ -64,75 +60,59 @@ def list_names(
         print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
 
 
-def _list_tables(runs: Path, as_json: bool) -> None:
-    """Prints the tables of papers."""
+def _list_tables(as_json: bool) -> None:
     from ..experiment.tables import tables
-    from .output import print_json, print_table
 
-    entries = tables(runs)
+    entries = tables(Path("runs"))
     if as_json:
         print_json(entries)
         return
     rows = []
     for entry in entries:
-        run = [f"{number} {scale} in {runs}" for scale, number in entry["runs"].items() if number]
+        run = [f"{number} {scale} in runs" for scale, number in entry["runs"].items() if number]
         run += ["small, in the README"] if entry["measured"] else []
-        names = entry["recipes"]
-        rows.append(
-            [
-                entry["name"],
-                entry["title"],
-                "\n".join(names["full"]) or entry["reason"],
-                "\n".join(names["small"]),
-                "\n".join(run),
-            ]
-        )
-    print_table(["table", "what", "recipe, or why there is none", "small", "run"], rows)
+        full, small = ("\n".join(entry["recipes"][scale]) for scale in ("full", "small"))
+        rows.append([entry["name"], entry["title"], full or entry["reason"], small, "\n".join(run)])
+    print_table(["table", "title", "recipe, or why there is none", "small", "run"], rows)
 
 
-def _entries(what: What) -> list[dict[str, Any]]:
+def _entries(what: What) -> list[dict[str, str]]:
     from .. import registry
 
     if what in _KINDS:
         return [
-            {"name": registry.short_name(c), "class": c.cls.__name__, "from": c.plugin, "summary": c.summary}
-            for c in registry.components(_KINDS[what])
+            _entry(registry.short_name(each), each.plugin, each.summary, each.cls.__name__)
+            for each in registry.components(_KINDS[what])
         ]
     if what is What.tables:
         from ..experiment.tables import tables
 
-        return [{"name": e["name"], "class": "", "from": e["paper"], "summary": e["title"]} for e in tables()]
+        return [_entry(each["name"], each["paper"], each["title"]) for each in tables()]
     if what is What.recipes:
-        return [
-            {
-                "name": name,
-                "class": "",
-                "from": name.partition("/")[0],
-                "summary": _recipe_summary(name),
-            }
-            for name in registry.recipes()
-        ]
+        return [_entry(name, name.partition("/")[0], _recipe_summary(name)) for name in registry.recipes()]
     if what is What.pipelines:
         from ..experiment.recipe import pipelines
 
-        lines = {name: file.read_text("utf-8").partition("\n")[0] for name, file in pipelines().items()}
-        return [{"name": name, "class": "", "from": "pml_ext", "summary": line[2:]} for name, line in lines.items()]
+        files = pipelines().items()
+        return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
     factories = registry.datasets() if what is What.datasets else registry.trunks()
-    entries = [
-        {"name": name, "class": "", "from": factory.__module__.partition(".")[0], "summary": _first_line(factory)}
-        for name, factory in factories.items()
-    ]
+    entries = [_factory(name, each, each.__module__.partition(".")[0]) for name, each in factories.items()]
     if what is What.datasets:
         from ..data import PATH_FACTORIES
 
-        for factory, wanted in PATH_FACTORIES.values():
-            name = wanted.partition(",")[0]
-            entries.append({"name": name, "class": "", "from": "pml_ext", "summary": _first_line(factory)})
-    else:
-        from ..models import TIMM, timm_trunk
+        return entries + [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
+    from ..models import TIMM, timm_trunk
 
-        entries.append({"name": f"{TIMM}NAME", "class": "", "from": "pml_ext", "summary": _first_line(timm_trunk)})
-    return entries
+    return [*entries, _factory(f"{TIMM}NAME", timm_trunk)]
+
+
+def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, str]:
+    return {"name": name, "class": class_name, "from": origin, "summary": summary}
+
+
+def _factory(name: str, factory: Any, origin: str = "pml_ext") -> dict[str, str]:
+    lines = (getattr(factory, "__doc__", None) or "").strip().splitlines()
+    return _entry(name, origin, lines[0] if lines else "")
 
 
 def _recipe_summary(name: str) -> str:
@@ -145,5 +125,34 @@ def _recipe_summary(name: str) -> str:
         return f"broken: {error}"
 
 
-def _first_line(factory: Any) -> str:
-    return next(iter((getattr(factory, "__doc__", None) or "").strip().splitlines()), "")
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(help="A component, recipe, table of a paper, data set or trunk: cbml, cbml/digits, cbml/7."),
+    ],
+    kind: Annotated[str | None, typer.Option(help="loss, miner, ...: where two kinds share the name.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a name stands for: equation, settings with defaults, paper, recipes; a table as printed."""
+    from ..description import describe
+
+    described = describe(name, kind)
+    if as_json:
+        print_json(described)
+        return
+    console = stdout()
+    for index, item in enumerate(described):
+        of = f", {item['class']}" if item["class"] else ""
+        console.print("\n" * (index > 0) + f"{item['name']}  ({item['kind']}{of})")
+        if item["text"]:
+            console.print("\n" + item["text"])
+        if item.get("table", {}).get("rows"):
+            console.print()
+            print_table(item["table"]["columns"], item["table"]["rows"])
+        if item["settings"]:
+            console.print()
+            rows = [[each["name"], each["default"], each["text"]] for each in item["settings"]]
+            print_table(["setting", "default", "meaning"], rows)
+        for label in ("capabilities", "paper", "recipes"):
+            if value := item[label]:
+                console.print(f"\n{label}: {value if isinstance(value, str) else ', '.join(value)}")

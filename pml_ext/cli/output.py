@@ -15,28 +15,33 @@ WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
 
 
 def process_number() -> int:
-    """Which of the processes that ``torchrun`` started this is; 0 without it."""
+    """Return the rank of this process among those that ``torchrun`` started; 0 without it."""
     return int(os.environ.get("RANK", "0"))
 
 
 def stdout() -> Console:
-    """A console on stdout, as wide as the terminal, or without a limit where there is none."""
+    """Return a console on stdout, as wide as the terminal, or without a limit where there is none."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, soft_wrap=False)
 
 
 def stderr() -> Console:
-    """A console on stderr."""
+    """Return a console on stderr."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False)
 
 
+def say(text: str) -> None:
+    """Write a remark of the program as one line on stderr."""
+    stderr().print(f"pml-ext: {text}", soft_wrap=True)
+
+
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), title: str = ""
 ) -> None:
-    """Writes an aligned table on stdout.
+    """Write an aligned table on stdout.
 
     Args:
         columns: the headings.
@@ -65,5 +70,5 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Writes a value as JSON on stdout."""
+    """Write a value as JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .train import Device
+from .options import AsJson, Device, ImageFolder, OnDevice, RunFolder, Workers
+from .progress import progress
 
 if TYPE_CHECKING:
     from ..retrieval import TrainedRun
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
-OnDevice = Annotated[Device, typer.Option(help="Where to compute.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        help="Processes that read images (default: none for fewer than 256, else the number of processors, up to 8)."
-    ),
-]
 StoreFolder = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER", help="Where embeddings are kept, so that none is computed twice (default RUN/embeddings)."
     ),
 ]
-
-
-_QUIET = 10  # seconds between two lines of progress, where stderr is no terminal
-
-
-class Metric(StrEnum):
-    """What distances are."""
-
-    euclidean = "euclidean"
-    learned = "learned"
 
 
 @contextmanager
@@ -71,8 +50,7 @@ def embedding(
     from ..devices import choose_device
     from ..distributed import process_group
     from ..retrieval import load_run
-    from .output import process_number, stderr
-    from .progress import embedding_progress
+    from .output import process_number
 
     first = process_number() == 0
     with process_group(choose_device(device.value).partition(":")[0]):
@@ -80,8 +58,8 @@ def embedding(
             load_run(run, device.value, workers, store).embed_folder(folder)
             yield None
             return
-        with skipped(), embedding_progress(stderr()) as listener:
-            yield load_run(run, device.value, workers, store, listener)
+        with skipped(), progress() as bar:
+            yield load_run(run, device.value, workers, store, bar.embedding)
 
 
 def embed(
@@ -146,10 +124,10 @@ def cluster(
     from .output import print_json, print_table, stdout
 
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
-    with embedding(run, folder, device, workers, store) as trained, _sheets_drawn() as drawn:
+    with embedding(run, folder, device, workers, store) as trained, progress() as bar:
         if trained is None:
             return
-        result = trained.cluster(folder, number, out, smallest=smallest, sheets=sheets, progress=drawn)
+        result = trained.cluster(folder, number, out, smallest=smallest, sheets=sheets, progress=bar.sheets)
     if as_json:
         print_json(result.as_json())
         return
@@ -168,24 +146,6 @@ def cluster(
         + f"; {noise} images in none (cluster -1)" * (clusters == "auto")
     )
     stdout().print(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
-
-
-@contextmanager
-def _sheets_drawn() -> Iterator[Callable[[int, int], None]]:
-    """Says how many contact sheets are drawn: in a line that is written over on a terminal, every 10 s elsewhere."""
-    from .output import stderr
-
-    console, last = stderr(), time.monotonic()
-
-    def drawn(done: int, of: int) -> None:
-        nonlocal last
-        if console.is_terminal:
-            console.print(f"contact sheets: {done} of {of}", end="\r" if done < of else "\n")
-        elif time.monotonic() - last > _QUIET:
-            last = time.monotonic()
-            console.print(f"contact sheets: {done} of {of}")
-
-    yield drawn
 
 
 def export(

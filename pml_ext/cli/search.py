@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .retrieve import AsJson, Metric, OnDevice, RunFolder, StoreFolder, Workers, embedding
-from .train import Device
+from .options import AsJson, Device, Metric, OnDevice, RunFolder, Workers
+from .retrieve import StoreFolder, embedding
 
 if TYPE_CHECKING:
     from ..retrieval import Answer, Gallery, TrainedRun

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pml_ext.cli import main
-from pml_ext.cli.train import progress
+from pml_ext.cli.progress import TrainingProgress, progress
 
 
 @pytest.fixture
@@ -99,7 +99,8 @@ def test_train_writes_a_table_or_json_on_stdout_alone(run, tmp_path):
 def test_a_terminal_has_a_bar_and_no_lines_of_epochs():
     for terminal in (True, False):
         written = io.StringIO()
-        with progress(Console(file=written, force_terminal=terminal, width=100)) as listener:
+        with progress(Console(file=written, force_terminal=terminal, width=100)) as bar:
+            listener = TrainingProgress(bar)
             listener.step("cbml/digits, seed 0")
             listener.epoch(1, 2, 5)
             listener.iteration(0.25)
@@ -133,6 +134,7 @@ def test_an_end_of_file_is_told_as_such(monkeypatch, capsys):
         (["train", "cbml/omniglot-small", "--data", "{tmp}/absent", "--out", "{tmp}/x"], 2, "absent"),
         (["train", "cbml/digits", "--set", "data.name=folder:{tmp}/none", "--out", "{tmp}/x"], 2, "none"),
         (["show", "cbmll"], 2, "nearest: cbml"),
+        (["train", "cbml/1@"], 2, "no variant 'cbml/1@'; all are 'cbml/1'"),
         (["train", "cbml/digits", "--seeds", "0"], 2, "--seeds 0: wanted 1 or more"),
         (["report", "{tmp}"], 2, "no finished run (no recipe.toml in it)"),
         (["bench", "cbmll"], 2, "no loss 'cbmll'; nearest: cbml"),
@@ -155,17 +157,3 @@ def test_debug_shows_where():
     done = subprocess.run(line, capture_output=True, text=True)
     assert "Traceback" in done.stderr
     assert done.returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("list tables --runs nowhere", "--runs nowhere: no such folder"),
-        ("list losses --runs .", "--runs .: goes with tables"),
-        ("train cbml/1@", "no variant 'cbml/1@'; all are 'cbml/1'"),
-    ],
-)
-def test_what_is_named_and_not_there(pml_ext_command, line, text):
-    done = pml_ext_command(*line.split())
-    assert done.returncode == 2
-    assert text in " ".join(done.stderr.split())

@@ -233,7 +233,7 @@ def test_a_run_is_read_after_the_papers_file_has_changed(mine, tmp_path):
     assert {row[0]: row[1] for row in about.rows} == {"table": "mine/2", "row": "Small, Mine"}
 
 
-def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path):
+def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path, monkeypatch):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
     mine('table = "mine/2"\nrow = "Large, Mine"\ncolumn = "Birds"', '[data]\nname = "digits-unseen"', name="small")
     mine('table = "mine/2', name="broken")
@@ -255,9 +255,10 @@ def test_tables_are_listed_with_recipes_runs_and_reasons(mine, tmp_path):
         ("Large, Theirs", [], "of another paper"),
     ]
     assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
-    told = CliRunner().invoke(app, ["list", "tables", "--json", "--runs", str(tmp_path / "runs")])
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["list", "tables", "--json"])
     assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2") == table
-    told = CliRunner().invoke(app, ["list", "tables", "--runs", str(tmp_path / "runs")], env={"COLUMNS": "250"})
+    told = CliRunner().invoke(app, ["list", "tables"], env={"COLUMNS": "250"})
     (line,) = (line for line in told.stdout.splitlines() if line.startswith("mine/fig-1"))
     assert "nothing is trained" in line
 

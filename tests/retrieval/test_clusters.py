@@ -170,7 +170,7 @@ def test_wrong_numbers(command, runs, few, tmp_path, options, text):
 
 
 def test_progress_is_told_while_sheets_are_drawn(command, runs, few, tmp_path, monkeypatch):
-    monkeypatch.setattr("pml_ext.cli.retrieve._QUIET", -1)
+    monkeypatch.setattr("pml_ext.cli.progress.SECONDS", -1)
     done = command("cluster", runs[0], few[0], "--clusters", "3", "-o", tmp_path)
     assert done.stderr.splitlines() == [f"contact sheets: {number} of 3" for number in (1, 2, 3)]
 
