@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ app = typer.Typer(
     help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained. "
     "A recipe is the TOML description of a run; a run is the folder that training it leaves.",
 )
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "report": report,
     "compare": compare,

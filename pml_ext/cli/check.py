@@ -73,5 +73,5 @@ def _print(results: list[CheckResult], verbose: bool) -> None:
 
 
 def _counts(results: list[CheckResult], component: str | None = None) -> list[str]:
-    mine = ["failed" if r.fails else r.status for r in results if component in (None, r.component)]
+    mine: list[str] = ["failed" if r.fails else r.status for r in results if component in (None, r.component)]
     return [str(mine.count(status)) for status in COUNTED]
