@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,6 +47,8 @@ def bench(
     """
     from ..errors import ConfigError
 
+    # torch.utils.benchmark imports this module, which warns where CUDA_HOME is set and there is no CUDA device.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     if run is not None:
         if losses or shapes is not None:
             raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes")
