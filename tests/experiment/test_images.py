@@ -93,17 +93,6 @@ def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
     )
 
 
-def test_runs_from_before_there_were_pipelines_load(trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "old")
-    facts = json.loads((tmp_path / "old" / "network.json").read_text())
-    for key in ("resize", "squash", "bgr", "value_range", "format", "sha256"):
-        facts.pop(key)
-    (tmp_path / "old" / "network.json").write_text(json.dumps(facts | {"normalize": None}))
-    (tmp_path / "old" / "SHA256SUMS").unlink()
-    seen = load_run(tmp_path / "old", device="cpu").network.preprocessing
-    assert (seen.resized_to, seen.squash, seen.bgr, seen.value_range) == (round(18 * 256 / 224), False, False, 1)
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -160,14 +149,6 @@ def test_a_trunk_of_timm_says_what_to_install(monkeypatch):
         (ConfigError, MissingExtraError), match=r'needs the package \'timm\'.*pip install "pml-ext\[timm\]"'
     ):
         load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18"])
-
-
-def test_trunks_of_timm(tmp_path):
-    pytest.importorskip("timm")
-    recipe = next(iter(load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18"]).values()))
-    assert View(recipe, tmp_path).network.features == 512
-    with pytest.raises(ConfigError, match="no setting of timm/resnet18 'weight'"):
-        load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18", "model.trunk.weight=x"])
 
 
 @pytest.mark.parametrize("setting", ["data.cache=memory", "data.cache=disk", "data.workers=1"])

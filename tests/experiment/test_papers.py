@@ -2,7 +2,6 @@
 
 import json
 import textwrap
-from importlib import resources
 
 import pytest
 import tomli_w
@@ -12,7 +11,7 @@ from pml_ext import registry
 from pml_ext.cli.app import app
 from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginWarning
-from pml_ext.experiment.recipe import is_full, load_recipes, papers, printed, quoted, texts
+from pml_ext.experiment.recipe import is_full, load_recipes, papers, quoted, texts
 from pml_ext.experiment.report.content import paper_tables
 from pml_ext.experiment.tables import tables
 
@@ -282,10 +281,3 @@ def test_a_table_is_shown_as_printed(mine):
     assert "Small, Mine, Figures: R@1 97.50" in told.stdout
     both = describe("cbml/7")
     assert [each["kind"] for each in both] == ["table", "recipe"]
-
-
-def test_ours_are_packaged():
-    for paper in ("angular", "cbml", "density", "pddm", "triplets"):
-        assert (resources.files(f"pml_ext_{paper}") / "papers" / f"{paper}.toml").is_file()
-    assert printed("cbml/7")[1].row_names()[0] == "ProxyNCA [17]"
-    assert printed("Table 7") is None

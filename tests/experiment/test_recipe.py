@@ -308,9 +308,8 @@ def test_a_file_extends_a_file_beside_it(tmp_path):
     assert read_tables(child)["sampler"]["m"] == 8
 
 
-def test_variants_of_files(tmp_path):
-    folder = tmp_path / "with@sign"
-    folder.mkdir()
-    file = write(folder, 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.0, 1.0]\n')
+def test_folders_may_have_the_sign_of_variants(tmp_path):
+    (tmp_path / "with@sign").mkdir()
+    file = write(tmp_path / "with@sign", 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.0, 1.0]\n')
     assert list(load_recipes(file)) == [f"{file}@0.0", f"{file}@1.0"]
     assert one(f"{file}@1.0").loss.settings["mvc_weight"] == 1.0

@@ -17,21 +17,10 @@ T-II 54.3 19.6 46.3 59.9 71.4 81.3
 NL 62.7 31.8 68.9 78.9 85.8 90.9
 AL 62.4 31.8 71.3 80.7 87.0 91.8
 NL&AL 63.2 32.2 71.4 81.4 87.5 92.1""",
-    ("angular/4", "Stanford Car"): """R@1
-α = 36 69.9
-α = 42 70.7
-α = 45 71.4
-α = 48 71.3
-α = 55 69.0""",
     ("cbml/4", "CUB"): """R@1 R@2 R@4 R@8
 ResNet-50, CBML-const 69.2 79.3 86.3 91.6
 ResNet-50, CBML-sqrt 70.0 79.9 87.0 92.0
 ResNet-50, CBML 69.9 80.4 87.2 92.5""",
-    ("cbml/6", "Test Set"): """R@1
-0.0 63.8
-0.1 65.9
-1.0 69.9
-2.0 69.6""",
     ("cbml/7", "CUB"): """R@1 R@2 R@4 R@8
 MS [22] 65.3 75.7 84.4 90.4
 MS [22] + MVC 67.2 77.4 85.9 91.5
@@ -49,9 +38,6 @@ LMDM score 49.5
 PDDM score 55.0
 PDDM+Triplet 50.9
 PDDM+Quadruplet 58.3""",
-    ("pddm/batch-size", "CUB-200-2011"): """R@1
-32 55.7
-64 58.3""",
     ("triplets/1", "CUB-200-2011"): """F1 NMI
 Hinge Loss, 1 Cluster .17 .35
 Hinge Loss, 3 Clusters .24 .39
