@@ -19,17 +19,11 @@ from .runs import read_metrics
 
 @dataclass
 class Group:
-    """Finished runs of one recipe with the same settings.
+    """Finished runs of one recipe with the same settings."""
 
-    Args:
-        name: the recipe's, and the settings in which groups of that name differ.
-        tables: the recipe.
-        runs: contents of ``metrics.json``, by seed.
-    """
-
-    name: str
-    tables: dict[str, Any]
-    runs: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    name: str  # of the recipe, and the settings in which groups of that name differ
+    tables: dict[str, Any]  # of the recipe
+    runs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # contents of metrics.json by seed
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
         """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it."""
@@ -39,20 +33,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two groups over their common seeds.
+    """The difference of two groups over their common seeds; NaN where there are too few of them.
 
-    Args:
-        mean: NaN without a common seed.
-        std: sample standard deviation of the differences; NaN for fewer than two seeds.
-        p: of the two-sided paired t-test (:func:`scipy.stats.ttest_rel`); NaN for fewer than two common seeds, or
-            differences that are all the same.
-        pairs: number of common seeds.
+    ``p`` is of the two-sided paired t-test (:func:`scipy.stats.ttest_rel`), NaN for differences that are all the same.
     """
 
     mean: float
-    std: float
+    std: float  # sample standard deviation of the differences
     p: float
-    pairs: int
+    pairs: int  # number of common seeds
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:

@@ -30,23 +30,17 @@ PARTS = ("reading", "network", "miner", "loss", "check", "optimizer", "records")
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Times of training steps.
+    """Median times of training steps in milliseconds.
 
-    Args:
-        milliseconds: median of each part of a step: ``"network"`` and ``"loss"`` forward and backward, ``"check"`` the
-            test for finite values and the wait for the device.
-        step: median of a whole step.
-        bare: median of the bare loop's step on the same batch: reading, forward, loss, backward, optimizers, in float32
-            and not compiled.
-        ratio: median of the two's ratio, step by step.
-        steps: number of measured steps.
+    The parts ``"network"`` and ``"loss"`` are forward and backward, ``"check"`` is the test for finite values and the
+    wait for the device. The bare loop reads, goes forward and backward and steps, in float32 and not compiled.
     """
 
-    milliseconds: Mapping[str, float]
+    milliseconds: Mapping[str, float]  # by part
     step: float
-    bare: float
-    ratio: float
-    steps: int
+    bare: float  # of the bare loop's step on the same batch
+    ratio: float  # of the two, step by step
+    steps: int  # that were measured
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -150,15 +144,8 @@ def profile_recipe(
 ) -> StepProfile:
     """Profile training steps of a recipe, with the records of a run, in a temporary folder.
 
-    Args:
-        name: a recipe's name or file.
-        data: folder of the data, where the data set wants one.
-        overrides: ``KEY=VALUE`` pairs.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
-        threads: of torch on the CPU, while measuring; None leaves them.
-        steps: number of measured steps.
-        seed: of all generators.
-        warm_up: steps before them that do not count.
+    Args are those of :func:`pml_ext.experiment.train`; ``steps`` are measured after ``warm_up`` others, with this
+    number of ``threads`` of torch on the CPU.
 
     Raises:
         ConfigError: a recipe with several variants, a wrong device or number.

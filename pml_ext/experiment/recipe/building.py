@@ -126,16 +126,7 @@ def _call(
 
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
-    """Build a data set.
-
-    Args:
-        table: ``[data]``.
-        root: folder of the data, where the data set wants one.
-
-    Raises:
-        ConfigError: the data set refuses an option.
-        DataError: data are missing or unreadable.
-    """
+    """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
     return _call("data", table, dataset_factory(table.name), {"root": root}, table.settings)  # type: ignore[no-any-return]
 
 
@@ -147,11 +138,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
-    """Return the preprocessing of all images, and the random crops and flips of training images.
-
-    Raises:
-        ConfigError: settings for color images with a gray data set, or a crop larger than the resized image.
-    """
+    """Return the preprocessing of all images, and the random crops and flips of training images."""
     images, channels = recipe.data.images, splits.channels
     size = int(images.crop or splits.image_size)
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
@@ -171,10 +158,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         channels=channels,  # type: ignore[arg-type]
         crop=splits.crop,
         normalize=Normalization(mean=values[0], std=values[1]) if values else None,
-        resize=images.resize,
-        squash=images.squash,
-        bgr=images.bgr,
-        value_range=images.value_range,
+        **images.model_dump(include={"resize", "squash", "bgr", "value_range"}),
     )
     area = images.random_crop_scale
     return preprocessing, Pipeline(
@@ -185,17 +169,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
 def build_network(
     table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
 ) -> Network:
-    """Build a network.
-
-    Args:
-        table: ``[model]``.
-        preprocessing: of its images.
-        features: length of the trunk's feature vectors, where it is known.
-        trained: it gets a run's weights, so that no pretrained ones are fetched.
-
-    Raises:
-        ConfigError: the trunk refuses an option, or images of that size.
-    """
+    """Build a network from ``[model]``; see :func:`build_trunk`, and :class:`pml_ext.network.Network` for the rest."""
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
     hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
     return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
@@ -215,12 +189,7 @@ def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
 
 
 def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """Build a loss with its regularizer and memory, and its miner unless the memory has that.
-
-    Args:
-        table: ``[loss]``.
-        context: of :func:`loss_context`.
-    """
+    """Build a loss with its regularizer and memory, and its miner unless the memory has that."""
     from ...losses import CrossBatchMemory, RegularizedLoss
 
     loss = build("loss", table, context)

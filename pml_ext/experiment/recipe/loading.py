@@ -285,13 +285,7 @@ def _qualify_names(tables: Tables, home: str) -> None:
 
 
 def _references(value: Any, key: str = "", kind: str = "") -> Iterator[tuple[Any, Any, str, str]]:
-    """Yield every name in tables: the table or list that holds it, its key there, the kind of what it names, the name.
-
-    Args:
-        value: of the key.
-        key: last part of the key.
-        kind: of the names in a list.
-    """
+    """Yield every name in the value of a key: its table or list, its key there, the kind of what it names, the name."""
     if isinstance(value, list):
         places = [(index, key, kind) for index in range(len(value))]
     elif isinstance(value, dict):

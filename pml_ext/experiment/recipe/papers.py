@@ -47,18 +47,14 @@ class PrintedTable(Table):
             for cell in row[heads:]:
                 if isinstance(cell, str) and cell != "-":
                     raise ValueError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
-        names = [self.name_of(row) for row in self.rows]
+        names = self.row_names()
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two rows are {twice!r}; one more of heads tells them apart")
         return self
 
-    def name_of(self, row: list[Cell]) -> str:
-        """Return the name of a row: the texts of its heads."""
-        return ", ".join(map(str, row[: len(self.heads)]))
-
     def row_names(self) -> list[str]:
-        """Return the names of the rows in order."""
-        return [self.name_of(row) for row in self.rows]
+        """Return the names of the rows in order: the texts of their heads."""
+        return [", ".join(map(str, row[: len(self.heads)])) for row in self.rows]
 
     def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
         """Return the names of the rows of a recipe's ``[paper] row``: a name, several, or texts of heads.
@@ -159,11 +155,7 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
 
 
 def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
-    """Return the values that a recipe quotes of a paper's table; none if it names no table of one, or no row.
-
-    Args:
-        paper: its ``[paper]``.
-        data: name of its data set.
+    """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row.
 
     Raises:
         ConfigError: no such table, row or column, beginning with the key.
