@@ -71,7 +71,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         points, references = self.distance.maybe_normalize(embeddings), ref_emb is not embeddings
         columns = self.distance.maybe_normalize(ref_emb) if references else points
-        rule = PairsOfRows(len(points), points.device, labels, None, ref_labels, references=references)
+        rule = PairsOfRows(points.device, labels, None, ref_labels, references=references, rows=len(points))
         draw = OneDraw(self.distance, points, columns)
         for rows in tiles_of_rows(len(points), size):
             with draw:

@@ -72,7 +72,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             matrix = self.distance(embeddings)
             return equation(matrix, *pair_masks(matrix, labels))
         points = self.distance.maybe_normalize(embeddings)
-        rule = PairsOfRows(len(points), points.device, labels, None, None, references=False)
+        rule = PairsOfRows(points.device, labels, None, None, references=False, rows=len(points))
         draw = OneDraw(self.distance, points, points)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Sequence[Tensor]:

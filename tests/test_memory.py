@@ -194,24 +194,6 @@ def test_saved_and_loaded_it_gives_the_next_loss_to_the_last_digit(dtype):
     assert all(torch.equal(twin(x, labels), expected) for twin in twins)
 
 
-@pytest.mark.parametrize("batches", [0, 2, 4])
-def test_pmls_state_loads(batches):
-    """Rows of zeros are those that are not filled; of a full ring, PML's state does not say which row is the oldest."""
-    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
-    for number in range(batches):
-        theirs(*batch(number))
-    ours = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30, detach_batch=True)
-    if batches == 4:
-        with pytest.warns(UserWarning, match="next batch begins at row 0"):
-            ours.load_state_dict(theirs.state_dict())
-        theirs.queue_idx = 0
-    else:
-        ours.load_state_dict(theirs.state_dict())
-    assert (ours.queue_idx, ours.has_been_filled) == (theirs.queue_idx, theirs.has_been_filled)
-    x, labels = batch(9)
-    torch.testing.assert_close(ours(x, labels), theirs(x, labels))
-
-
 def test_states_that_do_not_fit():
     memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
     state = memory.state_dict()
@@ -281,7 +263,7 @@ def test_training_in_eval_mode_is_told():
         memory(*batch()).backward()
 
 
-# What PML's users read, call and override
+# What PML's users read and call
 
 
 def test_what_is_read_and_called_in_pmls_memory():
@@ -304,31 +286,6 @@ def test_what_is_read_and_called_in_pmls_memory():
     assert not ours.embedding_memory.any()
     with pytest.raises(ValueError, match="batch_size must be the 5"):
         ours.add_to_memory(x, labels, 4)
-
-
-def overridden(base):
-    """A memory of the rows of even classes alone, without pairs of class 0."""
-
-    class Memory(base):
-        def add_to_memory(self, embeddings, labels, batch_size):
-            even = labels % 2 == 0
-            super().add_to_memory(embeddings[even], labels[even], int(even.sum()))
-
-        def create_indices_tuple(self, embeddings, labels, *arguments):
-            a1, p, a2, n = super().create_indices_tuple(embeddings, labels, *arguments)
-            return a1[labels[a1] != 0], p[labels[a1] != 0], a2, n
-
-    return Memory
-
-
-def test_what_a_subclass_overrides_is_what_is_called():
-    mask = torch.arange(12) < 8
-    ours = overridden(CrossBatchMemory)(losses.ContrastiveLoss(), 6, 20)
-    theirs = overridden(losses.CrossBatchMemory)(losses.ContrastiveLoss(), 6, 20)
-    for number in range(4):
-        x, labels = batch(number)
-        torch.testing.assert_close(ours(x, labels, enqueue_mask=mask), theirs(x, labels, enqueue_mask=mask))
-        assert ours.filled == min(4 * (number + 1), 20)
 
 
 def test_compiled_it_is_not_compiled_again_at_every_step():

@@ -1,160 +1,85 @@
-"""Tensors of all processes, joined in the order of the ranks; gradients go to each process's own rows."""
+"""Tensors of all processes, joined in the order of the ranks, and tiles of a loss that processes share."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .processes import collective_device, num_processes, rank
-
-_DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
+from ..pairwise import shared
+from .processes import collective_device, gather_objects, num_processes, rank
 
 
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
-    """Every tensor of all processes, joined in the order of their ranks.
+    """Return every tensor of all processes, joined in the order of their ranks.
 
     Args:
         batch: tensors by name, equal in dtype and in all but the first dimension in all processes, or None.
-        indices_tuple: something that must be alike in all processes, or None.
+        indices_tuple: indices that must be alike in all processes, or None.
 
     Returns:
-        The joined tensors. Through this process's own floating point rows goes a gradient, times the number of
-        processes.
+        The joined tensors. This process's own floating point rows get their gradient times the number of processes.
 
     Raises:
-        ValueError: processes differ in more than the number of rows; the text names the first such.
+        ValueError: processes differ in more than the number of rows; the text names the first such difference.
     """
-    names = list(batch)
-    headers = gathered(_header(batch, indices_tuple))
-    _check_alike(names, headers)
-    present = [name for name in names if batch[name] is not None]
-    own = [batch[name] for name in present]
-    parts = gather_bytes(
-        [tensor.detach() for tensor in own if tensor is not None],
-        [[_size(header, names.index(name)) for name in present] for header in headers],
-    )
-    joined: dict[str, Any] = dict.fromkeys(names)
-    for number, (name, tensor) in enumerate(zip(present, own, strict=True)):
-        assert tensor is not None
-        each = [part[number] for part in parts]
-        each[rank()] = _scale_gradient(tensor, len(headers)) if tensor.requires_grad else tensor
-        joined[name] = torch.cat(each)
-    return joined
-
-
-_FIELDS = 3  # of a tensor's header: rows, columns (-1 where there is one dimension), dtype; -2 where there is none
-
-
-def _header(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None) -> Tensor:
-    numbers: list[int] = []
-    device = torch.device("cpu")
-    for tensor in batch.values():
-        if tensor is None:
-            numbers += [-2, -2, -2]
-        else:
-            device = tensor.device
-            numbers += [len(tensor), tensor.shape[1] if tensor.ndim > 1 else -1, _DTYPES.index(tensor.dtype)]
-    sums = [len(indices_tuple or ()), *(int(index.sum()) for index in indices_tuple or ())]
-    numbers += (sums + [0] * 5)[:5]
-    return torch.tensor(numbers, device=collective_device(device))
-
-
-def _size(header: list[int], number: int) -> list[int]:
-    rows, columns = header[_FIELDS * number : _FIELDS * number + 2]
-    return [rows] if columns == -1 else [rows, columns]
-
-
-def _check_alike(names: list[str], headers: list[list[int]]) -> None:
-    for other, header in enumerate(headers[1:], start=1):
-        for number, name in enumerate(names):
-            (_, columns0, dtype0), (_, columns, dtype) = (
-                each[_FIELDS * number : _FIELDS * (number + 1)] for each in (headers[0], header)
-            )
-            if (columns0, dtype0) != (columns, dtype):
+    kinds = {name: None if x is None else (str(x.dtype), list(x.shape[1:])) for name, x in batch.items()}
+    lengths = {name: 0 if x is None else len(x) for name, x in batch.items()}
+    everyone = gather_objects((kinds, [(len(index), int(index.sum())) for index in indices_tuple or ()], lengths))
+    for other, (kinds_there, indices_there, _) in enumerate(everyone):
+        for name, kind in everyone[0][0].items():
+            if kinds_there[name] != kind:
                 raise ValueError(
                     f"{name} must be alike in all processes but for the number of rows; rank 0 has "
-                    f"{_described(columns0, dtype0)}, rank {other} {_described(columns, dtype)}"
+                    f"{_described(kind)}, rank {other} {_described(kinds_there[name])}"
                 )
-        if headers[0][-5:] != header[-5:]:
+        if indices_there != everyone[0][1]:
             raise ValueError(
                 "indices_tuple must hold rows of the joined batch and be alike in all processes, but that of rank "
                 f"{other} differs from that of rank 0; mine with DistributedMiner(miner)"
             )
+    joined: dict[str, Any] = {}
+    for name, x in batch.items():
+        if x is None:
+            joined[name] = None
+            continue
+        parts = gather_rows(x.detach(), [each[2][name] for each in everyone])
+        parts[rank()] = _ScaledGradient.apply(x, len(everyone)) if x.requires_grad else x  # type: ignore[no-untyped-call]
+        joined[name] = torch.cat(parts)
+    return joined
 
 
-def _described(columns: int, dtype: int) -> str:
-    if columns == -2:
-        return "none"
-    return f"{_DTYPES[dtype]}" + (f" of {columns} columns" if columns >= 0 else "")
+def _described(kind: tuple[str, list[int]] | None) -> str:
+    return "none" if kind is None else kind[0] + "".join(f" of {columns} columns" for columns in kind[1])
 
 
-def gathered(header: Tensor) -> list[list[int]]:
-    """The numbers of every process, by rank.
+def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Return the rows of every process, by rank: sent as bytes, which every backend takes, padded to the longest.
 
     Args:
-        header: ``[N]``, of one dtype and length in all processes.
+        x: this process's, ``[N, ...]``.
+        lengths: N of every process.
     """
-    each = [torch.empty_like(header) for _ in range(num_processes())]
-    dist.all_gather(each, header)
-    return torch.stack(each).tolist()  # type: ignore[no-any-return]
-
-
-def gather_bytes(own: list[Tensor], sizes: list[list[list[int]]]) -> list[list[Tensor]]:
-    """The tensors of all processes, sent as bytes in one piece, padded to the longest."""
-    lengths = [
-        sum(torch.Size(size).numel() * tensor.element_size() for size, tensor in zip(each, own, strict=True))
-        for each in sizes
+    if max(lengths) == 0:
+        return [x] * len(lengths)
+    width = torch.Size(x.shape[1:]).numel() * x.element_size()
+    sent = torch.zeros(max(lengths), width, dtype=torch.uint8, device=collective_device(x.device))
+    if len(x):
+        sent[: len(x)] = x.contiguous().view(-1).view(torch.uint8).view(len(x), width)
+    received = [torch.empty_like(sent) for _ in lengths]
+    dist.all_gather(received, sent)
+    return [
+        part[:length].to(x.device).reshape(-1).view(x.dtype).view(length, *x.shape[1:])
+        for part, length in zip(received, lengths, strict=True)
     ]
-    device = own[0].device
-    collective = collective_device(device)
-    payload = torch.zeros(max(lengths), dtype=torch.uint8, device=collective)
-    if lengths[rank()]:
-        payload[: lengths[rank()]] = torch.cat([_bytes(tensor) for tensor in own]).to(collective)
-    received = [torch.empty_like(payload) for _ in sizes]
-    dist.all_gather(received, payload)
-    parts = []
-    for data, each in zip(received, sizes, strict=True):
-        offset, tensors = 0, []
-        for size, like in zip(each, own, strict=True):
-            length = torch.Size(size).numel() * like.element_size()
-            piece = data[offset : offset + length].to(device).clone()  # of its own, so aligned for any dtype
-            tensors.append(piece.view(like.dtype).reshape(size) if length else like.new_empty(size))
-            offset += length
-        parts.append(tensors)
-    return parts
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def broadcast(tensors: list[Tensor], lengths: list[int], device: torch.device) -> tuple[Tensor, ...]:
-    """Index tensors of rank 0, of these lengths, in all processes."""
-    collective = collective_device(device)
-    if rank() == 0:
-        joined = torch.cat(tensors).to(collective, torch.long)
-    else:
-        joined = torch.empty(sum(lengths), dtype=torch.long, device=collective)
-    dist.broadcast(joined, src=0)
-    return torch.split(joined.to(device), lengths)
-
-
-class _ScaleGradient(torch.autograd.Function):
+class _ScaledGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
         ctx.factor = factor
@@ -165,6 +90,33 @@ class _ScaleGradient(torch.autograd.Function):
         return grad * ctx.factor, None
 
 
-def _scale_gradient(x: Tensor, factor: int) -> Tensor:
-    scaled: Tensor = _ScaleGradient.apply(x, factor)  # type: ignore[no-untyped-call]
-    return scaled
+class SharedTiles:
+    """Tiles that the processes of a group share; see :class:`pml_ext.pairwise.Sharing`."""
+
+    def part(self, count: int) -> slice:
+        """Return this process's tiles: the next of equal parts, in the order of the ranks."""
+        return slice(rank() * count // num_processes(), (rank() + 1) * count // num_processes())
+
+    def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+        """Return every tensor joined in the order of the ranks, and the place where its own part begins."""
+        lengths = gather_objects([len(x) for x in tensors])
+        columns = [[each[number] for each in lengths] for number in range(len(tensors))]
+        joined = [torch.cat(gather_rows(x.detach(), each)) for x, each in zip(tensors, columns, strict=True)]
+        return joined, [sum(each[: rank()]) for each in columns]
+
+    def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return every tensor added up over the processes."""
+        totals = [x.contiguous().to(collective_device(x.device), copy=True) for x in tensors]
+        for total in totals:
+            dist.all_reduce(total)
+        return [total.to(x.device) for total, x in zip(totals, tensors, strict=True)]
+
+
+def tiles_shared(*tensors: Tensor | None) -> AbstractContextManager[None]:
+    """Return a block in which processes share tiles, if all of them want the same gradients; else each computes all.
+
+    Args:
+        tensors: those that may want a gradient.
+    """
+    wanted = gather_objects([torch.is_grad_enabled(), *(x is not None and x.requires_grad for x in tensors)])
+    return shared(SharedTiles()) if all(each == wanted[0] for each in wanted) else contextlib.nullcontext()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..components import capabilities
@@ -16,32 +15,28 @@ from ..losses import WrapperCapabilities, call_loss, inside
 from ..pairwise import check_batch, check_indices_tuple, check_references
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..settings import check_flag
-from .gather import broadcast, join
-from .processes import collective_device, from_rank_0, num_processes, rank
-from .sharing import tiles_shared
+from .gather import join, tiles_shared
+from .processes import from_rank_0, num_processes, rank
 
 
 class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     r"""A loss over the batches of all processes, joined in the order of their ranks.
 
     Every process gets the value that one process gets on the joined batch. After DistributedDataParallel's mean over
-    the processes, the network has the gradients of that one process, and so has the loss: its parameters, the targets
-    of its regularizers, its learned metric, whether DistributedDataParallel is around the loss or not. For that the
-    gradient with respect to this process's embeddings is ``W`` times that of the joined loss (with ``W`` processes),
-    since the mean divides by ``W`` what only one process contributes; the loss's parameters get their gradient as it
-    is, since every process contributes all of it.
+    the processes, the network has the gradients of that one process, and so has the loss: its parameters, a
+    regularizer's targets, a learned metric, whether DistributedDataParallel is around the loss or not. The gradient of
+    this process's embeddings is therefore ``W`` times that of the joined loss (with ``W`` processes), since the mean
+    divides by ``W`` what one process alone contributes; the loss's parameters get their gradient as it is.
 
-    Batches may differ in size from process to process. Random parts (dropout in a learned metric, sampled triplets) are
-    alike: all use the state of torch's generators of rank 0, so they equal what one process draws. A loss with a memory
-    goes inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the first
-    call the loss's parameters and buffers are copied from rank 0. Without a process group, or with one process, it is
-    the loss itself.
+    Batches may differ in size. Random parts (dropout in a learned metric, sampled triplets) are alike: all use the
+    state of torch's generators of rank 0. A loss with a memory goes inside,
+    ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the first call the
+    loss's parameters and buffers are copied from rank 0. Without a process group, or with one process, it is the loss
+    itself.
 
     *Cost:* a loss that works in tiles (every pair and triplet loss of ours) is divided: each process computes a part of
     the anchors against the joined batch, and the gradients of the joined embeddings are added up. Small batches and
-    other losses are computed on the joined batch in every process. A call takes four collective operations (sizes, the
-    generator's state of 5 kB, the batches, padded to the largest, whether all want gradients), and a divided loss two
-    more forward and one backward.
+    other losses are computed on the joined batch in every process.
 
     Args:
         loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
@@ -184,12 +179,12 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         mined: list[Tensor] = []
         if rank() == 0:
             references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
-            mined = [
-                index.to(embeddings.device) for index in self.miner(joined["embeddings"], joined["labels"], *references)
-            ]
-        lengths, recorded = from_rank_0(([len(index) for index in mined], _recorded(self.miner)))
-        _set_recorded(self.miner, recorded)
-        return broadcast(mined, lengths, embeddings.device)
+            mined = [index.cpu() for index in self.miner(joined["embeddings"], joined["labels"], *references)]
+        mined, recorded = from_rank_0((mined, _recorded(self.miner)))
+        for module, values in zip(self.miner.modules(), recorded, strict=True):
+            for name, value in values.items():
+                setattr(module, name, value)
+        return tuple(index.to(embeddings.device) for index in mined)
 
 
 _COUNTS = ("num_pos_pairs", "num_neg_pairs", "num_triplets")  # of PML's miners, statistics or not
@@ -204,36 +199,19 @@ def _recorded(miner: nn.Module) -> list[dict[str, Any]]:
     return each
 
 
-def _set_recorded(miner: nn.Module, recorded: list[dict[str, Any]]) -> None:
-    for module, values in zip(miner.modules(), recorded, strict=True):
-        for name, value in values.items():
-            setattr(module, name, value)
-
-
 @torch.no_grad()
 def _take_state_of_rank_0(module: nn.Module) -> None:
     """Parameters and buffers of rank 0, as DistributedDataParallel does when it is made."""
-    state = module.state_dict()
-    if not state:
-        return
-    sent = [{name: _on_cpu(value) for name, value in state.items()} if rank() == 0 else {}]
-    dist.broadcast_object_list(sent, src=0)
-    if rank() != 0:
-        module.load_state_dict(sent[0])
+    state = from_rank_0({name: _on_cpu(value) for name, value in module.state_dict().items()} if rank() == 0 else None)
+    if rank() != 0 and state:
+        module.load_state_dict(state)
 
 
 def _on_cpu(value: Any) -> Any:
     return value.cpu() if isinstance(value, Tensor) else value
 
 
-@contextlib.contextmanager
-def _random_as_rank_0(device: torch.device) -> Iterator[None]:
-    """The generators of torch as they stand in rank 0; afterwards every other process goes on with its own."""
-    states = generator_states(device)
-    shared = torch.cat([state.cpu() for state in states]).to(collective_device(device))
-    dist.broadcast(shared, src=0)
-    if rank() == 0:
-        yield
-        return
-    with drawing_from(device, torch.split(shared.cpu(), [len(state) for state in states])):
-        yield
+def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
+    """Return a block that draws what rank 0 draws; afterwards other processes go on with their own generators."""
+    states = from_rank_0([state.cpu() for state in generator_states(device)])
+    return contextlib.nullcontext() if rank() == 0 else drawing_from(device, states)

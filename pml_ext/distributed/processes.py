@@ -122,6 +122,18 @@ def from_ranks(value: Any) -> list[Any]:
     return gathered or []
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """Return the values of every process, in the order of their numbers, in all of them.
+
+    Args:
+        value: anything that can be pickled.
+    """
+    everyone: list[Any] = [value] * num_processes()
+    if num_processes() > 1:
+        dist.all_gather_object(everyone, value)
+    return everyone
+
+
 def most_of_ranks(number: int) -> int:
     """The greatest of the numbers that the processes pass, in all of them.
 

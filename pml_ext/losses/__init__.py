@@ -5,10 +5,9 @@ from .calling import WrapperCapabilities, call_loss, inside
 from .memory import CrossBatchMemory
 from .multiple import MultipleLosses
 from .pair_loss import PairLoss, PairLossSettings
-from .pairs import Pairs
+from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
 from .regularized import RegularizationWarning, RegularizedLoss
 from .self_supervised import SelfSupervisedLoss
-from .terms import Terms, per_anchor, per_pair, per_triplet, reduced
 from .tiled import (
     TiledContrastiveLoss,
     TiledMultiSimilarityLoss,

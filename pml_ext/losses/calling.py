@@ -1,4 +1,4 @@
-"""How a wrapper calls a loss, and what it can do with one."""
+"""Calls and capabilities of losses, for what wraps them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..components import capabilities
 
 
 class WrapperCapabilities:
-    """The ``capabilities`` of a class that wraps losses: an instance has the ones that follow from what it wraps.
+    """The ``capabilities`` of a class that wraps losses, where an instance's follow from what it wraps.
 
     Args:
         at_most: what an instance can have; the capabilities of the class itself.
@@ -27,8 +27,16 @@ class WrapperCapabilities:
 
 
 def inside(loss: torch.nn.Module) -> torch.nn.Module:
-    """The loss inside DistributedDataParallel, or the loss itself: whose capabilities count."""
+    """Return the loss inside DistributedDataParallel, or the loss itself: the one whose capabilities count."""
     return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss
+
+
+def takes_all_pairs(loss: torch.nn.Module) -> bool:
+    """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` for an ``indices_tuple``.
+
+    Pair losses of ours and wrappers around them do; PML's losses want lists.
+    """
+    return bool(getattr(inside(loss), "takes_all_pairs", False))
 
 
 def call_loss(
@@ -40,9 +48,7 @@ def call_loss(
     ref_labels: Tensor | None = None,
     enqueue_mask: Tensor | None = None,
 ) -> Any:
-    """Calls a loss with what it takes: labels where it has them, everything else where it was given.
-
-    So PML's wrappers fit too, whose ``forward`` have fewer arguments.
+    """Call a loss, or a wrapper around one, with labels where it has them and the other arguments where they are given.
 
     Args:
         loss: a loss of PML or of ours, or a wrapper around one, DistributedDataParallel too.

@@ -21,9 +21,8 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..settings import check_count
-from .all_pairs import takes_all_but_itself
-from .calling import call_loss
-from .terms import AllButItself
+from .calling import call_loss, takes_all_pairs
+from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
@@ -41,19 +40,15 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone. PML's CrossBatchMemory refuses our losses
     by name: take this one for them.
 
-    Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with what the
-    ring holds and does not enter it, so that validation images stay out of the memory of the training ones.
-    :meth:`add_to_memory` writes in any mode.
+    Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with the ring and
+    does not enter it, so that validation images stay out. :meth:`add_to_memory` writes in any mode.
 
     Ring, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
-    digit. The state of PML's memory loads too. It lacks cursor and fill level: rows of zeros at the end count as not
-    filled; the next batch goes to the first of them, and to row 0 where all are filled, with a warning. The ring is
-    no buffer of the module, since DistributedDataParallel would write that of rank 0 over every other process's; each
-    process keeps the ring of its own batches, or all keep the same one with
+    digit. The ring is no buffer, since DistributedDataParallel would write that of rank 0 over every other process's;
+    each process keeps the ring of its own batches, or all the same one with
     ``DistributedLoss(CrossBatchMemory(...))``.
 
-    An ``indices_tuple`` holds rows of the batch; its pairs or triplets are added to those over the memory, as in PML's
-    memory (here at the places that the rows have in the ring, there at their numbers).
+    An ``indices_tuple`` holds rows of the batch; its pairs or triplets are added to those over the memory.
 
     *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
     that a million references fit. Around PML's losses, and without a miner, a list of all ``B * memory_size`` pairs.
@@ -125,22 +120,18 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Nothing: what is asked of a loss are capabilities, not its name."""
+        """Accept any name: capabilities decide, in the constructor."""
 
     def start_epoch(self, run: Any) -> None:
-        """Called by a run before each epoch: the memory is active from ``first_epoch`` on.
-
-        Args:
-            run: a :class:`pml_ext.plugin.RunView`.
-        """
+        """Activate the memory from ``first_epoch`` on; a run calls this before each epoch."""
         self.active = run.epoch >= self.first_epoch
 
     def reset_queue(self) -> None:
-        """Empties the ring."""
+        """Empty the ring."""
         self.embedding_memory = torch.zeros(self.memory_size, self.embedding_size)
         self.label_memory = torch.zeros(self.memory_size, dtype=torch.long)
         self.curr_batch_idx = torch.zeros(0, dtype=torch.long)
-        self.queue_idx, self.has_been_filled = 0, False
+        self._cursor, self.has_been_filled = torch.tensor(0, device="cpu"), False
 
     # A tensor, since torch.compile compiles again for every value of a module's integer; on the CPU, where reading it
     # does not wait for a device.
@@ -149,13 +140,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         """The row that the next batch begins at."""
         return int(self._cursor)
 
-    @queue_idx.setter
-    def queue_idx(self, row: int) -> None:
-        self._cursor = torch.tensor(row, device="cpu")
-
     @property
     def filled(self) -> int:
-        """How many rows hold embeddings."""
+        """The number of rows that hold embeddings."""
         return self.memory_size if self.has_been_filled else self.queue_idx
 
     def forward(
@@ -190,7 +177,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             embeddings = to_full_precision(embeddings, normalizes(self.loss))
             labels = labels.to(embeddings.device)
             if not self.active:
-                return self._plain(embeddings, labels, indices_tuple)
+                if indices_tuple is None and self.miner is not None:
+                    indices_tuple = self.miner(embeddings, labels)
+                return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]
             writes = self.training and torch.is_grad_enabled()
             if enqueue_mask is not None:
                 entering = enqueue_mask.to(embeddings.device)
@@ -205,19 +194,17 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             if len(embeddings) == 0 or (len(ring) == 0 and indices_tuple is None):
                 self._warn_of_an_empty_ring(embeddings)
                 return 0 * embeddings.sum()
+            own = self.curr_batch_idx
+            if indices_tuple is not None and not in_ring:  # the batch stands behind the ring, for the tuple alone
+                own = len(ring) + torch.arange(len(embeddings), device=embeddings.device)
+            mined: Any = AllButItself(own) if in_ring else None
+            if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
+                mined = self._mined(embeddings, labels, ring, ring_labels, own if in_ring else None)
+                if indices_tuple is not None:
+                    mined = _joined(mined, _moved(indices_tuple, own))
             if indices_tuple is not None and not in_ring:
-                self.curr_batch_idx = len(ring) + torch.arange(len(embeddings), device=embeddings.device)
-            mined: Any = AllButItself(self.curr_batch_idx) if in_ring else None
-            if indices_tuple is not None or not self._lists_nothing():
-                mined = self.create_indices_tuple(embeddings, labels, ring, ring_labels, indices_tuple, in_ring)
-            if indices_tuple is not None and not in_ring:  # its partners, which only the tuple pairs
                 ring, ring_labels = torch.cat([ring, embeddings]), torch.cat([ring_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, ring, ring_labels)  # type: ignore[no-any-return]
-
-    def _lists_nothing(self) -> bool:
-        """Whether the loss finds all pairs by itself."""
-        same = type(self).create_indices_tuple is CrossBatchMemory.create_indices_tuple
-        return self.miner is None and same and takes_all_but_itself(self.loss)
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Any) -> None:
         if embeddings.shape[1] != self.embedding_size:
@@ -250,11 +237,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 "it at least as large as the batch (several batches are usual)"
             )
 
-    def _plain(self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None) -> Tensor:
-        if indices_tuple is None and self.miner is not None:
-            indices_tuple = self.miner(embeddings, labels)
-        return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]
-
     def _warn_of_an_empty_ring(self, embeddings: Tensor) -> None:
         told = self._warned or self.training or torch.compiler.is_compiling()
         if not told and embeddings.requires_grad and torch.is_grad_enabled():
@@ -268,7 +250,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Writes embeddings over the oldest rows of the ring; a call of the memory does it in training.
+        """Write embeddings over the oldest rows of the ring; a call of the memory does it in training.
 
         Args:
             embeddings: ``[N, D]``, any floating point dtype.
@@ -322,35 +304,18 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             return held.index_put((self.curr_batch_idx,), embeddings), labels.clone()
         return held.clone(), labels.clone()
 
-    def create_indices_tuple(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        E_mem: Tensor,
-        L_mem: Tensor,
-        input_indices_tuple: tuple[Tensor, ...] | None,
-        do_remove_self_comparisons: bool,
+    def _mined(
+        self, embeddings: Tensor, labels: Tensor, ring: Tensor, ring_labels: Tensor, own: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The pairs or triplets to compare: what the miner finds, or all pairs, and the entries of a tuple in addition.
-
-        Args:
-            embeddings: the anchors, ``[B, D]``.
-            labels: ``[B]``.
-            E_mem: what the ring holds, ``[R, D]``.
-            L_mem: ``[R]``.
-            input_indices_tuple: pairs or triplets of rows of the batch, or None.
-            do_remove_self_comparisons: whether the anchors are in the ring too, in the rows ``curr_batch_idx``.
-        """
-        if self.miner is None or len(L_mem) == 0:
-            mined = get_all_pairs_indices(labels, L_mem)
+        """Return what the miner finds between the batch and the ring, or all pairs; no embedding with itself."""
+        if self.miner is None or len(ring) == 0:
+            mined = get_all_pairs_indices(labels, ring_labels)
         else:
-            mined = self.miner(embeddings, labels, E_mem, L_mem)
-        if do_remove_self_comparisons:
-            kept = mined[1] != self.curr_batch_idx[mined[0]]
+            mined = self.miner(embeddings, labels, ring, ring_labels)
+        if own is not None:
+            kept = mined[1] != own[mined[0]]
             both = [index[kept] for index in mined[:2]]
             mined = (*both, mined[2][kept]) if len(mined) == 3 else (*both, *mined[2:])
-        if input_indices_tuple is not None:
-            mined = _joined(mined, _moved(input_indices_tuple, self.curr_batch_idx))
         return mined  # type: ignore[no-any-return]
 
     # The ring is moved, saved and loaded as buffers are.
@@ -391,25 +356,10 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 )
             else:  # in its own dtype: copied into float32, digits would go
                 setattr(self, name, value.detach().to(own.device, copy=True))
-        cursor, filled = saved["cursor"], saved["filled"]
-        if cursor is not None and filled is not None:
-            self.queue_idx, self.has_been_filled = int(cursor), int(filled) == self.memory_size
-        elif cursor is not None or filled is not None:
-            missing += [f"{prefix}{name}" for name in ("cursor", "filled") if saved[name] is None] if strict else []
-        elif saved["embedding_memory"] is not None:
-            self._infer_cursor()
-
-    def _infer_cursor(self) -> None:
-        """Takes the rows up to the last that is not zero for those that are filled."""
-        rows = self.embedding_memory.any(1).nonzero()
-        filled = int(rows[-1]) + 1 if len(rows) else 0
-        self.queue_idx, self.has_been_filled = filled % self.memory_size, filled == self.memory_size
-        if self.has_been_filled:
-            warnings.warn(
-                "the state of this memory does not say which row is the oldest, as PML's does not; the next "
-                "batch begins at row 0",
-                stacklevel=3,
-            )
+        missing += [f"{prefix}{name}" for name in ("cursor", "filled") if saved[name] is None] if strict else []
+        if saved["cursor"] is not None and saved["filled"] is not None:
+            self._cursor = torch.tensor(int(saved["cursor"]), device="cpu")
+            self.has_been_filled = int(saved["filled"]) == self.memory_size
 
     def extra_repr(self) -> str:
         """The sizes."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import pml
 from ..components import capabilities
 from ..pairwise import check_batch, check_indices_tuple, check_references, to_full_precision
-from .calling import WrapperCapabilities, call_loss
+from .calling import WrapperCapabilities, call_loss, takes_all_pairs
 
 
 class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
@@ -60,6 +60,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             miners if miners is None else _like(miners, named),
             weights if weights is None else _like(weights, named),
         )
+
+    @property
+    def takes_all_pairs(self) -> bool:
+        """Whether all of the losses do, and none has a miner; see :func:`takes_all_pairs`."""
+        return not self.miners and all(takes_all_pairs(loss) for _, loss in self.items())
 
     def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
         """The losses by name or number."""

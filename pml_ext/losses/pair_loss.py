@@ -21,7 +21,6 @@ from ..pairwise import (
     PairsOfRows,
     apart,
     in_tiles,
-    pair_masks,
     rows_per_tile,
     tiles_of_rows,
     transformed,
@@ -29,8 +28,7 @@ from ..pairwise import (
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import reduced_alike, weighs_alike
 from ..settings import check_tile_size, number_settings, own_settings
-from .pairs import Pairs
-from .terms import AllButItself, JoinedTerms, Terms, Triplets, reduced, without_empty
+from .pairs import AllButItself, Pairs, Terms, reduced
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
 
@@ -91,6 +89,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     nearer: ClassVar[str] = "larger"
     recorded: ClassVar[tuple[str, ...]] = ()
     tiles: ClassVar[str | None] = None
+    takes_all_pairs: ClassVar[bool] = True
 
     def __init__(self, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
         check_tile_size(self, tile_size)
@@ -153,44 +152,54 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> Terms:
-        """PML's loss dictionary: the equation on the pairs of the batch."""
+        """Return PML's loss dictionary: the equation on the pairs of the batch."""
         if len(embeddings) == 0 or len(ref_emb) == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
-        if indices_tuple is None or isinstance(indices_tuple, AllButItself):
-            _check_labels(labels, ref_labels)
-        own = None
-        if isinstance(indices_tuple, AllButItself):
-            own, indices_tuple = indices_tuple.places, None
-        size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
-        if size is not None:
-            return self._in_tiles(size, embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
-        matrix, references = matrix_of(self.distance, embeddings, ref_emb)
-        positives, negatives = pair_masks(matrix, labels, indices_tuple, ref_labels, references=references)
+        own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
         if own is not None:
-            positives.scatter_(1, own[:, None], False)
-        alone = not references and indices_tuple is None
+            indices_tuple = None
+        if indices_tuple is None and (labels is None or ref_labels is None):
+            raise ValueError(f"{'ref_' * (labels is not None)}labels must be given where no indices_tuple is")
+        size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
+        given = embeddings, labels, indices_tuple, ref_emb, ref_labels, own
+        terms = self._dense(*given) if size is None else self._in_tiles(size, *given)
+        zero = reduced(0)["loss"]  # what PML's reducers want where there is no value
+        return {name: zero if info["losses"].ndim and not len(info["losses"]) else info for name, info in terms.items()}
+
+    def _dense(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+        own: Tensor | None,
+    ) -> Terms:
+        """Return the terms of the whole matrix."""
+        matrix, references = matrix_of(self.distance, embeddings, ref_emb)
+        everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb))
+        rule = PairsOfRows(matrix.device, labels, indices_tuple, ref_labels, references=references, own_columns=own)
         pairs = Pairs(
             matrix,
-            positives,
-            negatives,
+            *rule.masks(matrix),
             embeddings,
             ref_emb,
             self.distance,
             references,
-            labels=labels if alone else None,
-            triplets=_triplets(indices_tuple, matrix.device),
+            labels=None if references or indices_tuple is not None else labels,
+            triplets=rule.triplets(),
             whole_classes=not references,
-            everywhere=bool(torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb)),
+            everywhere=everywhere,
         )
         self._sums = {}
         terms = self.equation(pairs)
         self._set_statistics(self._sums)
-        if pairs.everywhere:
-            return {
-                name: reduced(reduced_alike(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
-                for name, info in terms.items()
-            }
-        return without_empty(terms)
+        if not everywhere:
+            return terms
+        return {
+            name: reduced(reduced_alike(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
+            for name, info in terms.items()
+        }
 
     def _in_tiles(
         self,
@@ -202,7 +211,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_labels: Tensor | None,
         own: Tensor | None,
     ) -> Terms:
-        """The same terms, computed ``size`` anchors at a time."""
+        """Return the same terms, computed ``size`` anchors at a time."""
         references, order, ends = ref_emb is not embeddings, None, None
         alone = not references and indices_tuple is None
         by_class = self.tiles == "classes" and alone
@@ -218,9 +227,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
         rule = PairsOfRows(
-            len(points), points.device, labels, indices_tuple, ref_labels, references=references, own_columns=own
+            points.device, labels, indices_tuple, ref_labels, references=references, own_columns=own, rows=len(points)
         )
-        draw, joined = OneDraw(self.distance, points, columns), JoinedTerms(order)
+        draw, joined = OneDraw(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
             self._sums = {}
@@ -243,27 +252,23 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
                 normalized=(anchors[0], whole[0]),
                 compare=lambda x, y: compare(self.distance, x, y),
             )
-            values, rest = joined.flat(self.equation(pairs), rows.start, type(self).__name__)
-            return [*values, *rest, *self._statistics(matrix)]
+            return [*joined.flat(self.equation(pairs), rows.start), *self._statistics(matrix)]
 
         values, whole = len(self._sub_loss_names()), (columns, ref_emb, *([points] if own_apart else []))
-        results = list(
-            in_tiles(
-                part,
-                (points, embeddings),
-                whole,
-                tiles_of_rows(len(points), size, ends),
-                list(self.parameters()),
-                values=values,
-                at_once=weighs_alike(self.reducer, points.device),
-            )
+        results = in_tiles(
+            part,
+            (points, embeddings),
+            whole,
+            tiles_of_rows(len(points), size, ends),
+            list(self.parameters()),
+            values=values,
+            at_once=weighs_alike(self.reducer, points.device),
         )
         draw.finish()
-        kept = len(results) - (2 * len(self.recorded) if self.collect_stats else 0)
         if self.collect_stats:
-            sums = [result.sum() for result in results[kept:]]
+            sums = [result.sum() for result in results[len(results) - 2 * len(self.recorded) :]]
             self._set_statistics(dict(zip(self.recorded, zip(sums[::2], sums[1::2], strict=True), strict=True)))
-        return without_empty(joined.terms(results[:values], results[values:kept]))
+        return joined.terms(results)
 
     def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
         """Sets recorded statistics, where they are wanted.
@@ -302,14 +307,49 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
-def _check_labels(labels: Tensor | None, ref_labels: Tensor | None) -> None:
-    missing = [name for name, given in (("labels", labels), ("ref_labels", ref_labels)) if given is None]
-    if missing:
-        raise ValueError(f"{missing[0]} must be given where no indices_tuple is")
+class _JoinedTerms:
+    """Terms of tiles as tensors that can be joined, and back.
 
+    Args:
+        owner: the loss's name, for the text of an error.
+        order: the row of the batch, and the column, that each row of the tiles is, ``[B]``; None where it is the same.
+    """
 
-def _triplets(indices_tuple: tuple[Tensor, ...] | None, device: torch.device) -> Triplets | None:
-    if indices_tuple is None or len(indices_tuple) != 3:
-        return None
-    a, p, n = (index.to(device, torch.long) for index in indices_tuple)
-    return a, p, n
+    def __init__(self, owner: str, order: Tensor | None) -> None:
+        self._owner, self._order = owner, order
+        self._kinds: dict[str, tuple[str, bool]] = {}  # by name: the kind of reduction, and whether values are elements
+
+    def flat(self, terms: Terms, start: int) -> list[Tensor]:
+        """Return the values of a tile that begins at a row, and then their indices and divisors."""
+        values, rest = [], []
+        for name, info in terms.items():
+            losses, indices, divisor = info["losses"], info["indices"], info.get("divisor")
+            if info["reduction_type"] == "already_reduced":
+                raise TypeError(
+                    f"{self._owner} gives one value for the whole batch, which tiles of it do not have; return "
+                    "values per anchor, pair or triplet, or leave out the class's tiles"
+                )
+            elements = divisor is None or (isinstance(divisor, int) and divisor == len(losses))
+            self._kinds[name] = info["reduction_type"], elements
+            anchors, *partners = (indices,) if isinstance(indices, Tensor) else indices
+            values.append(losses)
+            rest += [anchors + start, *partners]
+            divisor = len(losses) if divisor is None else divisor
+            rest.append(torch.as_tensor(divisor, device=losses.device).detach().reshape(1).to(losses.dtype))
+        return [*values, *rest]
+
+    def terms(self, results: tuple[Tensor, ...]) -> Terms:
+        """Return the terms of the whole batch, pairs in row-major order, from what :meth:`flat` gave, joined."""
+        terms, left = {}, iter(results[len(self._kinds) :])
+        for losses, (name, (kind, elements)) in zip(results, self._kinds.items(), strict=False):
+            indices = [next(left) for _ in range({"element": 1, "triplet": 3}.get(kind, 2))]
+            divisor = next(left)
+            total: Tensor | int = len(losses) if elements else divisor.sum()
+            if self._order is not None:
+                indices = [self._order[index] for index in indices]
+                places = indices[0] if len(indices) == 1 else indices[0] * len(self._order) + indices[1]
+                by_row = places.argsort(stable=True)
+                losses, indices = losses[by_row], [index[by_row] for index in indices]
+            kept: Any = indices[0] if len(indices) == 1 else tuple(indices)
+            terms[name] = {"losses": losses, "indices": kept, "reduction_type": kind, "divisor": total}
+        return terms

@@ -1,29 +1,42 @@
-"""What an equation sees of a batch: its pairs, all of them or the pairs of a tile of anchors."""
+"""The pairs of a batch as an equation sees them, and the terms that it hands to a reducer."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..pairwise import all_places
 from ..pml import BaseDistance
-from .terms import Triplets
+
+Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
+Triplets = tuple[Tensor, Tensor, Tensor]
+
+
+class AllButItself(NamedTuple):
+    """An ``indices_tuple`` for all pairs by the labels, where references hold the batch itself.
+
+    Args:
+        places: the reference that each embedding is, ``[B]``; the two are no pair, and have one gradient.
+    """
+
+    places: Tensor
 
 
 @dataclasses.dataclass
 class Pairs:
-    """What a pair loss sees of a batch: all anchors, or a tile of them.
+    """The pairs of a batch: of all anchors, or of a tile of them.
 
     Args:
         matrix: similarities or distances ``[T, R]``, by the loss's distance; T is B where there are no tiles.
         positives: mask of the positive pairs, ``[T, R]``.
         negatives: mask of the negative pairs, ``[T, R]``.
         embeddings: the anchors, ``[T, D]``, float32 or float64, not normalized.
-        ref_emb: what the columns are, ``[R, D]``.
+        ref_emb: the columns, ``[R, D]``, likewise.
         distance: the loss's distance.
         references: whether the columns are references and not the batch itself.
         labels: of the anchors, ``[T]``, where the pairs follow from the labels of the batch alone; else None.
@@ -79,20 +92,68 @@ class Pairs:
         return normalized
 
     def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix of columns with all columns, for some of them, each once.
+        """Return the matrix of some columns with all columns, each once.
 
         Args:
-            partners: columns, ``[P]``; the partners of positive pairs, say.
+            partners: columns, ``[P]``, such as the partners of the positive pairs.
 
         Returns:
-            Rows ``[U, R]``, and the row that each partner has among them, ``[P]``. A GPU waits for U where the columns
-            are references or the tile does not hold them.
+            Rows ``[U, R]``, at least one, and the row that each partner has among them, ``[P]``. A GPU waits for U
+            where the columns are references or the tile does not hold them.
         """
         if self.whole_classes:
             return self.matrix, partners - self.first
         used, rows = torch.unique(partners, return_inverse=True)
-        if len(used) == 0:  # a row all the same, for what looks up any partner
+        if len(used) == 0:
             used = partners.new_zeros(1)
         if self.compare is not None:
             return self.compare(self.columns[used], self.columns), rows
         return self.distance(self.ref_emb[used], self.ref_emb), rows
+
+
+def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
+    """Return terms of one value per anchor.
+
+    Args:
+        losses: ``[B]``, or ``[T]`` where the equation sees a tile of T anchors.
+        divisor: how many elements the values stand for, where that is not their number.
+    """
+    return _term(losses, torch.arange(len(losses), device=losses.device), "element", divisor)
+
+
+def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:
+    """Return terms of one value per positive pair.
+
+    Args:
+        losses: ``[P]``, in the order of ``pairs.listed``, and finite where that is all places.
+        pairs: the batch, or a tile of it.
+        divisor: how many elements the values stand for, where that is not P: a sum over triplets per pair, say.
+    """
+    if pairs.everywhere:
+        mask = pairs.positives.flatten()
+        count = mask.sum()
+        terms = _term(torch.where(mask, losses, 0), None, "pos_pair", count if divisor is None else divisor)
+        terms["loss"]["count"] = count
+        return terms
+    return _term(losses, pairs.listed, "pos_pair", divisor)
+
+
+def per_triplet(losses: Tensor, triplets: Triplets, divisor: Tensor | float | None = None) -> Terms:
+    """Return terms of one value per triplet.
+
+    Args:
+        losses: ``[T]``.
+        triplets: anchors, positives and negatives, each ``[T]``.
+        divisor: how many elements the values stand for, where that is not T.
+    """
+    return _term(losses, triplets, "triplet", divisor)
+
+
+def reduced(value: Tensor) -> Terms:
+    """Return terms of one value for the whole batch."""
+    return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+
+
+def _term(losses: Tensor, indices: Any, kind: str, divisor: Tensor | float | None) -> Terms:
+    divisor = len(losses) if divisor is None else divisor
+    return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind, "divisor": divisor}}

@@ -14,7 +14,7 @@ from ..pairwise import FullPrecisionForward, transformed
 from ..pml import BaseMetricLossFunction, LossSettings
 from ..reducers import SumOfReducedReducer
 from ..settings import check_number
-from .calling import WrapperCapabilities, call_loss
+from .calling import WrapperCapabilities, call_loss, takes_all_pairs
 
 OUTWEIGHED = 3.0  # how many times as long as the loss's a regularizer's gradient is when a warning says so
 
@@ -72,6 +72,11 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         self._labelled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
+
+    @property
+    def takes_all_pairs(self) -> bool:
+        """Whether the loss does; see :func:`takes_all_pairs`."""
+        return takes_all_pairs(self.loss)
 
     def compute_loss(
         self,

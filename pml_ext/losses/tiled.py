@@ -14,8 +14,7 @@ from ..pml import BaseDistance, BaseReducer, LossSettings
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_flag, check_number
 from .pair_loss import PairLoss
-from .pairs import Pairs
-from .terms import AllButItself, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
+from .pairs import AllButItself, Pairs, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # of gathered rows held at a time
 

@@ -39,7 +39,8 @@ def pair_masks(
         ValueError: neither labels nor a tuple, or a tuple of another length.
     """
     if indices_tuple is not None:
-        positives, negatives = _masks_from_indices(matrix, indices_tuple)
+        a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
+        positives, negatives = _mask(matrix, a1, p), _mask(matrix, a2, n)
         if not references:
             negatives.diagonal(first).zero_()
     else:
@@ -68,18 +69,17 @@ class PairsOfRows:
     """The pairs of any rows of a batch, as :func:`pair_masks` gives them for all rows; arguments as there.
 
     Args:
-        rows: how many the batch has.
         device: where the masks are wanted.
         labels: ``[B]``, or None.
         indices_tuple: three or four index tensors, or None.
         ref_labels: ``[R]``, or None.
         references: whether the columns are references.
         own_columns: ``[B]``, the reference that each embedding is itself, and no partner of; None where it is none.
+        rows: B, to ask for slices of the rows; None to ask for all of them.
     """
 
     def __init__(
         self,
-        rows: int,
         device: torch.device,
         labels: Tensor | None,
         indices_tuple: tuple[Tensor, ...] | None,
@@ -87,64 +87,53 @@ class PairsOfRows:
         *,
         references: bool,
         own_columns: Tensor | None = None,
+        rows: int | None = None,
     ) -> None:
-        self._own = own_columns
+        self._own, self._references = own_columns, references
         self._labels, self._ref_labels = labels, ref_labels if references else labels
-        self._references, self._lists = references, None
+        self._lists: list[tuple[Tensor, ...]] | None = None
         if indices_tuple is not None:
             a1, p, a2, n = _as_pairs(indices_tuple, device)
-            self._lists = _ByRow((a1, p), rows), _ByRow((a2, n), rows)
-            self._triplets = _ByRow((a1, p, n), rows) if len(indices_tuple) == 3 else None
+            self._lists = [(a1, p), (a2, n), *([(a1, p, n)] if len(indices_tuple) == 3 else [])]
+            if rows is not None:
+                self._lists = [tuple(index[pairs[0].argsort(stable=True)] for index in pairs) for pairs in self._lists]
+                numbers = torch.arange(rows + 1, device=device)
+                self._starts = [torch.searchsorted(pairs[0], numbers).tolist() for pairs in self._lists]
 
-    def masks(self, matrix: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """Positive and negative pairs of some rows.
+    def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
+        """The entries of a list for some rows, counted from the first of them."""
+        assert self._lists is not None
+        if rows is None:
+            return self._lists[number]
+        start, stop = self._starts[number][rows.start], self._starts[number][rows.stop]
+        first, *others = (index[start:stop] for index in self._lists[number])
+        return (first - rows.start, *others)
+
+    def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
+        """Return the masks of positive and negative pairs of some rows; of all by default.
 
         Args:
             matrix: any tensor of their shape, ``[T, R]``.
             rows: the rows.
         """
-        if self._lists is None:
-            labels = None if self._labels is None else self._labels[rows]
-            positives, negatives = pair_masks(
-                matrix, labels, None, self._ref_labels, references=self._references, first=rows.start
-            )
-            if self._own is not None:
-                positives.scatter_(1, self._own[rows, None], False)
-            return positives, negatives
-        both = tuple(index for pairs in self._lists for index in pairs.of(rows))
-        return pair_masks(matrix, None, both, references=self._references, first=rows.start)
+        chosen, first = slice(None) if rows is None else rows, 0 if rows is None else rows.start
+        if self._lists is not None:
+            both = (*self._listed(0, rows), *self._listed(1, rows))
+            return pair_masks(matrix, None, both, references=self._references, first=first)
+        labels = None if self._labels is None else self._labels[chosen]
+        positives, negatives = pair_masks(
+            matrix, labels, None, self._ref_labels, references=self._references, first=first
+        )
+        if self._own is not None:
+            positives.scatter_(1, self._own[chosen, None], False)
+        return positives, negatives
 
-    def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The listed triplets of some rows, their anchors counted from the first of them; None where pairs are.
-
-        Args:
-            rows: the rows.
-        """
-        if self._lists is None or self._triplets is None:
+    def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the listed triplets of some rows, their anchors counted from the first of them; None for pairs."""
+        if self._lists is None or len(self._lists) < 3:
             return None
-        a, p, n = self._triplets.of(rows)
+        a, p, n = self._listed(2, rows)
         return a, p, n
-
-
-class _ByRow:
-    """Index tensors in the order of the first of them."""
-
-    def __init__(self, indices: tuple[Tensor, ...], rows: int) -> None:
-        order = indices[0].argsort(stable=True)
-        self._indices = [index[order] for index in indices]
-        numbers = torch.arange(rows + 1, device=order.device)
-        self._starts = torch.searchsorted(self._indices[0], numbers).tolist()
-
-    def of(self, rows: slice) -> list[Tensor]:
-        """The entries of some rows, counted from the first of them."""
-        start, stop = self._starts[rows.start], self._starts[rows.stop]
-        first, *others = (index[start:stop] for index in self._indices)
-        return [first - rows.start, *others]
-
-
-def _masks_from_indices(matrix: Tensor, indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
-    return _mask(matrix, a1, p), _mask(matrix, a2, n)
 
 
 def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
