@@ -149,7 +149,7 @@ def per_triplet(losses: Tensor, triplets: Triplets, divisor: Tensor | float | No
     return _term(losses, triplets, "triplet", divisor)
 
 
-def reduced(value: Tensor) -> Terms:
+def reduced(value: Tensor | int) -> Terms:
     """Return terms of one value for the whole batch."""
     return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
 
