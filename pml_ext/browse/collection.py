@@ -24,7 +24,7 @@ from ..evaluation import default_neighbors
 from ..evaluation.drawing import directions, some_of
 from ..evaluation.maps import ONE_POINT, flattened
 from ..files import read_json
-from ..retrieval import INDEX, SHEET, Gallery, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
+from ..retrieval import COLLECTION, SHEET, Gallery, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 
 __all__ = ["SHEET", "Collection", "Grouping", "Neighbor", "Pair", "jpeg", "open_collections", "thumbnail"]
 
@@ -222,22 +222,22 @@ def open_collections(
     for place in map(Path, runs):
         run = load_run(place, device)
         gallery = run.gallery() if folder is None else _gallery_of(run, Path(folder), tell)
-        folder, place = gallery.embedded.folder, place.resolve()
+        folder, place = gallery.folder, place.resolve()
         clashes = place.name in [other.name for other in collections]
         collections.append(Collection(f"{place.parent.name}/{place.name}" if clashes else place.name, run, gallery))
     return collections
 
 
 def _gallery_of(run: TrainedRun, folder: Path, tell: Callable[[str], None]) -> Gallery:
-    """Return the run's index of a folder; a new one goes to ``RUN/browse`` where ``RUN/index`` is of another folder."""
+    """Return the run's index of a folder; where ``RUN/collection`` has another folder's, it goes to ``RUN/browse``."""
     free = None
-    for name in (OWN, INDEX):
+    for name in (OWN, COLLECTION):
         try:
             gallery = run.gallery(run.folder / name)
         except DataError:  # none there, a damaged one, or one of an earlier state of the run
             free = run.folder / name
             continue
-        if gallery.embedded.folder.resolve() == folder.resolve():
+        if gallery.folder.resolve() == folder.resolve():
             return gallery
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")

@@ -15,7 +15,9 @@ def browse(
     run: RunFolder,
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[FOLDER]", help="A folder of images (default: the one that RUN/index is of)."),
+        typer.Argument(
+            metavar="[FOLDER]", help="A folder of images (default: the one that RUN/collection has indexed)."
+        ),
     ] = None,
     beside: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, its answers to the same photographs beside.")

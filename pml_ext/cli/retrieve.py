@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 StoreFolder = Annotated[
     Path | None,
     typer.Option(
-        metavar="FOLDER", help="Where embeddings are kept, so that none is computed twice (default RUN/embeddings)."
+        metavar="FOLDER",
+        help="The collection: where embeddings are kept, so that none is computed twice (default RUN/collection).",
     ),
 ]
 
@@ -26,10 +27,10 @@ StoreFolder = Annotated[
 @contextmanager
 def skipped() -> Iterator[None]:
     """Names the files that are left out, on stderr, and counts them."""
-    from ..retrieval import heard
+    from ..retrieval import forward_warnings
     from .output import stderr
 
-    with heard() as texts:
+    with forward_warnings() as texts:
         try:
             yield
         finally:
@@ -41,7 +42,7 @@ def skipped() -> Iterator[None]:
 
 @contextmanager
 def embedding(
-    run: Path, folder: Path, device: Device, workers: int | None, store: Path | None
+    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, out: Path | None = None
 ) -> Iterator[TrainedRun | None]:
     """A run that embeds a folder's images, with progress on stderr; None in a process that only helps.
 
@@ -55,7 +56,8 @@ def embedding(
     first = process_number() == 0
     with process_group(choose_device(device.value).partition(":")[0]):
         if not first:
-            load_run(run, device.value, workers, store).embed_folder(folder)
+            trained = load_run(run, device.value, workers, store)
+            trained.embed_folder(trained.indexed_folder(out) if folder is None else folder)
             yield None
             return
         with skipped(), progress() as bar:

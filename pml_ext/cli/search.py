@@ -23,7 +23,9 @@ def index(
         Path | None,
         typer.Argument(metavar="[FOLDER]", help="A folder of images, sub-folders included (default: the indexed one)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write (default RUN/index).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write (default RUN/collection).")
+    ] = None,
     factory: Annotated[
         str,
         typer.Option(
@@ -43,14 +45,6 @@ def index(
     check: Annotated[
         bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
     ] = False,
-    export: Annotated[
-        str,
-        typer.Option(
-            "--export",
-            metavar="lancedb:DIR",
-            help="Write the index into a vector database; with FOLDER after it was built, else as it stands.",
-        ),
-    ] = "",
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = Device.auto,
@@ -58,35 +52,27 @@ def index(
 ) -> None:
     """Index the images of a folder, to query them; again, take up what is new, changed and gone."""
     from ..errors import ConfigError
-    from ..retrieval import indexed_folder, load_run
+    from ..retrieval import load_run
+    from .output import print_json
 
-    if check and (folder is not None or export or factory or effort is not None):
-        raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --effort and --export")
-    if export and folder is None and (factory or effort is not None):
-        raise ConfigError("--export without FOLDER writes the index as it is; leave out --index and --effort")
     if check:
-        _check(load_run(run, device.value), out, as_json)
+        if folder is not None or factory or effort is not None:
+            raise ConfigError("--check reads the index as it is; leave out FOLDER, --index and --effort")
+        _check(load_run(run, device.value, store=store), out, as_json)
         return
-    told: dict[str, Any] = {}
-    if folder is not None or not export:
-        source = indexed_folder(run, out) if folder is None else folder
-        with embedding(run, source, device, workers, store) as trained:
-            if trained is None:
-                return
-            gallery = trained.index(source, out, factory, effort)
-        told = _tell_of(gallery, as_json)
-    if export:
-        told |= _export(load_run(run, device.value), export, out, as_json)
+    with embedding(run, folder, device, workers, store, out) as trained:
+        if trained is None:
+            return
+        gallery = trained.index(folder, out, factory, effort)
+    told = _tell_of(gallery, as_json)
     if as_json:
-        from .output import print_json
-
         print_json(told)
 
 
 def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
     from .output import stdout
 
-    faiss, images = gallery.faiss, len(gallery.embedded.paths)
+    faiss, images = gallery.faiss, len(gallery)
     if not as_json:
         stdout().print(f"{images} images indexed: {gallery.place}")
         if gallery.changes is not None:
@@ -99,7 +85,7 @@ def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
     changes = gallery.changes
     return {
         "index": str(gallery.place),
-        "folder": str(gallery.embedded.folder),
+        "folder": str(gallery.folder),
         "images": images,
         "new": changes.new if changes is not None else images,
         "changed": changes.changed if changes is not None else 0,
@@ -108,7 +94,7 @@ def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
         "search": gallery.factory or "exact",
         "effort": faiss.effort if faiss is not None else None,
         "recall_at_10": faiss.recall if faiss is not None else None,
-        "skipped": gallery.embedded.skipped,
+        "skipped": gallery.skipped,
     }
 
 
@@ -118,9 +104,9 @@ def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
 
     held, gone, changed = trained.check_index(out)
     if as_json:
-        print_json({"index": str(held.place), "images": len(held.embedded.paths), "gone": gone, "changed": changed})
+        print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
     else:
-        stdout().print(f"{len(held.embedded.paths)} images, all files as they were written: {held.place}")
+        stdout().print(f"{len(held)} images, all files as they were written: {held.place}")
         for what, paths in (("gone", gone), ("changed", changed)):
             if paths:
                 more = ", ..." if len(paths) > _SHOWN else ""
@@ -130,21 +116,11 @@ def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _export(trained: TrainedRun, export: str, out: Path | None, as_json: bool) -> dict[str, Any]:
-    from .output import stdout
-
-    done = trained.export_index(export, out)
-    if not as_json:
-        stdout().print(f"{done['rows']} images written: {export}, table images")
-        stdout().print(f"its answers are as near as those of exact search for {done['agreement']:.1%} of a sample")
-    return {"export": export, **done}
-
-
 def query(
     run: RunFolder,
     images: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to look for.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 8,
-    gallery: Annotated[Path | None, typer.Option(help="The index to ask (default RUN/index).")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="The collection to ask (default RUN/collection).")] = None,
     metric: Annotated[Metric, typer.Option(help="Distances of embeddings, or the run's learned metric.")] = (
         Metric.euclidean
     ),
@@ -214,9 +190,9 @@ def query(
     if not as_json:
         _show(runs, answers, metric)
         _tell_of_none(runs, answers, radius)
-    pictures = _draw(place, asked, answers, picture is None, as_json) if place is not None else []
+    drawn = place is not None and _draw(place, asked, answers, as_json)
     if as_json:
-        _write_json(runs, answers, metric, pictures)
+        _write_json(runs, answers, metric, str(place) if drawn else None)
 
 
 def _show(runs: list[str], answers: list[list[Answer]], metric: Metric) -> None:
@@ -247,7 +223,7 @@ def _tell_of_none(runs: list[str], answers: list[list[Answer]], radius: float | 
                 _say(f"{printable(answer.query)}: no image within {radius:g} (--radius){where}")
 
 
-def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, pictures: list[str]) -> None:
+def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, picture: str | None) -> None:
     from .output import print_json
 
     print_json(
@@ -261,8 +237,7 @@ def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, pi
                 "distances": answer.distances,
                 "classes": answer.classes,
                 "ids": answer.ids,
-                "picture": next(iter(pictures), None),
-                "pictures": pictures,
+                "picture": picture,
             }
             for of_query in zip(*answers, strict=True)
             for run, answer in zip(runs, of_query, strict=True)
@@ -276,7 +251,7 @@ def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None,
     from .output import print_json, print_table, stdout
 
     radius = RADIUS if radius is None else radius
-    groups = trained.duplicate_groups(radius, gallery)
+    groups = trained.duplicates(radius, gallery)
     if as_json:
         print_json({"radius": radius, "groups": groups})
         return
@@ -289,41 +264,26 @@ def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None,
     )
 
 
-def _draw(
-    place: Path, asked: list[tuple[TrainedRun, Gallery]], answers: list[list[Answer]], ours: bool, as_json: bool
-) -> list[str]:
-    """Writes ``query.png``, ``query-2.png``, ...; older ones behind the last go, where nobody chose the name.
-
-    The answers are there, so whatever is wrong with a picture costs the pictures alone.
-    """
+def _draw(place: Path, asked: list[tuple[TrainedRun, Gallery]], answers: list[list[Answer]], as_json: bool) -> bool:
+    """Write the picture; the answers are there, so whatever is wrong with it costs the picture alone."""
     from ..files import write_atomically
     from ..retrieval import reason_of
     from .output import stdout
 
     (trained, held), *others = asked
-    written: list[str] = []
     try:
         compared = [
-            (each.folder.name, theirs, other.embedded.folder)
-            for (each, other), theirs in zip(others, answers[1:], strict=True)
+            (each.folder.name, theirs, other.folder) for (each, other), theirs in zip(others, answers[1:], strict=True)
         ]
         place.parent.mkdir(parents=True, exist_ok=True)
-        for number, figure in enumerate(trained.pictures(answers[0], held, compared), start=1):
-            page = _page(place, number)
-            write_atomically(page, functools.partial(figure.savefig, format="png"))
-            written.append(str(page))
-            if not as_json:
-                stdout().print(f"picture: {page}")
-        number = len(written)
-        while ours and (old := _page(place, number := number + 1)).is_file():
-            old.unlink()
+        figure = trained.picture(answers[0], held, compared)
+        write_atomically(place, functools.partial(figure.savefig, format="png"))
     except Exception as error:
         _say(f"warning: no picture: {reason_of(error)}")
-    return written
-
-
-def _page(place: Path, number: int) -> Path:
-    return place if number == 1 else place.with_name(f"{place.stem}-{number}{place.suffix}")
+        return False
+    if not as_json:
+        stdout().print(f"picture: {place}")
+    return True
 
 
 def _say(text: str) -> None:

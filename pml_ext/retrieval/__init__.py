@@ -1,44 +1,37 @@
-"""A trained run at work: embed a user's images, index them, query them, cluster them, export the network."""
+"""Retrieval with a trained run: embed images, index, query and cluster them, export the network."""
 
 from typing import TYPE_CHECKING
 
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .checks import check_file, check_folder, reason_of
-    from .clusters import SHEET, SHEETS, Clusters
-    from .duplicates import RADIUS
-    from .embedding import Embedded, Images, Listener, Progress, SkippedImage, heard
-    from .faiss_index import FaissIndex
-    from .grouping import Cluster, Grouping, group
-    from .index import INDEX, Gallery, IndexedImages, indexed_folder
+    from .checks import RetrievalWarning, StoreWarning, check_file, check_folder, reason_of
+    from .clusters import SHEET, Cluster, Clusters, Grouping, group
+    from .collection import COLLECTION, Changes, Collection
+    from .embedding import Embedded, Images, Listener, Progress, SkippedImage, forward_warnings, save_embeddings
     from .pictures import PICTURED, placeholder, thumbnail
-    from .saving import save_embeddings
-    from .search import METRICS, Answer, RetrievalWarning
-    from .store import STORE, StoreWarning
-    from .table import Changes
+    from .query import METRICS, RADIUS, Answer, Gallery
+    from .search import FaissIndex
     from .trained import TrainedRun, load_run
 
 __getattr__ = lazily(__name__, "train", "load_run", ("matplotlib", "pydantic", "sklearn", "torchvision"))
 
 __all__ = [
-    "INDEX",
+    "COLLECTION",
     "METRICS",
     "PICTURED",
     "RADIUS",
     "SHEET",
-    "SHEETS",
-    "STORE",
     "Answer",
     "Changes",
     "Cluster",
     "Clusters",
+    "Collection",
     "Embedded",
     "FaissIndex",
     "Gallery",
     "Grouping",
     "Images",
-    "IndexedImages",
     "Listener",
     "Progress",
     "RetrievalWarning",
@@ -47,9 +40,8 @@ __all__ = [
     "TrainedRun",
     "check_file",
     "check_folder",
+    "forward_warnings",
     "group",
-    "heard",
-    "indexed_folder",
     "load_run",
     "placeholder",
     "reason_of",

@@ -1,4 +1,4 @@
-"""What is looked at before the work begins, and how what is wrong is said."""
+"""Path checks before the work begins, and their error messages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..errors import ConfigError, DataError, one_line
 
 
 class RetrievalWarning(UserWarning):
-    """What was asked for could be had in part alone: fewer answers, low recall, an image that cannot be shown."""
+    """A request was met in part: fewer answers, low recall, an image that cannot be shown."""
+
+
+class StoreWarning(UserWarning):
+    """A collection is damaged or cannot be written; its missing images are embedded again."""
 
 
 def check_images_folder(folder: Path) -> None:
-    """Refuses what is no folder.
-
-    Raises:
-        DataError: no such folder.
-    """
+    """Refuse what is no folder with a DataError."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Refuses a folder that cannot be written, and creates nothing.
+    """Refuse a folder that cannot be written; nothing is created.
 
     Args:
-        option: what to type to choose another one, ``"-o"``.
+        option: what to type for another one, ``"-o"``.
         folder: to be written; it and the folders above it may be missing.
 
     Raises:
@@ -41,10 +41,10 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_file(option: str, file: Path) -> None:
-    """Refuses a file that cannot be written, and creates nothing.
+    """Refuse a file that cannot be written; nothing is created.
 
     Args:
-        option: what to type to choose another one, ``"--picture"``.
+        option: what to type for another one, ``"--picture"``.
         file: to be written; the folders above it may be missing.
 
     Raises:
@@ -59,18 +59,14 @@ def _check_writable(wanted: str, path: Path, folder: Path) -> None:
     try:
         while not folder.exists():
             folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):  # permissions alone do not tell: the disk may be read-only, or full
+        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
             pass
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}: {folder}); type {wanted}") from None
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, as a part of one line.
-
-    Args:
-        error: any; of a :class:`pydantic.ValidationError`, the first problem is told.
-    """
+    """Return an error as part of a line; of a :class:`pydantic.ValidationError`, its first problem."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")

@@ -1,38 +1,209 @@
-"""Clusters of a folder's images on the disk: a table, and contact sheets of the largest."""
+"""Clusters of embeddings: k-means where their number is known, HDBSCAN where it is not; their table and sheets."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.cluster import HDBSCAN, MiniBatchKMeans
+
 from ..errors import ConfigError
+from ..evaluation import default_neighbors, kmeans
+from ..evaluation.drawing import some_of
 from ..evaluation.sheets import CELL, contact_sheet
 from ..files import write_atomically
-from .embedding import class_of
-from .grouping import NOISE, Cluster, Grouping
+from .collection import class_of
+from .embedding import Embedded
 from .pictures import PictureReader
 
+AUTO = "auto"
+NOISE = -1  # the number of images that HDBSCAN puts in no cluster
+SMALLEST = 5  # images of a cluster of HDBSCAN, at least
+LARGE = 1_000_000_000  # images x clusters x dimensions above which k-means goes by minibatches
+DENSE = 8000  # images that HDBSCAN compares with each other: 8 s and 1.3 GB; of more, this number is drawn
 SHEET = 60  # images of a cluster on its contact sheet
-SHEETS = 100  # clusters that have one, by default
-_EXAMPLES = 3
+_BATCH, _PASSES = 4096, 5  # of k-means with minibatches
 _TABLE = "clusters.csv"
 _COLUMNS = ["path", "cluster", "distance_to_center", "class", "cluster_class", "cluster_share", "sheet"]
 
-Progress = Callable[[int, int], None]
+Number = int | str
+"""How many clusters, or :data:`AUTO`."""
+SheetProgress = Callable[[int, int], None]
 """Called with how many sheets are drawn, and how many there will be."""
 
 
-class Clusters(dict[str, int]):
-    """The cluster of every path, with what is known of each cluster.
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Images that lie together.
 
     Args:
-        grouping: what was grouping.
+        number: from 0, the largest first; -1 of the images that are in no cluster.
+        members: numbers of its images, the nearest to its center first; in their order for -1, which has no center.
+        name: the class that most of its images have; "" where there are no classes.
+        share: of its images that have this class, from 0 to 1; None where there are no classes.
+        shares: its most frequent classes and their shares, at most three.
+    """
+
+    number: int
+    members: list[int]
+    name: str = ""
+    share: float | None = None
+    shares: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Its size, and its class where there is one."""
+        images = f"{len(self.members)} image{'s' * (len(self.members) != 1)}"
+        what = f"no cluster (noise): {images}" if self.number == NOISE else f"cluster {self.number}: {images}"
+        return what if self.share is None else f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouping:
+    """All clusters of a folder's images.
+
+    Args:
+        embedded: the images.
+        method: in words.
+        numbers: the cluster of each image, ``[N]``.
+        distances: of each from its cluster's center, ``[N]``; NaN for images in no cluster.
+        clusters: by number; images in no cluster come last.
+    """
+
+    embedded: Embedded
+    method: str
+    numbers: NDArray[np.int64]
+    distances: NDArray[np.float32]
+    clusters: list[Cluster]
+
+
+def check_clusters(clusters: Number, smallest: int | None, images: int, where: str) -> None:
+    """Refuse a number of clusters that images cannot have.
+
+    Args:
+        clusters: as typed.
+        smallest: as typed, None where it was not.
+        images: how many there are; 0 where that is not known yet.
+        where: they are.
+
+    Raises:
+        ConfigError: the text says what is wanted.
+    """
+    if clusters == AUTO:
+        if smallest is not None and smallest < 2:
+            raise ConfigError(f"--smallest {smallest}: wanted 2 or more images")
+        if 0 < images < (smallest or SMALLEST):
+            raise ConfigError(
+                f"{images} images in {where}, and a cluster has {smallest or SMALLEST} or more; type --clusters N"
+            )
+        return
+    if not isinstance(clusters, int) or isinstance(clusters, bool):
+        raise ConfigError(f"--clusters {clusters}: wanted a number, or auto")
+    if smallest is not None:
+        raise ConfigError(f"--smallest {smallest} goes with --clusters auto")
+    if clusters < 1:
+        raise ConfigError(f"--clusters {clusters}: wanted 1 or more")
+    if clusters > images > 0:
+        raise ConfigError(f"--clusters {clusters}: wanted from 1 to the {images} images of {where}")
+
+
+def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> Grouping:
+    """Return the clusters of images, numbered by size.
+
+    K-means is that of the evaluation (:func:`pml_ext.evaluation.kmeans`) up to a billion images x clusters x
+    dimensions. Above that it takes minibatches of 4,096 images and passes five times over all of them
+    (:class:`sklearn.cluster.MiniBatchKMeans`).
+
+    ``"auto"`` is :class:`sklearn.cluster.HDBSCAN`, which leaves images out that lie in no cluster. It compares up to
+    8,000 images with each other; of a larger collection it sees 8,000 drawn at random, and each of the others goes
+    where the nearest of these is.
+
+    Args:
+        embedded: the images.
+        clusters: how many, or ``"auto"``.
+        smallest: with ``"auto"``, images that a cluster has at least; 5 by default.
+
+    Raises:
+        ConfigError: more clusters than images, or wrong settings.
+    """
+    images, dimensions = embedded.embeddings.shape
+    check_clusters(clusters, smallest, images, str(embedded.folder))
+    if not isinstance(clusters, int):
+        unordered = _by_density(embedded, smallest or SMALLEST)
+        method = "HDBSCAN" + f" of {DENSE} images, drawn at random; the others by their nearest" * (images > DENSE)
+    elif images * clusters * dimensions > LARGE:
+        search = MiniBatchKMeans(clusters, batch_size=_BATCH, max_iter=_PASSES, n_init=1, random_state=0)
+        unordered, method = search.fit_predict(embedded.embeddings.cpu().numpy()), "k-means with minibatches"
+    else:
+        unordered, method = kmeans(embedded.embeddings, clusters).cpu().numpy(), "k-means"
+    numbers = _by_size(unordered.astype(np.int64))
+    distances = _distances(embedded.embeddings.cpu().numpy(), numbers)
+    return Grouping(embedded, method, numbers, distances, _clusters(numbers, distances, embedded.classes))
+
+
+def _by_density(embedded: Embedded, smallest: int) -> NDArray[np.int64]:
+    points = embedded.embeddings.cpu().float()
+    drawn = some_of(len(points), DENSE, seed=0)
+    search = HDBSCAN(min_cluster_size=smallest, algorithm="brute", copy=True)
+    labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)
+    if len(drawn) == len(points):
+        return labels
+    _, nearest = default_neighbors().search(points, 1, points[drawn])
+    return np.asarray(labels[nearest[:, 0].cpu().numpy()])
+
+
+def _by_size(unordered: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number clusters from 0, the largest first, without gaps; numbers below 0 stay."""
+    sizes = np.bincount(unordered[unordered >= 0], minlength=1)
+    rank = np.empty(len(sizes), dtype=np.int64)
+    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
+    return np.asarray(np.where(unordered < 0, NOISE, rank[unordered.clip(0)]), dtype=np.int64)
+
+
+def _distances(points: NDArray[np.float32], numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+    distances = np.full(len(points), np.nan, dtype=np.float32)
+    order = np.argsort(numbers, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        if numbers[members[0]] == NOISE:
+            continue
+        center = points[members].mean(0, dtype=np.float64).astype(np.float32)
+        distances[members] = np.linalg.norm(points[members] - center, axis=1)
+    return distances
+
+
+def _clusters(numbers: NDArray[np.int64], distances: NDArray[np.float32], classes: Sequence[str]) -> list[Cluster]:
+    order = np.lexsort((np.nan_to_num(distances), numbers))  # by cluster, then from the center outwards
+    there, starts = np.unique(numbers[order], return_index=True)
+    known, clusters = any(classes), []
+    for number, part in zip(there.tolist(), np.split(order, starts[1:]), strict=True):
+        members = part.tolist()
+        if not known:
+            clusters.append(Cluster(number, members))
+            continue
+        counts = Counter(classes[member] for member in members)
+        shares = tuple((name, count / len(members)) for name, count in counts.most_common(3))
+        clusters.append(Cluster(number, members, *shares[0], shares))
+    return sorted(clusters, key=lambda cluster: (cluster.number == NOISE, cluster.number))
+
+
+# Table and contact sheets
+
+
+class Clusters(dict[str, int]):
+    """The cluster of every path.
+
+    Args:
+        grouping: all clusters.
         sheets: the contact sheet of each cluster that has one.
     """
 
@@ -46,8 +217,9 @@ class Clusters(dict[str, int]):
         return self.grouping.clusters
 
     def as_json(self) -> dict[str, Any]:
-        """All that is known, of what JSON has."""
+        """Return everything as JSON has it."""
         grouping, embedded = self.grouping, self.grouping.embedded
+        columns = embedded.paths, embedded.classes, grouping.numbers.tolist(), grouping.distances.tolist()
         return {
             "folder": str(embedded.folder),
             "method": grouping.method,
@@ -58,35 +230,29 @@ class Clusters(dict[str, int]):
                     "class": cluster.name if cluster.share is not None else None,
                     "share": cluster.share,
                     "classes": dict(cluster.shares),
-                    "nearest": [embedded.paths[member] for member in cluster.members[:_EXAMPLES]],
+                    "nearest": [embedded.paths[member] for member in cluster.members[:3]],
                     "sheet": str(self.sheets[cluster.number]) if cluster.number in self.sheets else None,
                 }
                 for cluster in grouping.clusters
             ],
             "images": [
                 {"path": path, "class": name, "cluster": number, "distance": distance if number != NOISE else None}
-                for path, name, number, distance in zip(
-                    embedded.paths,
-                    embedded.classes,
-                    grouping.numbers.tolist(),
-                    grouping.distances.tolist(),
-                    strict=True,
-                )
+                for path, name, number, distance in zip(*columns, strict=True)
             ],
         }
 
 
 def write_clusters(
-    place: Path, grouping: Grouping, channels: int, sheets: int = SHEETS, progress: Progress | None = None
+    place: Path, grouping: Grouping, channels: int, sheets: int = 100, progress: SheetProgress | None = None
 ) -> Clusters:
     """Write ``clusters.csv`` and the largest clusters' contact sheets, in place of those that an older table lists.
 
     Args:
         place: the folder to write; created where it is missing.
         grouping: the clusters.
-        channels: what the images are read as: 1 (gray) or 3 (color).
+        channels: of the images: 1 (gray) or 3 (color).
         sheets: how many clusters have a sheet, at most.
-        progress: hears how many are drawn.
+        progress: called after each sheet.
 
     Raises:
         ConfigError: a file that an earlier table does not list has the name of the table or of a sheet; nothing is
@@ -94,21 +260,18 @@ def write_clusters(
     """
     chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:sheets]
     drawn = {cluster.number: place / _sheet_name(cluster.number) for cluster in chosen}
-    table = place / _TABLE
-    earlier = _earlier_sheets(table)
+    earlier = _earlier_sheets(place / _TABLE)
     for path in drawn.values():
         if path.name not in earlier and path.exists():
-            raise ConfigError(
-                f"{path} was not written by an earlier pml-ext cluster; type -o FOLDER for another folder"
-            )
+            raise _foreign(path)
     place.mkdir(parents=True, exist_ok=True)
     for name in earlier:
         (place / name).unlink(missing_ok=True)
-    write_atomically(table, functools.partial(_write_table, grouping=grouping, sheets=drawn))
+    write_atomically(place / _TABLE, functools.partial(_write_table, grouping=grouping, sheets=drawn))
     reader = PictureReader(channels)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow decodes without Python's lock
         for done, cluster in enumerate(chosen, start=1):
-            sheet = draw_sheet(grouping, cluster, reader, pool)
+            sheet = _draw_sheet(grouping, cluster, reader, pool)
             write_atomically(drawn[cluster.number], functools.partial(sheet.save, format="PNG"))
             if progress is not None:
                 progress(done, len(chosen))
@@ -120,8 +283,12 @@ def _sheet_name(number: int) -> str:
     return "noise.png" if number == NOISE else f"cluster-{number:03d}.png"
 
 
+def _foreign(path: Path) -> ConfigError:
+    return ConfigError(f"{path} was not written by an earlier pml-ext cluster; type -o FOLDER for another folder")
+
+
 def _earlier_sheets(table: Path) -> set[str]:
-    """Return the names of the contact sheets that an earlier table in the folder lists.
+    """Return the names of the contact sheets that an earlier table lists.
 
     Raises:
         ConfigError: the file of that name is no table of clusters.
@@ -136,20 +303,27 @@ def _earlier_sheets(table: Path) -> set[str]:
             listed = {row["sheet"] or "" for row in rows}
             return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
     except (OSError, ValueError, csv.Error):
-        raise ConfigError(
-            f"{table} was not written by an earlier pml-ext cluster; type -o FOLDER for another folder"
-        ) from None
+        raise _foreign(table) from None
 
 
-def draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Any:
-    """The contact sheet of a cluster, a Pillow image: its class, and images of other classes framed red.
+def _write_table(path: Path, grouping: Grouping, sheets: Mapping[int, Path]) -> None:
+    embedded = grouping.embedded
+    about = {cluster.number: cluster for cluster in grouping.clusters}
+    # Bytes of a name that are no UTF-8 go back to what they are on the disk.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(_COLUMNS)
+        columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
+        for name, number, distance, own in zip(*columns, strict=True):
+            cluster = about[number]
+            share = f"{cluster.share:.4f}" if cluster.share is not None else ""
+            sheet = _sheet_name(number) if number in sheets else ""
+            apart = f"{distance:.6f}" if number != NOISE else ""
+            writer.writerow([name, number, apart, own, cluster.name, share, sheet])
 
-    Args:
-        grouping: of all images.
-        cluster: one of it.
-        reader: reads them, and remembers what cannot be read.
-        pool: that reads.
-    """
+
+def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Any:
+    """Draw a contact sheet as a Pillow image; images of other classes than the cluster's are framed red."""
     embedded, shown = grouping.embedded, cluster.members[:SHEET]
     title = cluster.title
     if cluster.number != NOISE:
@@ -160,24 +334,4 @@ def draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool
     if cluster.share is None:
         return contact_sheet(title, pictures)
     names = [class_of(embedded.paths[member]) for member in shown]
-    strange = [cluster.number != NOISE and name != cluster.name for name in names]
-    return contact_sheet(title, pictures, names, strange)
-
-
-def _write_table(path: Path, grouping: Grouping, sheets: Mapping[int, Path]) -> None:
-    embedded = grouping.embedded
-    about = {cluster.number: cluster for cluster in grouping.clusters}
-    # Bytes of a name that are no UTF-8 go back to what they are on the disk.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
-        rows = zip(
-            embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes, strict=True
-        )
-        for name, number, distance, own in rows:
-            cluster = about[number]
-            share = f"{cluster.share:.4f}" if cluster.share is not None else ""
-            sheet = _sheet_name(number) if number in sheets else ""
-            writer.writerow(
-                [name, number, f"{distance:.6f}" if number != NOISE else "", own, cluster.name, share, sheet]
-            )
+    return contact_sheet(title, pictures, names, [cluster.number != NOISE and name != cluster.name for name in names])

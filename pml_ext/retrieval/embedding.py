@@ -1,4 +1,4 @@
-"""From images to embeddings: single ones, and folders with what had to be left out."""
+"""From images to embeddings: single images, and folders by way of the run's collection."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import tempfile
 import threading
 import time
 import warnings
@@ -17,23 +18,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, UnwritableError, needs_extra
 from ..experiment.progress import Pace
+from ..files import write_atomically, writing
 from ..network import Network
-from .kept import KeptFiles
-from .listing import Listing, list_folder
-from .reading import as_tensor, check_workers, default_workers, read_batches, several
-from .store import EmbeddingStore, Numbers, Places, StoreWarning, opened_store
-from .waiting import Waiting
+from .checks import StoreWarning
+from .collection import Collection, Numbers, Owner, Vectors, class_of, path_bytes, why_unwritable
+from .reading import Facts, Listing, as_tensor, check_workers, default_workers, list_folder, read_batches, several
 
 Images = Any  # a path, a PIL image, an array, a tensor, a folder, or several images; `several` checks
 COMPARED = 100  # images by which an exported network is compared
 READ = 64  # images that a worker passes on at a time
+WRITTEN, SECONDS = 1000, 30.0  # embeddings of a folder are written after as many, or as long
+SEVERAL = 8  # new single files of a call that are written: fewer cost less than the transaction
+Place = tuple[int, float]
+"""The number of a vector, and the length of the embedding as the network gave it."""
 
 
 class SkippedImage(UserWarning):
@@ -51,16 +54,18 @@ class Embedded:
         skipped: ``{path: why}`` of files that are no readable images.
         sizes: of the files in bytes, ``[N]``; None where they are not known.
         times: of their last modification, in nanoseconds since 1970, ``[N]``; None where they are not known.
-        new: how many were embedded now, the others before; None where that is not known.
+        new: how many were embedded now; None where that is not known.
+        ids: of images of an index, ``[N]``; an image keeps its id while its path stays, and no id is used again.
     """
 
     folder: Path
     paths: Sequence[str]
     embeddings: Tensor
     skipped: dict[str, str]
-    sizes: NDArray[np.int64] | None = None
-    times: NDArray[np.int64] | None = None
+    sizes: Numbers | None = None
+    times: Numbers | None = None
     new: int | None = None
+    ids: Numbers | None = None
 
     @property
     def classes(self) -> Sequence[str]:
@@ -68,19 +73,14 @@ class Embedded:
         return [class_of(path) for path in self.paths]
 
 
-def class_of(path: str) -> str:
-    """The first sub-folder of a path; "" where it has none."""
-    return path.partition("/")[0] if "/" in path else ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a pass over images is.
+    """The progress of a pass over images.
 
     Args:
         done: images.
         images: to be embedded in all, by this process.
-        rate: images per second since it began.
+        rate: images per second since the pass began.
         seconds_left: at that rate.
     """
 
@@ -93,50 +93,90 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class HowToRead:
-    """How the images of folders are read and their embeddings kept.
+@dataclasses.dataclass
+class FolderPass:
+    """A folder whose images are all embedded, while no other process passes over one.
 
     Args:
-        store: the folder of the embeddings.
-        own: whether that is the run's own.
-        workers: processes that read; None for :func:`default_workers`.
-        listener: called after each batch.
+        collection: that has the vectors.
+        listing: of the folder.
+        kept: the numbers of the images in the listing that have an embedding, rising.
+        places: of these.
+        skipped: ``{path: why}`` of the others.
+        new: how many were embedded now.
     """
 
-    store: Path
-    own: bool = True
-    workers: int | None = None
-    listener: Listener | None = None
+    collection: Collection
+    listing: Listing
+    kept: list[int]
+    places: list[Place]
+    skipped: dict[str, str]
+    new: int
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the images, relative to the folder."""
+        return [self.listing.names[number] for number in self.kept]
+
+    @property
+    def facts(self) -> list[Facts]:
+        """Sizes and times of the images."""
+        return [self.listing.facts[number] for number in self.kept]
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the vectors."""
+        return np.array([number for number, _ in self.places], dtype=np.int64)
+
+    def vectors(self) -> Vectors:
+        """The vectors, ``[N, D]``; mapped from the file where they lie there in this order."""
+        numbers = self.numbers
+        with self.collection.transaction() as current:
+            mapped, first = current.vectors(), int(numbers[0])
+            if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+                return mapped[first : first + len(numbers)]
+            return mapped[numbers]
 
 
 @dataclasses.dataclass
-class _Pass:
-    """What one process has embedded."""
+class _Part:
+    """The images that one process has embedded, by their numbers in the listing."""
 
-    written: list[tuple[str, Numbers]] = dataclasses.field(default_factory=list)
+    places: dict[int, Place] = dataclasses.field(default_factory=dict)
     unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
     not_finite: list[int] = dataclasses.field(default_factory=list)
-    done: int = 0
 
 
 class ImageEmbedder:
     """A trained network with the preprocessing of its run.
 
     Args:
-        name: of the run, for errors.
+        run: the run's folder.
         network: in evaluation mode.
         device: where the network is.
         weights: the identity of the network's weights.
         precision: in which the network computes; float32, with a warning, on a device that does not have it.
-        how: how folders are read.
+        place: the collection's folder.
+        own: whether that is the run's own.
+        workers: processes that read; None for :func:`default_workers`.
+        listener: called after each batch of a folder.
     """
 
     def __init__(
-        self, name: str, network: Network, device: torch.device, weights: str, precision: Precision, how: HowToRead
+        self,
+        run: Path,
+        network: Network,
+        device: torch.device,
+        weights: str,
+        precision: Precision,
+        place: Path,
+        own: bool = True,
+        workers: int | None = None,
+        listener: Listener | None = None,
     ) -> None:
-        self.name, self.network, self.device, self.how = name, network, device, how
-        self.channels = network.preprocessing.channels  # what files are read as
+        self.run, self.network, self.device = run, network, device
+        self._own, self._workers, self._listener = own, workers, listener
+        self.channels = network.preprocessing.channels
         _, self.transform = network.preprocessing.transforms()
         self._memory_format: torch.memory_format | None = None  # known with the first batch
         self.precision = precision
@@ -144,82 +184,263 @@ class ImageEmbedder:
             check_precision(device, precision)
         except ConfigError as error:
             self.precision = "float32"
-            warnings.warn(f"{name} computes in float32: {error}", StoreWarning, stacklevel=4)
+            warnings.warn(f"{run} computes in float32: {error}", StoreWarning, stacklevel=4)
         facts = [weights, network.preprocessing.model_dump(), self.precision]
         self.identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        self._files = KeptFiles(EmbeddingStore(how.store, self.identity, network.embedding_size))
+        self.collection = Collection(place, Owner(run, self.identity, network.embedding_size))
         self._state = _state_of(network)
         self._converting = threading.RLock()
 
     @property
     def is_changed(self) -> bool:
-        """Whether weights of the network were changed or replaced since it was read: what is kept is not of it."""
+        """Whether weights of the network were changed or replaced since it was read."""
         with self._converting:
             return _state_of(self.network) != self._state
 
+    # Single images
+
     @torch.no_grad()
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
-        """Embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
+        """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         _check_batch_size(batch_size)
-        with self._files.asked() as asked:
-            inputs = _batches(map(self._input, several(images)), batch_size)
-            batches = [self._embed_some(batch, asked.embeddings) for batch in inputs]
+        new: dict[bytes, tuple[Facts, Vectors, float]] = {}
+        try:
+            batches = [
+                self._embed_batch(batch, new) for batch in _batches(map(self._input, several(images)), batch_size)
+            ]
+        finally:
+            self._keep(new, SEVERAL)
         if not batches:
             raise DataError("no images to embed; wanted one or more")
-        embeddings = torch.cat(batches)
-        bad = (~embeddings.isfinite().all(1)).nonzero().flatten().tolist()
+        vectors = torch.cat([vectors for vectors, _ in batches])
+        lengths = torch.cat([lengths for _, lengths in batches])
+        bad = (~(vectors.isfinite().all(1) & lengths.isfinite())).nonzero().flatten().tolist()
         if bad:
-            raise self._not_finite(len(bad), len(embeddings), f"number {bad[0]}")
-        return nn.functional.normalize(embeddings) if normalize else embeddings
+            raise self._not_finite(len(bad), len(vectors), f"number {bad[0]}")
+        return vectors if normalize else vectors * lengths[:, None]
 
-    def _embed_some(self, images: Sequence[Path | Tensor], of_files: Callable[..., NDArray[np.float32]]) -> Tensor:
-        """A batch of files and of transformed images; files by way of the store, while the network is the run's."""
-        files = {number: image for number, image in enumerate(images) if isinstance(image, Path)}
-        others = {number: image for number, image in enumerate(images) if isinstance(image, Tensor)}
-        parts = []
-        if files:
-            paths = [*files.values()]
-            rows = self._embed_files(paths) if self.is_changed else of_files(paths, self._embed_files)
-            parts.append(torch.from_numpy(rows).to(self.device))
-        if others:
-            parts.append(self._forward(torch.stack([*others.values()])))
-        return torch.cat(parts)[np.argsort([*files, *others])]
+    def _embed_batch(
+        self, images: Sequence[Path | Tensor], new: dict[bytes, tuple[Facts, Vectors, float]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return vectors and lengths of a batch; those of files that the collection has are not computed."""
+        files = {number: _facts_of(image) for number, image in enumerate(images) if isinstance(image, Path)}
+        known = {} if self.is_changed else self._known({key: facts for key, facts in files.values() if facts[0] >= 0})
+        known |= {key: (row, length) for key, (facts, row, length) in new.items()}
+        computed: dict[bytes | int, int] = {}  # file or number, and its row among those that are computed
+        inputs: list[Tensor] = []
+        for number, image in enumerate(images):
+            key = files[number][0] if number in files else number
+            if key not in known and key not in computed:
+                computed[key] = len(inputs)
+                inputs.append(image if isinstance(image, Tensor) else self._image(image))
+        if inputs:
+            raw = self._forward(torch.stack(inputs))
+            vectors, lengths = nn.functional.normalize(raw), raw.norm(dim=1)
+            rows, sizes = vectors.cpu().numpy(), lengths.tolist()
+            if not self.is_changed:
+                finite = np.isfinite(rows).all(1) & np.isfinite(sizes)
+                for key, facts in files.values():
+                    if facts[0] >= 0 and key in computed and finite[computed[key]]:
+                        new[key] = facts, rows[computed[key]], sizes[computed[key]]
+        out = torch.empty(len(images), self.network.embedding_size, device=self.device)
+        out_lengths = torch.empty(len(images), device=self.device)
+        for number in range(len(images)):
+            key = files[number][0] if number in files else number
+            if key in computed:
+                out[number], out_lengths[number] = vectors[computed[key]], lengths[computed[key]]
+            else:
+                row, length = known[key]  # type: ignore[index]
+                out[number], out_lengths[number] = torch.from_numpy(row).to(self.device), length
+        self._keep(new, WRITTEN)
+        return out, out_lengths
 
-    def _embed_files(self, files: Sequence[Path]) -> NDArray[np.float32]:
-        return self._forward(torch.stack([self._image(path) for path in files])).cpu().numpy()
+    def _known(self, files: dict[bytes, Facts]) -> dict[bytes, tuple[Vectors, float]]:
+        if not files or not self.collection.exists:
+            return {}
+        try:
+            return self.collection.embeddings_of(files)
+        except DataError as error:
+            warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=6)
+            return {}
+
+    def _keep(self, new: dict[bytes, tuple[Facts, Vectors, float]], least: int) -> None:
+        """Write new single files, if there are as many; a collection that is not of this network stays as it is."""
+        if len(new) < least:
+            return
+        try:
+            if not self.collection.exists:
+                with writing(self.collection.place):
+                    self.collection.place.mkdir(exist_ok=True)
+                self.collection.create(replace=False)
+            if self.collection.is_usable():
+                facts, rows, lengths = zip(*new.values(), strict=True)
+                self.collection.append([*new], facts, np.stack(rows), lengths)
+        except (UnwritableError, DataError) as error:
+            warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
+        new.clear()
+
+    # Folders
+
+    def embed_folder(self, folder: Path, normalize: bool, batch_size: int, workers: int | None = None) -> Embedded:
+        """Return embeddings of all images below a folder; see :meth:`TrainedRun.embed_folder`."""
+        with self.folder_pass(folder, batch_size, workers) as done:
+            points = torch.from_numpy(done.vectors()).to(self.device)
+            if not normalize:
+                points = points * torch.tensor([length for _, length in done.places], device=self.device)[:, None]
+            sizes, times = np.array(done.facts, dtype=np.int64).T.copy()
+            return Embedded(folder, done.paths, points, done.skipped, sizes, times, done.new)
+
+    @contextlib.contextmanager
+    def folder_pass(self, folder: Path, batch_size: int, workers: int | None = None) -> Iterator[FolderPass]:
+        """Embed what the collection does not have of a folder, and hold the collection while the block runs.
+
+        Raises:
+            DataError: no readable image, or a worker died.
+            UnwritableError: the disk is full, say; what was written stays.
+            ConfigError: ``batch_size`` below 1, or workers below 0.
+        """
+        _check_batch_size(batch_size)
+        workers = self._workers if workers is None else workers
+        check_workers(workers)
+        listing: Listing = from_rank_0(list_folder(folder) if rank() == 0 else None)
+        root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+        keys = [root + path_bytes(name) for name in listing.names]
+        with self._opened() as collection:
+            files = dict(zip(keys, listing.facts, strict=True))
+            found, gone = from_rank_0(collection.find(root, files) if rank() == 0 else None)
+            missing = [number for number, key in enumerate(keys) if key not in found]
+            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
+            parts = from_ranks(self._embed_missing(collection, listing, keys, own, batch_size, workers))
+            places, skipped = from_rank_0(self._joined(listing, missing, parts) if rank() == 0 else None)
+            places |= {number: found[key] for number, key in enumerate(keys) if key in found}
+            kept = sorted(places)
+            new = len(kept) - len(found)
+            yield FolderPass(collection, listing, kept, [places[number] for number in kept], skipped, new)
+            if num_processes() == 1:
+                collection.forget(gone)
+                collection.compact()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Collection]:
+        """Open the run's collection, for this process alone; rank 0 does so for the others.
+
+        A network that was changed, and a run whose collection cannot be written, have a temporary one.
+        """
+        changed = self.is_changed
+        if changed and num_processes() > 1:
+            raise ConfigError(
+                f"{self.run}: its network was changed since it was read, and several processes "
+                "share what they embed by the collection, which is of the run; use one"
+            )
+        if rank() > 0:
+            from_rank_0(None)  # which raises the same where it cannot be had
+            yield self.collection
+            return
+        place = self.collection.place
+        if not changed and (why := why_unwritable(place)) is not None:
+            if num_processes() > 1:
+                raise ConfigError(
+                    f"{place}: several processes share what they embed by this folder, which cannot be "
+                    "written; wanted another one, type --store FOLDER"
+                )
+            text = f"{place}: cannot be written ({why}), so embeddings are not kept; --store FOLDER names another place"
+            warnings.warn(f"{text} for them", StoreWarning, stacklevel=6)
+            changed = True
+        if changed:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+                collection = Collection(Path(temporary), self.collection.owner)
+                collection.create(replace=True)
+                yield collection
+            return
+        with self.collection.locked():
+            self.collection.create(replace=self._own)
+            from_rank_0(None)
+            yield self.collection
 
     @torch.no_grad()
-    def embed_folder(self, folder: Path, normalize: bool, batch_size: int, workers: int | None = None) -> Embedded:
-        """Embeddings of all images below a folder; see :meth:`TrainedRun.embed_folder`."""
-        _check_batch_size(batch_size)
-        workers = self.how.workers if workers is None else workers
-        check_workers(workers)
-        listing = from_rank_0(list_folder(folder) if rank() == 0 else None)
-        with self._store() as store:
-            places: Places = from_rank_0(store.find(listing) if rank() == 0 else None)
-            missing = places.missing()
-            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
-            passes = from_ranks(self._embed_missing(store, listing, own, batch_size, workers))
-            places, skipped = from_rank_0(self._joined(listing, places, passes) if rank() == 0 else None)
-            kept, embeddings = store.read(places)
-            from_ranks(None)  # none reads any more
-            if rank() == 0:
-                store.compact(places)
-            from_rank_0(None)
-        points = torch.from_numpy(embeddings).to(self.device)
-        new = sum(len(numbers) for each in passes for _, numbers in each.written)
-        return Embedded(
-            folder,
-            [listing.names[number] for number in kept],
-            nn.functional.normalize(points, out=points) if normalize else points,
-            skipped,
-            listing.sizes[kept],
-            listing.times[kept],
-            new,
+    def _embed_missing(
+        self,
+        collection: Collection,
+        listing: Listing,
+        keys: Sequence[bytes],
+        numbers: Sequence[int],
+        batch_size: int,
+        workers: int | None,
+    ) -> _Part:
+        """Embed images and write them as they come; when something fails, the rest is written as well."""
+        part, waiting = _Part(), [np.empty((0, self.network.embedding_size + 1), np.float32)]
+        of_waiting: list[int] = []
+        paths = [listing.folder / listing.names[number] for number in numbers]
+        pace, done = Pace(0, len(numbers)), 0
+        begun = last = time.perf_counter()
+
+        def write() -> None:
+            rows = np.concatenate(waiting)
+            wanted = [*of_waiting]
+            del waiting[1:], of_waiting[:]
+            if wanted:
+                lengths = rows[:, -1].tolist()
+                of_files = [keys[number] for number in wanted], [listing.facts[number] for number in wanted]
+                first = collection.append(*of_files, np.ascontiguousarray(rows[:, :-1]), lengths)
+                part.places.update({n: (first + row, lengths[row]) for row, n in enumerate(wanted)})
+
+        batches = read_batches(
+            paths,
+            self.channels,
+            self.transform,
+            min(batch_size, READ),
+            default_workers(len(paths)) if workers is None else workers,
+            self.device,
         )
+        try:
+            for images, rows, unreadable in batches:
+                part.unreadable |= {numbers[row]: why for row, why in unreadable.items()}
+                done += len(rows) + len(unreadable)
+                if images is not None:
+                    raw = self._forward(images)
+                    both = torch.cat([nn.functional.normalize(raw), raw.norm(dim=1, keepdim=True)], 1).cpu().numpy()
+                    good = np.isfinite(both).all(1)
+                    part.not_finite += [numbers[row] for row, fits in zip(rows, good, strict=True) if not fits]
+                    of_waiting += [numbers[row] for row, fits in zip(rows, good, strict=True) if fits]
+                    waiting.append(both[good])
+                if len(of_waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
+                    write()
+                    last = time.perf_counter()
+                if self._listener is not None:
+                    rate = done / max(time.perf_counter() - begun, 1e-9)
+                    self._listener(Progress(done, len(paths), rate, pace.seconds_left(done)))
+        except OSError:  # the disk is full, say: what was written stays
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error says more
+                write()
+            raise
+        write()
+        return part
+
+    def _joined(
+        self, listing: Listing, missing: Sequence[int], parts: Sequence[_Part]
+    ) -> tuple[dict[int, Place], dict[str, str]]:
+        """Return the places of new images and the files that were left out, with a warning for each."""
+        skipped = dict(listing.others)
+        places: dict[int, Place] = {}
+        not_finite: list[int] = []
+        for part in parts:
+            places |= part.places
+            not_finite += part.not_finite
+            skipped |= {listing.names[number]: why for number, why in part.unreadable.items()}
+        for why in skipped.values():
+            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
+        if not_finite:
+            raise self._not_finite(len(not_finite), len(places) + len(not_finite), listing.names[min(not_finite)])
+        if len(missing) == len(listing.names) and not places:
+            first = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
+            files = len(listing.names) + len(listing.others)
+            raise DataError(f"{listing.folder}: no readable image among {files} files{first}")
+        return places, skipped
 
     def some_images(self, folder: Path | None) -> Tensor:
-        """Transformed images to compare networks by, ``[100, C, S, S]`` at most, on the CPU.
+        """Return transformed images to compare networks by, ``[100, C, S, S]`` at most, on the CPU.
 
         Args:
             folder: whose first images they are; None for images of noise, the same each time.
@@ -238,89 +459,10 @@ class ImageEmbedder:
             raise DataError(f"{folder}: no readable image to compare by")
         return torch.cat(images)
 
-    @contextlib.contextmanager
-    def _store(self) -> Iterator[EmbeddingStore]:
-        """The store: rank 0 has it for itself and for the others."""
-        place, size = self.how.store, self.network.embedding_size
-        if self.is_changed:
-            if num_processes() > 1:
-                raise ConfigError(
-                    f"{self.name}: its network was changed since it was read, and several processes "
-                    "share what they embed by the store, which is of the run; use one"
-                )
-            yield EmbeddingStore(None, self.identity, size)
-            return
-        if rank() > 0:
-            from_rank_0(None)  # which raises the same where it cannot be had
-            yield EmbeddingStore(place, self.identity, size)
-            return
-        with opened_store(place, self.identity, size, self.how.own) as store:
-            if num_processes() > 1 and store.place is None:
-                raise ConfigError(
-                    f"{place}: several processes share what they embed by this folder, which cannot be "
-                    "written; wanted another one, type --store FOLDER"
-                )
-            from_rank_0(None)
-            yield store
-
-    def _embed_missing(
-        self, store: EmbeddingStore, listing: Listing, numbers: Numbers, batch_size: int, workers: int | None
-    ) -> _Pass:
-        """Embeds images and writes them as it goes; what is not written when something fails is written then."""
-        result, waiting = _Pass(), Waiting(store, listing)
-        result.written = waiting.written
-        pace = Pace(0, len(numbers))
-        begun = time.perf_counter()
-        paths = [listing.folder / listing.names[number] for number in numbers]
-        workers = default_workers(len(paths)) if workers is None else workers
-        try:
-            for images, places, unreadable in read_batches(
-                paths, self.channels, self.transform, min(batch_size, READ), workers, self.device
-            ):
-                result.unreadable |= {int(numbers[place]): why for place, why in unreadable.items()}
-                result.done += len(places) + len(unreadable)
-                if images is not None:
-                    self._take(images, numbers[places], waiting, result)
-                if self.how.listener is not None:
-                    rate = result.done / max(time.perf_counter() - begun, 1e-9)
-                    self.how.listener(Progress(result.done, len(paths), rate, pace.seconds_left(result.done)))
-        except OSError:  # the disk is full, say: what was written stays
-            raise
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error says more
-                waiting.write()
-            raise
-        waiting.write()
-        return result
-
-    def _take(self, images: Tensor, numbers: Numbers, waiting: Waiting, result: _Pass) -> None:
-        embeddings = self._forward(images)
-        good = embeddings.isfinite().all(1).cpu().numpy()
-        result.not_finite += numbers[~good].tolist()
-        waiting.add(numbers[good].tolist(), embeddings.cpu().numpy()[good])
-
-    def _joined(self, listing: Listing, places: Places, passes: Sequence[_Pass]) -> tuple[Places, dict[str, str]]:
-        """Where everything is now, and what was left out; each file of that is warned of."""
-        skipped = dict(listing.others)
-        not_finite: list[int] = []
-        for each in passes:
-            not_finite += each.not_finite
-            skipped |= {listing.names[number]: why for number, why in each.unreadable.items()}
-            for name, numbers in each.written:
-                places.add(name, numbers)
-        for why in skipped.values():
-            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
-        if not_finite:
-            images = sum(each.done - len(each.unreadable) for each in passes)
-            raise self._not_finite(len(not_finite), images, listing.names[min(not_finite)])
-        if len(places.missing()) == len(listing.names):
-            first = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
-            files = len(listing.names) + len(listing.others)
-            raise DataError(f"{listing.folder}: no readable image among {files} files{first}")
-        return places, skipped
+    # The network
 
     def _input(self, image: Any) -> Path | Tensor:
-        """A file as its path, since it may be in the store; anything else transformed, since it may be large."""
+        """Return a file as its path, since the collection may have it; anything else transformed: it may be large."""
         return Path(image) if isinstance(image, (str, os.PathLike)) else self._image(image)
 
     def _image(self, image: Any) -> Tensor:
@@ -340,21 +482,18 @@ class ImageEmbedder:
 
     def _not_finite(self, bad: int, images: int, first: str) -> DataError:
         return DataError(
-            f"{self.name}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
+            f"{self.run}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
             "train it again, with a lower optimizer.lr"
         )
 
 
 def _state_of(network: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Which tensors a network has, and how often each was written to."""
+    """Return which tensors a network has, and how often each was written to."""
     return tuple((id(each), each._version) for each in itertools.chain(network.parameters(), network.buffers()))
 
 
 def _memory_format(network: Network, image: Tensor) -> torch.memory_format:
-    """How images and weights lie in memory: on the CPU with the channels last, which convolutions like.
-
-    The network is brought into that form; one that does not work with it stays as it is.
-    """
+    """Bring a network on the CPU into the channels-last format, if it works with that; return the images' format."""
     if image.device.type != "cpu":
         return torch.contiguous_format
     try:
@@ -371,12 +510,17 @@ def _check_batch_size(batch_size: int) -> None:
         raise ConfigError(f"batch_size {batch_size}: wanted 1 or more")
 
 
-def names_of(images: Images) -> list[str]:
-    """The path of every image, "" for one that is no file.
+def _facts_of(file: Path) -> tuple[bytes, Facts]:
+    """Return the path without links but for its own name, and size and time; -1 of a file that cannot be looked at."""
+    try:
+        about = file.stat()
+        return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), (about.st_size, about.st_mtime_ns)
+    except (OSError, ValueError):  # a path with a zero byte is a ValueError
+        return os.fsencode(str(file)), (-1, -1)
 
-    Args:
-        images: as of :func:`several`; a generator is used up.
-    """
+
+def names_of(images: Images) -> list[str]:
+    """Return the path of every image, "" for one that is no file; a generator is used up."""
     if isinstance(images, Tensor):
         return [""] * (1 if images.ndim == 3 else len(images))
     return [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in several(images)]
@@ -389,8 +533,8 @@ def _batches(images: Iterable[Path | Tensor], size: int) -> Iterator[list[Path |
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[str]]:
-    """Collects what :class:`SkippedImage` warnings say, for the command line."""
+def forward_warnings() -> Iterator[list[str]]:
+    """Collect the texts of :class:`SkippedImage` warnings; others are shown as ever."""
     texts: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", SkippedImage)
@@ -404,3 +548,37 @@ def heard() -> Iterator[list[str]]:
 
         warnings.showwarning = show
         yield texts
+
+
+def save_embeddings(embedded: Embedded, path: Path) -> None:
+    """Write embeddings, paths and classes to an ``.npz`` or ``.parquet`` file.
+
+    Args:
+        embedded: the images.
+        path: of the file; the columns of one that ends in ``.parquet`` are ``path``, ``class``, ``size``,
+            ``modified_ns`` and ``embedding``. Paths and classes are text, or bytes if one of them is no UTF-8.
+    """
+    points = embedded.embeddings.cpu().numpy()
+    if path.suffix != ".parquet":
+
+        def save_npz(temporary: Path) -> None:
+            with temporary.open("wb") as file:
+                np.savez(file, embeddings=points, paths=np.array(embedded.paths), classes=np.array(embedded.classes))
+
+        write_atomically(path, save_npz)
+        return
+    with needs_extra("train", "a .parquet file"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    def texts(names: Sequence[str]) -> Any:
+        try:
+            return pa.array(names, pa.string())
+        except UnicodeEncodeError:
+            return pa.array([os.fsencode(name) for name in names], pa.binary())
+
+    columns = {"path": texts(embedded.paths), "class": texts(embedded.classes)}
+    if embedded.sizes is not None and embedded.times is not None:
+        columns |= {"size": pa.array(embedded.sizes), "modified_ns": pa.array(embedded.times)}
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(pa.array(points.reshape(-1)), points.shape[1])
+    write_atomically(path, lambda temporary: pq.write_table(pa.table(columns), temporary, use_dictionary=["class"]))

@@ -1,7 +1,8 @@
-"""Image files of a folder as batches, read by data-loader workers; and what users pass for an image, as a tensor."""
+"""Images of a folder, listed and read in batches; single images that a caller passes, as tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -16,19 +17,84 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from ..data import Steps, image_tensor, read_image
 from ..errors import ConfigError, DataError
 from ..experiment.workers import Watched, begin
+from .checks import check_images_folder
 
 MOST_WORKERS, FEW = 8, 256
+Facts = tuple[int, int]
+"""Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
 Item = tuple[Tensor | None, int, str]
 Batch = tuple[Tensor | None, list[int], dict[int, str]]
 
 
+# Folders
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The visible files below a folder, in the order of their paths, folder by folder.
+
+    Args:
+        folder: as the user names it.
+        names: of the image files, relative to the folder.
+        facts: size and time of each.
+        others: ``{name: why}`` of files that are no images by their names, and of folders that cannot be read.
+    """
+
+    folder: Path
+    names: list[str]
+    facts: list[Facts]
+    others: dict[str, str]
+
+
+def list_folder(folder: Path) -> Listing:
+    """List a folder without opening a file; hidden files, and hidden and linked folders, are left out.
+
+    Raises:
+        DataError: no such folder.
+    """
+    check_images_folder(folder)
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query need not
+
+    listing = Listing(folder, [], [], {})
+    for name, about in _files(folder, "", listing.others):
+        if name.lower().endswith(IMG_EXTENSIONS):
+            listing.names.append(name)
+            listing.facts.append((about.st_size, about.st_mtime_ns))
+        else:
+            listing.others[name] = f"{folder / name}: no image by its name"
+    return listing
+
+
+def _files(folder: Path, inside: str, others: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        entries = sorted(os.scandir(folder / inside), key=lambda entry: entry.name)
+    except OSError as error:
+        others[inside] = f"{folder / inside}: cannot be read ({error.strerror or error})"
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        name = f"{inside}/{entry.name}" if inside else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(folder, name, others)
+            continue
+        try:
+            if entry.is_file():
+                yield name, entry.stat()
+            elif entry.is_symlink():
+                to = "a folder, which is not followed" if entry.is_dir() else "what is not there"
+                others[name] = f"{folder / name}: a link to {to}"
+        except OSError:  # gone meanwhile
+            continue
+
+
 class FileImages(Dataset[Item]):
-    """Files of a folder; an item is the transformed image, its number, and why there is none.
+    """Transformed images of files, each with its number and why it could not be read.
 
     Args:
         paths: of the files.
         channels: what they are read as.
-        steps: what is done to each.
+        steps: of the transform.
     """
 
     def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
@@ -46,13 +112,10 @@ class FileImages(Dataset[Item]):
 
 
 def default_workers(images: int) -> int:
-    """How many processes read so many files, where nobody says: none for fewer than 256.
+    """Return how many processes read so many files by default.
 
-    Else as many as this process may use processors, up to 8; none where processes cannot be forked (Windows, macOS),
-    since there a script without ``if __name__ == "__main__"`` would start itself anew.
-
-    Args:
-        images: to be read.
+    None for fewer than 256, and where processes cannot be forked (Windows, macOS), since a script without
+    ``if __name__ == "__main__"`` would start itself anew there; else one per processor, up to 8.
     """
     if images < FEW or multiprocessing.get_all_start_methods()[0] == "spawn":
         return 0
@@ -61,11 +124,7 @@ def default_workers(images: int) -> int:
 
 
 def check_workers(workers: int | None) -> None:
-    """Refuses a number of workers that there cannot be.
-
-    Raises:
-        ConfigError: below 0.
-    """
+    """Refuse fewer than 0 workers with a ConfigError."""
     if workers is not None and workers < 0:
         raise ConfigError(f"--workers {workers}: wanted 0 or more")
 
@@ -73,21 +132,21 @@ def check_workers(workers: int | None) -> None:
 def read_batches(
     paths: Sequence[Path], channels: int, steps: Steps, batch_size: int, workers: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Image files as a network gets them, in order.
+    """Read image files for a network, in order.
 
     Args:
         paths: of the files.
         channels: what they are read as.
-        steps: what is done to them; the last ones on the device.
+        steps: of the transform; the last ones run on the device.
         batch_size: files at a time.
         workers: processes that read; 0 for this one.
         device: where batches are wanted.
 
     Yields:
-        Images ``[B, C, S, S]``, or None if no file of the batch can be read; the number of each; and why others cannot.
+        Images ``[B, C, S, S]``, or None if no file of the batch can be read; the number of each; why others cannot.
 
     Raises:
-        DataError: a worker died; the text has the image that it had.
+        DataError: a worker died; the text has the image that it was reading.
     """
     early, last = steps.divided()
     pinned = device.type in ("cuda", "xpu")
@@ -114,16 +173,16 @@ def _joined(items: Sequence[Item]) -> Batch:
     )
 
 
-def several(images: Any) -> Any:
-    """What a user passes for images as something to iterate over, once; a single image becomes a list of one.
+# Single images
 
-    Args:
-        images: a path, a PIL image, an array, a tensor; or several of them in a list, an array, a tensor, a generator.
+
+def several(images: Any) -> Any:
+    """Return what a caller passes for images as something to iterate over once; a single image becomes a list.
 
     Raises:
-        TypeError: anything else.
+        TypeError: it is no path, PIL image, array, tensor, and no list, array, tensor or generator of them.
     """
-    if isinstance(images, (str, Path)) or _is_pil(images):
+    if isinstance(images, (str, os.PathLike)) or _is_pil(images):
         return [images]
     if isinstance(images, Tensor):
         return [images] if images.ndim < 4 else images
@@ -145,11 +204,11 @@ _WANTED = (
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
-    """What a user passes for an image as uint8 ``[C, H, W]``.
+    """Return what a caller passes for an image as uint8 ``[C, H, W]``.
 
     Args:
         image: a path, a PIL image, an array or a tensor.
-        channels: C that is wanted; files, PIL images and arrays are converted.
+        channels: C; files, PIL images and arrays are converted.
         smallest: as of :func:`read_image`.
 
     Raises:

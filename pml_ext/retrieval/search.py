@@ -1,290 +1,342 @@
-"""The nearest images of an index: by Euclidean distance, exactly or with faiss, or by a learned metric."""
+"""Nearest vectors by Euclidean distance: exactly, or approximately with faiss.
+
+Up to 200,000 images are compared with every query; more are searched by faiss's ``IVFn,Flat``, n the square root of
+their number. Without faiss, all are compared.
+
+An index of lists (``IVF...``) compares a query with some of its lists, ``nprobe``; a graph (``HNSW...``) keeps some
+candidates, ``efSearch``. Either number is the *effort* of a search. It is chosen when the index is built: doubled,
+``nprobe`` from 1 and ``efSearch`` from 64, until recall@10 reaches 0.95 on a sample of at most 200 of the images; where
+no effort does (codes that lose too much), the smallest within 0.01 of the best is taken. A query that gets fewer
+answers than it asks for is searched again with twice the effort.
+
+With less than 64 candidates, a graph finds more neighbors of an image that is in it than of a new one, and the
+measured recall would promise too much.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-import os
-import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import ConfigError, shortened, unknown
-from ..evaluation import Search, neighbors_under, reranked_under
-from .checks import RetrievalWarning
-from .embedding import class_of
-from .exact import nearest_among, nearest_of
-from .faiss_index import FaissIndex, check_effort
-from .index import Gallery, IndexedImages
-from .table import Numbers
+from ..errors import ConfigError, needs_extra
+from ..evaluation import default_neighbors, has_faiss
 
-if TYPE_CHECKING:
-    from ..pml import BaseDistance
-
-METRICS = ("euclidean", "learned")
-
-__all__ = ["METRICS", "Answer", "RetrievalWarning", "answers_of", "check_search", "rows_within", "search_of"]
+EXACT, MOST_EXACT = "exact", 200_000  # what is typed for exact search, and the images up to which it is the default
+TARGET = 0.95  # recall@10 that the effort is chosen for
+_SAMPLE, _NEIGHBORS = 200, 10  # queries and their exact answers, for measured recall
+_FIRST = {"nprobe": 1, "efSearch": 64}  # faiss's names of the effort, and what the doubling begins with
+_MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
+_ROWS = 1 << 16  # vectors that are copied at a time
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What was found for one query.
+def nearest_of(points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distances and numbers of the nearest references, ``[Q, k]``, nearest first.
 
     Args:
-        query: the query's path, or its number.
-        paths: the nearest images, nearest first.
-        distances: of these images: Euclidean between normalized embeddings, or of the learned metric.
-        classes: the sub-folder of each, where the indexed folder has one per class.
-        query_class: the query's sub-folder, where it lies in the indexed folder.
-        ids: of these images, which they keep while they are in the index; none of an index that is not on the disk.
+        points: ``[Q, D]``.
+        k: at most R.
+        reference: ``[R, D]``; one that is mapped from a file is not copied.
+    """
+    if points.device.type != "cpu" or not has_faiss():
+        return default_neighbors().search(points, k, reference)
+    import faiss
+
+    squared, numbers = faiss.knn(_rows(points), _rows(reference), k)
+    return torch.from_numpy(squared).clamp_(min=0).sqrt_(), torch.from_numpy(numbers)
+
+
+def nearest_among(rows: NDArray[np.int64], points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distances and numbers of the nearest among some references, 65,536 of which are copied at a time.
+
+    Args:
+        rows: their numbers, ``[M]``.
+        points: ``[Q, D]``.
+        k: at most M.
+        reference: ``[R, D]``.
+    """
+    best, which = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.long, device=points.device)
+    for start in range(0, len(rows), _ROWS):
+        some = torch.from_numpy(rows[start : start + _ROWS]).to(reference.device)
+        distances, numbers = nearest_of(points, min(k, len(some)), reference[some].to(points.device))
+        best = torch.cat([best, distances], 1)
+        which = torch.cat([which, some.to(numbers.device)[numbers]], 1)
+        best, order = best.sort(dim=1, stable=True)
+        best, which = best[:, :k], which.gather(1, order)[:, :k]
+    return best, which
+
+
+def chosen_factory(factory: str, images: int) -> str:
+    """Return the factory string of an index, "" for exact search.
+
+    Args:
+        factory: as typed: "" for the rule of this module, ``"exact"``, or a factory string.
+        images: how many there are.
+    """
+    if factory:
+        return "" if factory == EXACT else factory
+    return f"IVF{math.isqrt(images)},Flat" if images > MOST_EXACT and has_faiss() else ""
+
+
+def _faiss(factory: str) -> Any:
+    with needs_extra("cpu", f"the index {factory!r}"):
+        import faiss
+    return faiss
+
+
+class FaissIndex:
+    """A faiss index of normalized embeddings; see :meth:`build` and :meth:`read`.
+
+    Args:
+        factory: faiss's factory string.
+        index: faiss's object.
+
+    Attributes:
+        setting: faiss's name of the effort, ``"nprobe"`` or ``"efSearch"``; "" for an index that has neither.
+        effort: of a search; 0 where there is nothing to set.
+        recall: recall@10 with that effort, measured on a sample; None for an index of one image.
     """
 
-    query: str
-    paths: list[str]
-    distances: list[float]
-    classes: list[str]
-    query_class: str | None
-    ids: list[int] = dataclasses.field(default_factory=list)
+    def __init__(self, factory: str, index: Any) -> None:
+        self.factory, self.index = factory, index
+        self.setting = _setting(factory, index)
+        self.effort = self._effort_set = 0
+        self.recall: float | None = None
+
+    @classmethod
+    def build(cls, factory: str, points: Tensor, effort: int | None = None) -> FaissIndex:
+        """Index points and measure the recall.
+
+        Args:
+            factory: faiss's factory string.
+            points: ``[N, D]``, normalized.
+            effort: of a search, at least 1; by default chosen by the rule of this module.
+
+        Raises:
+            ConfigError: faiss refuses the factory string.
+            MissingExtraError: faiss is not installed.
+        """
+        faiss, rows = _faiss(factory), _rows(points)
+        try:
+            index = faiss.index_factory(rows.shape[1], factory)
+            index.train(rows)
+            index.add(rows)
+        except RuntimeError as error:
+            raise _refused(factory, f" for {len(rows)} images", error) from None
+        built = cls(factory, index)
+        built._tune(points, effort)
+        return built
+
+    @classmethod
+    def read(cls, path: Path, factory: str) -> FaissIndex:
+        """Open an index that :meth:`write` wrote, without effort and recall; a damaged file raises RuntimeError.
+
+        Lists, and with faiss of 1.11 or later graphs and codes too, are mapped into memory.
+        """
+        faiss = _faiss(factory)
+        lists = "IVF" in factory or not hasattr(faiss, "IO_FLAG_MMAP_IFC")
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if lists else faiss.IO_FLAG_MMAP_IFC)
+        for part in _parts(faiss, index):
+            on_disk = faiss.downcast_InvertedLists(part.invlists) if hasattr(part, "invlists") else None
+            if on_disk is not None and hasattr(on_disk, "prefetch_nthread"):
+                on_disk.prefetch_nthread = 0  # threads that fetch a query's lists take longer than the search
+        return cls(factory, index)
+
+    def write(self, path: Path) -> None:
+        """Write the index, but for effort and recall."""
+        _faiss(self.factory).write_index(self.index, str(path))
+
+    @property
+    def most(self) -> int:
+        """The greatest effort that changes anything: all lists, or all images."""
+        if self.setting == "nprobe":
+            return int(_faiss(self.factory).extract_index_ivf(self.index).nlist)
+        return int(self.index.ntotal)
+
+    def search(self, points: Tensor, k: int, effort: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; -1 where there are no more.
+
+        Args:
+            points: ``[Q, D]``.
+            k: at most as many as the index holds.
+            effort: ``nprobe`` or ``efSearch``; by default the index's own.
+        """
+        rows, effort = _rows(points), effort or self.effort
+        if self.setting == "efSearch":
+            effort = max(effort, k)  # fewer candidates than answers would leave some out
+        distances, numbers = self._search(rows, k, effort)
+        while self.setting and effort < self.most and (short := (numbers < 0).any(1)).any():
+            effort = min(2 * effort, self.most)
+            distances[short], numbers[short] = self._search(rows[short], k, effort)
+        return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
+
+    def _search(self, rows: NDArray[np.float32], k: int, effort: int) -> tuple[Any, Any]:
+        self._set(effort)
+        return self.index.search(rows, k)  # type: ignore[no-any-return]
+
+    def _set(self, effort: int) -> None:
+        if self.setting and effort != self._effort_set:  # setting it takes as long as searching a list
+            _faiss(self.factory).ParameterSpace().set_index_parameter(self.index, self.setting, effort)
+            self._effort_set = effort
+
+    def within(self, points: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+        """Return the pairs of points and images within a radius, as far as the index's own effort finds them.
+
+        Args:
+            points: ``[Q, D]``.
+            radius: Euclidean.
+
+        Returns:
+            The numbers of points and of images, two tensors ``[P]`` on the CPU.
+
+        Raises:
+            ConfigError: the index is of a kind that cannot search by a radius.
+        """
+        self._set(self.effort)
+        try:
+            limits, _, numbers = self.index.range_search(_rows(points), (1 + 1e-5) * radius**2 + 1e-6)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--duplicates: the index {self.factory} finds no images by a radius "
+                f"({_reason(error)}); type: pml-ext index RUN --index exact"
+            ) from None
+        counts = torch.from_numpy(np.diff(limits.astype(np.int64)))
+        return torch.arange(len(points)).repeat_interleave(counts), torch.from_numpy(numbers)
+
+    def _tune(self, points: Tensor, effort: int | None) -> None:
+        """Choose the effort by the rule of this module, and measure recall@10."""
+        if len(points) < 2:  # an image has no other to find
+            self.effort, self.recall = effort or _FIRST.get(self.setting, 0), None
+            return
+        sample = _Sample(points)
+        if effort is not None or not self.setting:
+            self.effort = effort or 0
+            self.recall = sample.recall(self, self.effort)
+            return
+        tried: dict[int, float] = {}
+        for each in _doubled(_FIRST[self.setting], self.most if self.setting == "nprobe" else _MOST_CANDIDATES):
+            tried[each] = sample.recall(self, each)
+            if tried[each] >= TARGET:
+                break
+        best = max(tried.values())
+        enough = TARGET if best >= TARGET else best - 0.01
+        self.effort, self.recall = next((each, recall) for each, recall in tried.items() if recall >= enough)
 
 
-def check_search(
-    held: Gallery, k: int, learned: bool, shortlist: int | None, effort: int | None, within: str | None = None
-) -> None:
-    """Refuses options of a query that are out of range, or that nothing would heed.
+def _doubled(first: int, most: int) -> Iterator[int]:
+    while first < most:
+        yield first
+        first *= 2
+    yield most
+
+
+class _Sample:
+    """Some of at least 2 indexed points with their exact nearest ones, themselves left out."""
+
+    def __init__(self, points: Tensor) -> None:
+        count = len(points)
+        self.points, self.neighbors = points, min(_NEIGHBORS, count - 1)
+        self.chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
+        _, exact = nearest_of(points[self.chosen], self.neighbors + 1, points)
+        distances, counted = self._distances(exact)
+        # An answer as near as the farthest exact one is right: duplicates make several right answers.
+        self.farthest = distances.where(counted, -torch.inf).amax(1, keepdim=True)
+
+    def recall(self, index: FaissIndex, effort: int) -> float:
+        """Return the share of the exact answers that a search finds."""
+        numbers = index.search(self.points[self.chosen], self.neighbors + 1, effort)[1]
+        distances, counted = self._distances(numbers)
+        right = counted & (distances <= self.farthest + 1e-6)
+        return int(right.sum()) / (len(self.chosen) * self.neighbors)
+
+    def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
+        numbers = numbers.to(self.points.device)
+        distances = (self.points[numbers] - self.points[self.chosen][:, None]).norm(dim=2)
+        others = (numbers >= 0) & (numbers != self.chosen[:, None])
+        return distances, others & (others.cumsum(1) <= self.neighbors)
+
+
+def check_factory(factory: str, size: int, images: int, effort: int | None = None) -> None:
+    """Refuse a factory string before there is anything to index.
+
+    Args:
+        factory: faiss's factory string.
+        size: of an embedding.
+        images: how many are to be indexed.
+        effort: of a search, if one is wanted.
 
     Raises:
-        ConfigError: k, shortlist or effort below 1, a shortlist without a learned metric, or an effort of a search
-            that has none.
+        ConfigError: faiss refuses the factory string, it wants more images to be trained, or has no effort to set.
+        MissingExtraError: faiss is not installed.
     """
-    if k < 1:
-        raise ConfigError(f"-k {k}: wanted 1 or more")
-    if shortlist is not None:
-        if not learned:
-            raise ConfigError("--shortlist goes with --metric learned")
-        if shortlist < 1:
-            raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more")
-    check_effort(effort)
-    if effort is None:
-        return
-    if held.faiss is None:
-        raise ConfigError(f"--effort {effort}: {held.place} is searched exactly; leave out --effort")
-    if not held.faiss.setting:
+    faiss = _faiss(factory)
+    try:
+        index = faiss.index_factory(size, factory)
+        parts = [*_parts(faiss, index)]
+        if any(part.hnsw.nb_neighbors(1) < 2 for part in parts if hasattr(part, "hnsw")):
+            raise RuntimeError("a graph of fewer than 2 links an image")
+        if any(part.nlist < 1 for part in parts if hasattr(part, "nlist")):
+            raise RuntimeError("no lists")
+    except RuntimeError as error:
+        raise _refused(factory, "", error) from None
+    if isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
+        raise ConfigError(f"--index {factory}: images are numbered without IDMap; leave it out")
+    wanted = max((_clusters(faiss, part) for part in parts), default=0)
+    if 0 < images < wanted:
         raise ConfigError(
-            f"--effort {effort}: the index {held.factory} has no nprobe and no efSearch; leave out --effort"
+            f"--index {factory}: wants {wanted} images or more to be trained, and there are {images}; "
+            f'type --index "IVF{math.isqrt(images)},Flat", or leave it out'
         )
-    if within is not None:
-        raise ConfigError(f"--effort {effort}: the images of a class are searched exactly; leave out --effort")
-    if learned and shortlist is None:
-        raise ConfigError(
-            f"--effort {effort}: the learned metric is compared with all images; "
-            "add --shortlist K, or leave out --effort"
-        )
+    if effort is not None and not _setting(factory, index):
+        raise ConfigError(f"--effort {effort}: the index {factory} has no nprobe and no efSearch; leave out --effort")
 
 
-def rows_within(held: Gallery, name: str) -> Numbers:
-    """The images of a class, by number.
-
-    Args:
-        held: the index.
-        name: of the class, a sub-folder.
-
-    Raises:
-        ConfigError: no such class; the text has the nearest names.
-    """
-    embedded = held.embedded
-    if isinstance(embedded, IndexedImages) and embedded.table is not None:
-        names, numbers = embedded.table.class_names, embedded.table.class_numbers
-    else:
-        names = [*dict.fromkeys(embedded.classes)]
-        numbers = np.array([names.index(each) for each in embedded.classes], dtype=np.int32)
-    if name not in names:
-        raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, sorted(names))}")
-    return np.flatnonzero(numbers == names.index(name))
+def check_effort(effort: int | None) -> None:
+    """Refuse an effort below 1 with a ConfigError."""
+    if effort is not None and effort < 1:
+        raise ConfigError(f"--effort {effort}: wanted 1 or more")
 
 
-def search_of(
-    held: Gallery, metric: BaseDistance | None, shortlist: int | None, effort: int | None, rows: Numbers | None = None
-) -> Search:
-    """What finds the nearest images of an index.
-
-    Args:
-        held: the index; its faiss finds the nearest by Euclidean distance, where it has one.
-        metric: a learned metric to search by instead.
-        shortlist: how many of the nearest by Euclidean distance the metric re-ranks; by default it is compared with
-            all images.
-        effort: of faiss.
-        rows: the images that count, all by default; these are searched exactly.
-    """
-    nearest: Search = nearest_of
-    if rows is not None:
-        nearest = functools.partial(nearest_among, rows)
-    elif held.faiss is not None:
-        nearest = functools.partial(_by_faiss, held.faiss, effort)
-    if metric is None:
-        return nearest
-    if shortlist is not None:
-        return reranked_under(metric, shortlist, nearest, normalized=True).search
-    learned = neighbors_under(metric).search
-    return learned if rows is None else functools.partial(_among, learned, rows)
+def _refused(factory: str, what: str, error: RuntimeError) -> ConfigError:
+    return ConfigError(f"--index {factory}: faiss refuses it{what} ({_reason(error)})")
 
 
-def _by_faiss(
-    index: FaissIndex, effort: int | None, points: Tensor, k: int, _reference: Tensor
-) -> tuple[Tensor, Tensor]:
-    return index.search(points, k, effort)
+def _reason(error: RuntimeError) -> str:
+    return str(error).strip().splitlines()[-1].rpartition(": ")[2]
 
 
-def _among(search: Search, rows: Numbers, points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-    some = torch.from_numpy(rows).to(reference.device)
-    distances, numbers = search(points, k, reference[some])
-    return distances, some[numbers]
+def _setting(factory: str, index: Any) -> str:
+    space = _faiss(factory).ParameterSpace()
+    space.initialize(index)
+    ranges = space.parameter_ranges
+    names = {ranges.at(number).name for number in range(ranges.size())}
+    return next((name for name in _FIRST if name in names), "")
 
 
-def answers_of(
-    names: Sequence[str],
-    own: Sequence[int | None],
-    points: Tensor,
-    k: int,
-    held: Gallery,
-    search: Search,
-    count: int | None = None,
-    radius: float | None = None,
-    larger: bool = False,
-) -> list[Answer]:
-    """The answers to queries; an image of the index is no answer to itself.
-
-    Args:
-        names: the path of every query, "" for one that is no file.
-        own: the numbers of :func:`own_numbers`.
-        points: their embeddings, ``[Q, D]``.
-        k: how many.
-        held: the index.
-        search: of :func:`search_of`.
-        count: images that are searched, all by default.
-        radius: the largest distance of an answer.
-        larger: of a metric by which larger is nearer, the smallest value of one.
-    """
-    embedded = held.embedded
-    images = len(embedded.paths) if count is None else count
-    distances, numbers = search(points, min(k + 1, images), embedded.embeddings)
-    answers = []
-    for row, (near, values) in enumerate(zip(numbers.tolist(), distances.tolist(), strict=True)):
-        kept = [
-            (number, float(value))
-            for number, value in zip(near, values, strict=True)
-            if number not in (-1, own[row]) and (radius is None or (value >= radius if larger else value <= radius))
-        ][:k]
-        paths = [embedded.paths[number] for number, _ in kept]
-        mine = own[row]
-        answers.append(
-            Answer(
-                names[row] or f"image {row}",
-                paths,
-                [value for _, value in kept],
-                [class_of(path) for path in paths],
-                class_of(embedded.paths[mine]) or None if mine is not None else None,
-                [int(embedded.ids[number]) for number, _ in kept] if isinstance(embedded, IndexedImages) else [],
-            )
-        )
-    if radius is None:
-        _warn_of_fewer(answers, k, held, images)
-    _warn_of_gone(answers, held)
-    return answers
+def _parts(faiss: Any, index: Any) -> Iterator[Any]:
+    """Yield an index and those inside it; the caller keeps the outermost alive, which owns the others."""
+    part = faiss.downcast_index(index)
+    yield part
+    for name in ("index", "base_index", "storage", "quantizer"):
+        if getattr(part, name, None) is not None:
+            yield from _parts(faiss, getattr(part, name))
 
 
-def own_numbers(held: Gallery, names: Sequence[str]) -> list[int | None]:
-    """The number of every query among the indexed images, None for one that is not there.
-
-    Paths are compared as text: what is looked up on the disk is the queries and the folder, never the indexed images.
-
-    Args:
-        held: the index.
-        names: the path of every query, "" for one that is no file.
-    """
-    return [_own_number(held, name) if name else None for name in names]
+def _clusters(faiss: Any, part: Any) -> int:
+    """Return how many clusters k-means is to find, which takes as many points."""
+    if hasattr(part, "pq"):
+        return int(part.pq.ksub)
+    if hasattr(part, "nlist") and isinstance(faiss.downcast_index(part.quantizer), (faiss.IndexFlat, faiss.IndexHNSW)):
+        return int(part.nlist)
+    return 0
 
 
-def _own_number(held: Gallery, name: str) -> int | None:
-    for path in _within(held.folder, name):
-        with contextlib.suppress(ValueError):  # it is not there
-            return held.embedded.paths.index(path)
-    return None
-
-
-def _within(folder: str, name: str) -> Iterator[str]:
-    """What a file is called relative to a folder: by its own name, and by that of what it links to."""
-    if "\0" in name:  # no file; whoever reads it says so
-        return
-    parent, last = os.path.split(name)
-    place = os.path.join(os.path.realpath(parent), last)
-    yield from _inside(folder, place)
-    if os.path.islink(place) or last in ("", ".", ".."):
-        yield from _inside(folder, os.path.realpath(place))
-
-
-def _inside(folder: str, place: str) -> Iterator[str]:
-    if place.startswith(folder):
-        yield place.removeprefix(folder).replace(os.sep, "/")
-
-
-def rows_as_indexed(held: Gallery, names: Sequence[str], own: Sequence[int | None]) -> dict[int, int]:
-    """Queries whose embedding the index has: files of it that have the size and the time that they had then.
-
-    Args:
-        held: the index.
-        names: as of :func:`own_numbers`.
-        own: what that returned.
-
-    Returns:
-        ``{number of the query: number of its image}``.
-    """
-    sizes, times = held.embedded.sizes, held.embedded.times
-    rows: dict[int, int] = {}
-    for query, (name, number) in enumerate(zip(names, own, strict=True)):
-        if number is None or sizes is None or times is None:
-            continue
-        with contextlib.suppress(OSError):  # whoever reads it says why it cannot be read
-            about = os.stat(name)
-            if (sizes[number], times[number]) == (about.st_size, about.st_mtime_ns):
-                rows[query] = number
-    return rows
-
-
-def _warn_of_fewer(answers: Sequence[Answer], k: int, held: Gallery, images: int) -> None:
-    short = [answer for answer in answers if len(answer.paths) < k]
-    if not short:
-        return
-    fewest = min(short, key=lambda answer: len(answer.paths))
-    everything = images == len(held.embedded.paths)
-    why = f"the index holds {images} images" + " of the class" * (not everything)
-    if everything and images - 1 > len(fewest.paths):
-        why += f", and {held.factory} finds no more; an index by --index exact does"
-    warnings.warn(
-        f"fewer than {k} answers for {len(short)} of {len(answers)} queries ({fewest.query}: "
-        f"{len(fewest.paths)}): {why}",
-        RetrievalWarning,
-        stacklevel=4,
-    )
-
-
-def _warn_of_gone(answers: Sequence[Answer], held: Gallery) -> None:
-    """Says which answers are no longer there, of an index that knows what to type."""
-    if not held.again:
-        return
-    folder = str(held.embedded.folder)
-    paths = {path for answer in answers for path in answer.paths}
-    gone = sorted(path for path in paths if not os.path.exists(os.path.join(folder, path)))
-    if not gone:
-        return
-    if not os.path.isdir(folder):
-        text = f"the indexed folder {folder} is gone or moved; put it back, or index it where it is now"
-    else:
-        text = (
-            f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first; type: {held.again}"
-        )
-    warnings.warn(text, RetrievalWarning, stacklevel=4)
+def _rows(points: Tensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(points.detach().float().cpu().numpy())

@@ -48,7 +48,7 @@ def pair(trained, photos):
 @pytest.fixture
 def few(tmp_path, trained, photos):
     """A run, 20 photographs of two classes, and an image outside their folder."""
-    shutil.copytree(trained / "one", tmp_path / "run", ignore=shutil.ignore_patterns("records", "index", "browse"))
+    shutil.copytree(trained / "one", tmp_path / "run", ignore=shutil.ignore_patterns("records", "collection", "browse"))
     for name in ("0", "2"):
         (tmp_path / "few" / name).mkdir(parents=True)
         for file in sorted((photos / name).iterdir())[:10]:

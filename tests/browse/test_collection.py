@@ -13,14 +13,14 @@ from PIL import Image
 from pml_ext.browse import Collection, open_collections
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.files import write_json
-from pml_ext.retrieval import Embedded, Gallery
+from pml_ext.retrieval import Embedded
 
 
 def made(points, paths, folder="/nowhere", run=None):
     """A collection of made-up embeddings."""
     points = torch.nn.functional.normalize(torch.as_tensor(points, dtype=torch.float32))
-    gallery = Gallery(Path(folder), Embedded(Path(folder), paths, points, {}), "")
-    return Collection("made", SimpleNamespace(folder=run), gallery)
+    embedded = Embedded(Path(folder), paths, points, {})
+    return Collection("made", SimpleNamespace(folder=run), SimpleNamespace(embedded=embedded))
 
 
 def pixels(content):
@@ -153,7 +153,7 @@ def test_an_index_of_another_folder_stays(few, photos):
         assert len(open_collections([few.run], few.photos, "cpu", told.append)[0]) == 20
         assert len(open_collections([few.run], photos, "cpu", told.append)[0]) == 200
     assert told == [
-        f"{few.run} has no index of {few.photos}: writing one to {few.run / 'index'}",
+        f"{few.run} has no index of {few.photos}: writing one to {few.run / 'collection'}",
         f"{few.run} has no index of {photos}: writing one to {few.run / 'browse'}",
     ]
     few.photos.rename(few.place / "elsewhere")  # looked at without pictures

@@ -82,7 +82,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
         embed_folder = lambda _, folder: Embedded(Path(folder), paths, points, {})  # noqa: E731
         monkeypatch.setattr(TrainedRun, "embed_folder", embed_folder)
         monkeypatch.setattr(TrainedRun, "embed", lambda _, images: torch.stack(list(images)))
-        monkeypatch.setattr("pml_ext.retrieval.search._warn_of_gone", lambda *_: None)  # there are no files
+        monkeypatch.setattr("pml_ext.retrieval.query.Gallery._warn_of_gone", lambda *_: None)  # there are no files
 
     return make_up
 

@@ -116,7 +116,7 @@ def test_how_many_clusters_there_are_need_not_be_known():
 
 def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
     embedded = blobs([400, 300, 200])
-    monkeypatch.setattr("pml_ext.retrieval.grouping.DENSE", 90)
+    monkeypatch.setattr("pml_ext.retrieval.clusters.DENSE", 90)
     grouping = group(embedded, "auto")
     assert grouping.method == "HDBSCAN of 90 images, drawn at random; the others by their nearest"
     assert [(each.name, len(each.members)) for each in grouping.clusters] == [
@@ -129,7 +129,7 @@ def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
 def test_a_large_collection_is_clustered_by_minibatches(monkeypatch):
     embedded = blobs([500, 400, 300, 200])
     whole = group(embedded, 4)
-    monkeypatch.setattr("pml_ext.retrieval.grouping.LARGE", 1000)
+    monkeypatch.setattr("pml_ext.retrieval.clusters.LARGE", 1000)
     grouping = group(embedded, 4)
     assert (whole.method, grouping.method) == ("k-means", "k-means with minibatches")
     assert (grouping.numbers == whole.numbers).all()

@@ -17,7 +17,7 @@ from pml_ext import load_run, models
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
 from pml_ext.retrieval import card, export
-from pml_ext.retrieval.portable import Normalized, write_onnx, write_torch_export
+from pml_ext.retrieval.export import Normalized, write_onnx, write_torch_export
 
 
 @pytest.fixture(scope="module")

@@ -69,11 +69,10 @@ def test_effort_is_searched_with_and_kept(runs_one, folder, tmp_path, made_up):
     with pytest.warns(UserWarning, match=r"index IVF64,Flat finds \d\d% of what exact .*; a greater --effort, or"):
         runs_one.index(folder, tmp_path / "index", "IVF64,Flat", effort=1)
     gallery = runs_one.gallery(tmp_path / "index")
-    about = json.loads((tmp_path / "index" / "index.json").read_text())
-    assert (about["effort"], gallery.faiss.effort) == (1, 1)
+    assert (gallery.faiss.effort, gallery.factory) == (1, "IVF64,Flat")
     little = recall(runs_one, gallery, queries)
     assert little < 0.6
-    assert about["recall_at_10"] == pytest.approx(little, abs=0.15)
+    assert gallery.faiss.recall == pytest.approx(little, abs=0.15)
     assert little < recall(runs_one, gallery, queries, effort=16) < recall(runs_one, gallery, queries, effort=64) == 1
 
 
@@ -169,14 +168,14 @@ def test_a_factory_that_faiss_refuses_when_it_trains(indexed, folder, tmp_path):
 
 def test_the_index_that_is_chosen_where_none_is_asked_for(runs_one, folder, tmp_path, made_up, monkeypatch):
     made_up(clustered(900, 50, 1.0, seed=1))
-    monkeypatch.setattr("pml_ext.retrieval.faiss_index.MOST_EXACT", 899)
+    monkeypatch.setattr("pml_ext.retrieval.search.MOST_EXACT", 899)
     place = tmp_path / "index"
     assert runs_one.index(folder, place).factory == "IVF30,Flat"
     assert runs_one.gallery(place).faiss.setting == "nprobe"
     assert runs_one.index(folder, place, "exact").factory == ""
-    assert sorted(path.suffix for path in place.iterdir()) == [".arrow", ".json", ".npy"]
-    monkeypatch.setattr("pml_ext.retrieval.faiss_index.MOST_EXACT", 900)
+    assert sorted(path.suffix for path in place.iterdir()) == [".f32", ".sqlite"]
+    monkeypatch.setattr("pml_ext.retrieval.search.MOST_EXACT", 900)
     assert runs_one.index(folder, place).factory == ""
-    monkeypatch.setattr("pml_ext.retrieval.faiss_index.MOST_EXACT", 899)
-    monkeypatch.setattr("pml_ext.retrieval.faiss_index.has_faiss", lambda: False)
+    monkeypatch.setattr("pml_ext.retrieval.search.MOST_EXACT", 899)
+    monkeypatch.setattr("pml_ext.retrieval.search.has_faiss", lambda: False)
     assert runs_one.index(folder, place).factory == ""

@@ -1,34 +1,29 @@
-"""Indexes on the disk: whole or refused, whatever becomes of their files and of who writes them."""
+"""The index of a collection: whole or refused, whatever becomes of its files and of who writes them."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import shlex
 import shutil
-import sys
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from pml_ext import load_run
-from pml_ext.errors import DataError
-from pml_ext.files import read_json, write_json
-from pml_ext.retrieval import Embedded, TrainedRun
-from pml_ext.retrieval.table import Paths
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.retrieval import Embedded, Gallery
+from pml_ext.retrieval.collection import Transaction
 
-FACTORIES = ("", "IVF2,Flat")
+UNKNOWN = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 
 
 class Killed(BaseException):
-    """What a process does not live to handle."""
+    """A process does not live to handle it."""
 
 
 def kill_at(patch, step):
-    """The disk does what it is told ``step`` times, and nothing from then on."""
+    """Let the disk do ``step`` things, and nothing from then on."""
     done = []
 
     def deadly(real):
@@ -40,30 +35,31 @@ def kill_at(patch, step):
 
         return call
 
-    for place, name in ((os, "fsync"), (os, "replace"), (Path, "unlink"), (np, "save")):
+    for place, name in ((os, "fsync"), (os, "replace"), (Path, "unlink"), (Transaction, "save")):
         patch.setattr(place, name, deadly(getattr(place, name)))
 
 
 def check_whole(run, place, folders):
     """The index is that of one of the folders: paths, embeddings, and what faiss finds."""
     gallery = run.gallery(place)
-    folder = gallery.embedded.folder
+    folder = gallery.folder
     assert folder in folders
-    paths = [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*.png"))]
-    assert gallery.embedded.paths == paths
-    points = run.embed(folder)
-    torch.testing.assert_close(gallery.embedded.embeddings, points)
-    image = torch.full((1, 8, 8), 90, dtype=torch.uint8)
-    (answer,) = run.query([image], len(paths), gallery)
-    distances = (points - run.embed([image])).norm(dim=1)
+    embedded, paths = gallery.embedded, [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*.png"))]
+    assert sorted(embedded.paths) == paths
+    points = run.embed(folder)[[paths.index(path) for path in embedded.paths]]
+    torch.testing.assert_close(embedded.embeddings, points, rtol=0, atol=1e-5)
+    (answer,) = run.query(UNKNOWN, len(paths), gallery)
+    distances = (points - run.embed(UNKNOWN)).norm(dim=1)
     assert answer.distances == pytest.approx(distances.sort().values.tolist(), abs=1e-3)
-    assert [distances[paths.index(path)].item() for path in answer.paths] == pytest.approx(answer.distances, abs=1e-3)
+    found = [distances[embedded.paths.index(path)].item() for path in answer.paths]
+    assert found == pytest.approx(answer.distances, abs=1e-3)
     return folder
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
 def test_a_kill_between_any_two_steps_leaves_the_old_index_or_the_new(runs_one, few, tmp_path, factory):
     run, seen = runs_one, []
+    run.embed_folder(few[1])
     run.index(few[0], tmp_path / "old", factory)
     for step in range(40):
         place = tmp_path / str(step)
@@ -77,17 +73,18 @@ def test_a_kill_between_any_two_steps_leaves_the_old_index_or_the_new(runs_one, 
             seen.append(check_whole(run, place, few))
             run.index(few[1], place, factory)
             assert check_whole(run, place, few) == few[1]
-            assert len(list(place.iterdir())) == (4 if factory else 3), "left-overs"
+            assert len(list(place.iterdir())) == (3 if factory else 2), "left-overs"
     assert len(seen) > 4
     assert seen == sorted(seen, reverse=True), "the new index stands from some step on"  # "old" > "new"
     assert set(seen) == set(few)
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
 def test_a_full_disk_leaves_the_old_index_and_nothing_beside(runs_one, few, tmp_path, monkeypatch, factory):
     run, place = runs_one, tmp_path / "index"
     run.index(few[0], place, factory)
     before = sorted(place.iterdir())
+    run.embed_folder(few[1])
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -100,69 +97,23 @@ def test_a_full_disk_leaves_the_old_index_and_nothing_beside(runs_one, few, tmp_
     assert check_whole(run, place, few) == few[0]
 
 
-def test_left_overs_go_with_the_next_index_and_other_files_stay(runs_one, few, tmp_path):
-    for name in (
-        ".embeddings.npz.123.tmp",
-        ".index.faiss.7.tmp",
-        ".index.json.7.tmp",
-        "embeddings-0123456789abcdef.npz",
-        "embeddings-0123456789abcdef.npy",
-        "images-0123456789abcdef.arrow",
-        "faiss-0123456789abcdef.faiss",
-    ):
-        (tmp_path / name).write_bytes(b"left over")
-    mine = {"embeddings.npz", "notes.txt", "embeddings-of-mine.npz"}
-    for name in mine:
-        (tmp_path / name).write_bytes(b"mine")
-    run_files = runs_one.index(few[0], tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} > mine
-    assert len(list(tmp_path.iterdir())) == len(mine) + 3
-    assert run_files.place == tmp_path
-
-
 def test_a_reader_that_is_overtaken_reads_the_new_index(runs_one, few, tmp_path, monkeypatch):
-    from pml_ext.retrieval import index
+    """Between its search and its reading of paths."""
+    gallery = runs_one.index(few[0], tmp_path / "index", "IVF2,Flat")
+    other, real = load_run(runs_one.folder, "cpu"), Gallery.known
 
-    runs_one.index(few[0], tmp_path, "IVF2,Flat")
-    real = index._read_parts
+    def overtaken(self, names):
+        monkeypatch.setattr(Gallery, "known", real)
+        other.index(few[1], tmp_path / "index", "IVF2,Flat")
+        return real(self, names)
 
-    def overtaken(*arguments):
-        monkeypatch.setattr(index, "_read_parts", real)
-        runs_one.index(few[1], tmp_path, "IVF2,Flat")
-        return real(*arguments)
-
-    monkeypatch.setattr(index, "_read_parts", overtaken)
-    assert check_whole(runs_one, tmp_path, few) == few[1]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no flock")
-def test_a_second_writer_waits(runs_one, few, tmp_path):
-    import fcntl
-
-    runs_one.index(few[0], tmp_path)
-    before = {path.name for path in tmp_path.iterdir()}
-    handle = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    second = threading.Thread(target=runs_one.index, args=(few[1], tmp_path))
-    second.start()
-    second.join(0.5)
-    assert second.is_alive()
-    assert {path.name for path in tmp_path.iterdir()} == before
-    os.close(handle)
-    second.join(60)
-    assert check_whole(runs_one, tmp_path, few) == few[1]
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def garbage(path):
-    path.write_bytes(b"\x80garbage\xff" * 50)
+    monkeypatch.setattr(Gallery, "known", overtaken)
+    query = sorted(few[1].glob("*/*.png"))[-1]
+    (answer,) = runs_one.query(query, 24, gallery)
+    assert len({*answer.paths}) == 24
+    assert gallery.folder == few[1].resolve()
+    assert len(gallery) == 25
+    assert check_whole(runs_one, tmp_path / "index", few) == few[1]
 
 
 def one_byte(path):
@@ -171,171 +122,54 @@ def one_byte(path):
     path.write_bytes(content)
 
 
-def another_type(path):
-    path.write_text("[]")
-
-
-def another_value(path):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"images": "20"}))
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 @pytest.mark.parametrize(
-    ("part", "damage"),
+    ("pattern", "damage"),
     [
-        *((part, damage) for part in ("index.json", "*.npy", "*.arrow", "*.faiss") for damage in (empty, cut, garbage)),
-        *((part, damage) for part in ("*.npy", "*.arrow", "*.faiss") for damage in (one_byte, Path.unlink)),
-        ("index.json", another_type),
-        ("index.json", another_value),
+        *((part, halve) for part in ("images.sqlite", "vectors.f32", "*.faiss")),
+        *((part, lambda path: path.write_bytes(b"")) for part in ("images.sqlite", "vectors.f32", "*.faiss")),
+        *((part, lambda path: path.write_bytes(b"\x80garbage\xff" * 50)) for part in ("images.sqlite", "*.faiss")),
+        *((part, Path.unlink) for part in ("images.sqlite", "vectors.f32", "*.faiss")),
+        ("*.faiss", one_byte),
     ],
 )
-def test_a_damaged_file_is_one_line_with_its_path_and_what_to_type(runs_one, few, tmp_path, part, damage):
-    runs_one.index(few[0], tmp_path, "IVF2,Flat")
-    (path,) = tmp_path.glob(part)
+def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
+    command, runs_one, few, tmp_path, pattern, damage
+):
+    place = tmp_path / "an index"
+    runs_one.index(few[0], place, "IVF2,Flat")
+    (path,) = place.glob(pattern)
     damage(path)
-    check_refused(runs_one, tmp_path, path)
-
-
-def check_refused(run, place, path):
     with pytest.raises(DataError) as caught:
-        run.gallery(place)
+        load_run(runs_one.folder, "cpu").gallery(place)
     text = str(caught.value)
     assert text.startswith(f"{path}: ")
-    assert f"type: pml-ext index {run.folder} " in text
-    assert f"-o {place}" in text
     assert "\n" not in text
+    line = shlex.split(text.partition("type: pml-ext ")[2])
+    assert line[:2] == ["index", str(runs_one.folder)]
+    assert line[line.index("-o") + 1] == str(place)
+    done = command(*(str(few[0]) if word == "FOLDER" else word for word in line))
+    assert done.returncode == 0
+    assert check_whole(load_run(runs_one.folder, "cpu"), place, few) == few[0]
 
 
-def test_what_it_says_to_type_mends_it(command, runs, few, tmp_path):
-    place = tmp_path / "an index"
-    load_run(runs[0], "cpu").index(few[0], place, "IVF2,Flat")
-    empty(next(place.glob("*.npy")))
-    image = next(few[0].glob("*/*.png"))
-    done = command("query", runs[0], image, "--gallery", place, "--picture", tmp_path / "q.png")
-    assert (done.returncode, done.stdout) == (2, "")
-    line = shlex.split(done.stderr.partition("type: pml-ext ")[2])
-    assert line == ["index", str(runs[0]), str(few[0]), "-o", str(place), "--index", "IVF2,Flat"]
-    assert command(*line).returncode == 0
-    assert command("query", runs[0], image, "--gallery", place, "--picture", tmp_path / "q.png").returncode == 0
-
-
-# Layouts
-
-
-def old_layout(place: Path, run: TrainedRun, folder: Path, checksums: bool) -> None:
-    """An index as earlier versions wrote it: one file with embeddings and paths, at first without checksums."""
-    place.mkdir()
-    name = "embeddings-0123456789abcdef.npz" if checksums else "embeddings.npz"
-    np.savez(place / name, embeddings=np.zeros((20, 64), np.float32), paths=np.array(["a.png"] * 20))
-    about = {
-        "run": str(run.folder),
-        "identity": run.identity,
-        "folder": str(folder.resolve()),
-        "factory": "",
-        "images": 20,
-        "skipped": {},
-    }
-    part = {"file": name, "sha256": hashlib.sha256((place / name).read_bytes()).hexdigest()}
-    if checksums:
-        write_json(place / "index.json", about | {"embeddings": part})
-    else:
-        (place / "index.json").write_text(json.dumps(about))
-
-
-@pytest.mark.parametrize("checksums", [True, False])
-def test_an_index_of_an_earlier_version_is_refused_with_what_to_type_and_replaced(
-    command, runs_one, few, tmp_path, checksums
-):
-    place = tmp_path / "index"
-    old_layout(place, runs_one, few[0], checksums)
-    check_refused(runs_one, place, place / "index.json")
-    with pytest.raises(DataError, match="an index of an earlier version") as caught:
-        runs_one.gallery(place)
-    assert command(*shlex.split(str(caught.value).partition("type: pml-ext ")[2])).returncode == 0
-    assert check_whole(runs_one, place, few) == few[0]
-    assert len(list(place.iterdir())) == 3
-
-
-def rewrite(place, pattern, write):
-    """Another content of a file, whose sums fit."""
-    (path,) = place.glob(pattern)
-    write(path)
-    about = read_json(place / "index.json")
-    key = {"*.npy": "embeddings", "*.arrow": "table"}[pattern]
-    content = path.read_bytes()
-    about[key] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    write_json(place / "index.json", about)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("array", "text"),
-    [
-        (np.zeros((20, 32), np.float32), r"embeddings of float32 \[20, 32\], wanted float32 \[N, 64\]"),
-        (np.zeros((20, 64)), r"embeddings of float64 \[20, 64\], wanted float32"),
-        (np.zeros((64,), np.float32), r"embeddings of float32 \[64\], wanted"),
-        (np.zeros((2, 64), np.float32), "2 images, not the 20 of index"),
-    ],
-)
-def test_embeddings_that_do_not_fit_are_refused(runs_one, few, tmp_path, array, text):
-    runs_one.index(few[0], tmp_path)
-    path = rewrite(tmp_path, "*.npy", lambda path: np.save(path, array))
-    with pytest.raises(DataError, match=text):
-        runs_one.gallery(tmp_path)
-    check_refused(runs_one, tmp_path, path)
-
-
-def test_a_table_of_other_columns_or_rows_is_refused(runs_one, few, tmp_path):
-    pa = pytest.importorskip("pyarrow")
-    runs_one.index(few[1], tmp_path / "other")
-    (other,) = (tmp_path / "other").glob("*.arrow")
-    place = runs_one.index(few[0], tmp_path / "index").place
-    path = rewrite(place, "*.arrow", lambda path: path.write_bytes(other.read_bytes()))
-    with pytest.raises(DataError, match="25 images, not the 20 of index"):
-        runs_one.gallery(place)
-
-    def write(path):
-        batch = pa.record_batch([pa.array([1] * 20)], names=["path"])
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-            writer.write_batch(batch)
-
-    rewrite(place, "*.arrow", write)
-    with pytest.raises(DataError, match=r"no table of images \(ValueError: columns path\); type: pml-ext index"):
-        runs_one.gallery(place)
-    check_refused(runs_one, place, path)
-
-
-def test_a_large_part_that_is_cut_or_of_another_index_is_noticed_and_a_byte_by_check(
-    command, runs_one, few, tmp_path, monkeypatch
-):
-    """Large: not read whole when an index is opened."""
-    monkeypatch.setattr("pml_ext.retrieval.parts.WHOLE", 100)
-    place = runs_one.index(few[0], tmp_path / "index").place
-    other = runs_one.index(few[0], tmp_path / "other", "exact").place
-    (path,), (twin,) = place.glob("*.npy"), other.glob("*.npy")
-    whole = path.read_bytes()
-    for content, text in (
-        (whole[:-4], "5,244 bytes, not the 5,248 that"),
-        (whole[::-1], "not the file that index.json"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=text):
-            runs_one.check_index(place)
-        with pytest.raises(DataError, match=text):
-            load_run(runs_one.folder, "cpu").gallery(place)
-    monkeypatch.setattr("pml_ext.retrieval.parts._PIECE", 16)
-    place = runs_one.index(few[0], tmp_path / "third").place
-    (path,) = place.glob("*.npy")
-    content = bytearray(path.read_bytes())
-    content[200] ^= 1  # between two pieces
-    path.write_bytes(content)
-    assert twin.stat().st_size == path.stat().st_size
-    assert len(load_run(runs_one.folder, "cpu").gallery(place).embedded.paths) == 20
-    done = command("index", runs_one.folder, "-o", place, "--check")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{path}: not the file that index.json was written for; type: pml-ext index" in done.stderr
-
-
-# What an index takes
+def test_check_reads_what_opening_does_not(command, runs_one, few, tmp_path, monkeypatch):
+    place = runs_one.index(few[0], tmp_path / "index", "IVF2,Flat").place
+    monkeypatch.setattr("pml_ext.retrieval.collection._HASHED", 100)
+    for name in ("vectors.f32", "*.faiss"):
+        (path,) = place.glob(name)
+        whole = path.read_bytes()
+        one_byte(path)
+        assert len(load_run(runs_one.folder, "cpu").gallery(place)) == 20
+        done = command("index", runs_one.folder, "-o", place, "--check")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "empty, cut or damaged" in done.stderr
+        assert "type: pml-ext index" in done.stderr
+        path.write_bytes(whole)
+    assert command("index", runs_one.folder, "-o", place, "--check").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -353,77 +187,144 @@ def test_embeddings_that_are_none_are_refused_when_an_index_is_written(runs_one,
     assert not (tmp_path / "index").exists()
 
 
-def test_what_is_read_of_an_index_is_what_is_asked_for(runs_one, tmp_path, monkeypatch):
-    """Of 20,000 names those of the answers; embeddings are no copy."""
+def test_a_query_reads_the_rows_of_its_answers_alone(runs_one, tmp_path, monkeypatch):
     points = torch.nn.functional.normalize(torch.randn(20_000, 64, generator=torch.Generator().manual_seed(0)))
     paths = [f"class {number % 50}/{number:05d}.png" for number in range(len(points))]
     runs_one.write_index(Embedded(tmp_path, paths, points, {}), tmp_path / "index")
-    read = []
-    real = Paths.bytes_of
-    monkeypatch.setattr(Paths, "bytes_of", lambda self, number: read.append(number) or real(self, number))
+    read, real = [], Transaction.images
+    monkeypatch.setattr(
+        Transaction, "images", lambda self, *where: (read.append(row) or row for row in real(self, *where))
+    )
     run = load_run(runs_one.folder, "cpu")
     gallery = run.gallery(tmp_path / "index")
     assert run.gallery(tmp_path / "index") is gallery
     if Path("/proc/self/maps").exists():
-        mapped = Path("/proc/self/maps").read_text()
-        assert all(path.name in mapped for path in gallery.place.iterdir() if path.suffix in (".npy", ".arrow"))
-    with pytest.warns(UserWarning, match=r"10 of 10 answers are gone since they were indexed, class \d+/\d+.png first"):
-        (answer,) = run.query(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), 10, gallery)
+        assert str(tmp_path / "index" / "vectors.f32") in Path("/proc/self/maps").read_text()
+    with pytest.warns(
+        UserWarning, match=r"the indexed folder|10 of 10 answers are gone since they were indexed, class"
+    ):
+        (answer,) = run.query(UNKNOWN, 10, gallery)
     assert len(answer.paths) == 10
-    assert len(read) == 10
-    assert gallery.embedded.paths.index(paths[12_345]) == 12_345
-    assert len(read) < 10 + 20
-    assert "nowhere.png" not in gallery.embedded.paths
+    assert len(read) <= 11
     assert gallery.embedded.paths == paths
     assert gallery.embedded.classes[-1] == "class 49"
+    assert len(gallery) == 20_000
 
 
 def test_an_index_that_was_replaced_is_read_again(runs_one, few, tmp_path):
     runs_one.index(few[0], tmp_path)
-    assert len(runs_one.gallery(tmp_path).embedded.paths) == 20
+    assert len(runs_one.gallery(tmp_path)) == 20
     load_run(runs_one.folder, "cpu").index(few[1], tmp_path)
-    assert len(runs_one.gallery(tmp_path).embedded.paths) == 25
-
-
-# Whose index it is
+    assert len(runs_one.gallery(tmp_path)) == 25
+    assert check_whole(runs_one, tmp_path, few) == few[1]
 
 
 def test_an_index_of_another_run_is_refused(runs, indexed, folder, tmp_path):
     other = load_run(runs[1], "cpu")
-    with pytest.raises(DataError, match=r"index was built by the run .*one .*, not by .*other .*type: pml-ext index"):
+    with pytest.raises(
+        DataError, match=r"collection was built by the run .*one .*, not by .*other .*type: pml-ext ind"
+    ):
         other.gallery(indexed[1].place)
     with pytest.raises(DataError, match=r"nowhere: no index; type: pml-ext index .*other FOLDER -o .*nowhere"):
         other.query(folder / indexed[1].embedded.paths[0], gallery=tmp_path / "nowhere")
+    own = load_run(runs[0], "cpu", store=tmp_path / "store")
+    own.embed(sorted((folder / "0").iterdir()))
+    with pytest.raises(DataError, match=r"no index; type: pml-ext index .*one FOLDER -o"):
+        own.gallery()
 
 
 @pytest.mark.parametrize("name", ["../outside.png", "/etc/passwd", "0/../../outside.png", "", "a//b.png"])
 def test_paths_of_an_index_stay_in_its_folder(runs_one, few, tmp_path, monkeypatch, name):
-    """Nobody writes another one, and of one that was made by other means no such path is given."""
+    """None is written, and none is given of an index that was made by other means."""
     embedded = runs_one.embed_folder(few[0])
     embedded = dataclasses.replace(embedded, paths=[name, *embedded.paths[1:]])
     with pytest.raises(DataError, match="is no path inside of"):
         runs_one.write_index(embedded, tmp_path / "index")
-    monkeypatch.setattr("pml_ext.retrieval.index.is_inside", lambda _: True)
-    runs_one.write_index(embedded, tmp_path / "index")
+    with monkeypatch.context() as patch:
+        patch.setattr("pml_ext.retrieval.trained.is_inside", lambda _: True)
+        runs_one.write_index(embedded, tmp_path / "index")
     with pytest.raises(DataError, match=r"is not in the folder that was indexed; type: pml-ext index"):
-        runs_one.query(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), 20, tmp_path / "index")
+        runs_one.query(UNKNOWN, 20, tmp_path / "index")
 
 
-class Opens:
-    """Opens a file when it is unpickled."""
+def test_a_network_that_was_changed_is_not_indexed(runs, few, tmp_path):
+    run = load_run(runs[0], "cpu", store=tmp_path / "store")
+    with torch.no_grad():
+        next(run.network.parameters()).add_(1)
+    with pytest.raises(ConfigError, match="its network was changed since it was read"):
+        run.index(few[0])
+    run.embed_folder(few[0])
+    assert not (tmp_path / "store").exists()
 
-    def __init__(self, path):
-        self.path = path
 
-    def __reduce__(self):
-        return open, (str(self.path), "w")
+# Again
 
 
-def test_no_code_of_an_indexs_author_is_run(runs_one, few, tmp_path):
-    """With right checksums too."""
-    runs_one.index(few[0], tmp_path / "index")
-    written = tmp_path / "written"
-    array = np.array([Opens(written)] * 20, dtype=object)
-    path = rewrite(tmp_path / "index", "*.npy", lambda path: np.save(path, array))
-    check_refused(runs_one, tmp_path / "index", path)
-    assert not written.exists()
+def ids(run, place):
+    embedded = run.gallery(place).embedded
+    return dict(zip(embedded.paths, embedded.ids.tolist(), strict=True))
+
+
+def test_again_takes_up_what_is_new_changed_and_gone(command, runs_one, few, tmp_path):
+    images = tmp_path / "images"
+    shutil.copytree(few[1], images)
+    odd = os.fsdecode(b"0/caf\xe9 $1.png")
+    files = sorted(images.glob("*/*.png"))
+    shutil.copy(files[0], images / odd)
+    out = ("-o", tmp_path / "index")
+    done = command("index", runs_one.folder, images, *out, "--json")
+    told = json.loads(done.stdout)
+    assert (told["images"], told["new"], told["as_before"]) == (26, 26, 0)
+    before = ids(runs_one, tmp_path / "index")
+    assert sorted(before.values()) == list(range(26))
+    files[2].unlink()
+    shutil.copy(files[4], files[3])
+    for name in ("zero", "one"):
+        shutil.copy(files[5], images / f"{name}.png")
+    done = command("index", runs_one.folder, *out)
+    assert done.stdout.splitlines()[1] == "2 new, 1 changed, 1 gone, 24 as before"
+    after = ids(runs_one, tmp_path / "index")
+    assert {path: after[path] for path in before if path in after} == {
+        path: number for path, number in before.items() if path in after
+    }
+    assert {after["zero.png"], after["one.png"]} == {26, 27}
+    runs_one.index(images, tmp_path / "scratch")
+    again, scratch = (runs_one.gallery(tmp_path / name).embedded for name in ("index", "scratch"))
+    assert sorted(again.paths) == sorted(scratch.paths)
+    assert odd in again.paths
+    rows = [again.paths.index(path) for path in scratch.paths]
+    assert torch.equal(again.embeddings[rows], scratch.embeddings)
+    (images / "zero.png").unlink()
+    command("index", runs_one.folder, *out)
+    shutil.copy(files[5], images / "zero.png")
+    done = command("index", runs_one.folder, *out, "--json")
+    told = json.loads(done.stdout)
+    assert [told[key] for key in ("new", "changed", "gone", "as_before")] == [1, 0, 0, 26]
+    assert ids(runs_one, tmp_path / "index")["zero.png"] == 28, "an id is never used again"
+
+
+def test_without_a_folder_there_has_to_be_an_index(command, runs_one, tmp_path):
+    done = command("index", runs_one.folder, "-o", tmp_path / "index")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "index: no index; type: pml-ext index" in done.stderr
+    assert not (tmp_path / "index").exists()
+
+
+def test_what_has_become_of_the_images_is_checked(command, runs_one, few, tmp_path):
+    images = tmp_path / "images"
+    shutil.copytree(few[0], images)
+    where = ("-o", tmp_path / "index")
+    runs_one.index(images, where[1])
+    files = sorted(images.glob("*/*.png"))
+    files[0].unlink()
+    shutil.copy(files[1], files[2])
+    done = command("index", runs_one.folder, *where, "--check", "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (told["gone"], told["changed"]) == (["0/0000.png"], [files[2].relative_to(images).as_posix()])
+    assert "1 images gone and 1 changed since they were indexed; type: pml-ext index" in done.stderr
+    images.rename(tmp_path / "moved")
+    query = tmp_path / "moved" / files[1].relative_to(images)
+    done = command("query", runs_one.folder, query, "--gallery", where[1], "--json", "-k", 3)
+    assert (done.returncode, len(json.loads(done.stdout)[0]["paths"])) == (0, 3)
+    assert f"the indexed folder {images} is gone or moved" in done.stderr

@@ -18,7 +18,7 @@ from pml_ext.retrieval import thumbnail
 def photos(runs, few, tmp_path):
     """A run with an index of a folder of its own, whose files may go."""
     run, place = tmp_path / "run", tmp_path / "photos"
-    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("index", "records", "figures"))
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures"))
     shutil.copytree(few[0], place)
     return run, place
 
@@ -58,7 +58,7 @@ def test_answers_whose_photograph_is_gone_are_answers(command, photos, damage, a
     assert done.returncode == 0, done.stderr
     if as_json:
         picture = str(run / "query.png")
-        assert json.loads(done.stdout) == [whole | {"picture": picture, "pictures": [picture]}]
+        assert json.loads(done.stdout) == [whole | {"picture": picture}]
     else:
         rows = [line.split() for line in done.stdout.splitlines()[2:7]]
         assert [row[2] for row in rows] == whole["paths"]
@@ -118,32 +118,12 @@ def test_a_picture_has_the_nearest_of_many(indexed, folder):
     assert len(axes.images) == 51
 
 
-def test_more_than_fifty_answers_have_pictures_of_their_own(command, photos, folder, monkeypatch):
-    run, _ = photos
-    assert command("index", run, folder).returncode == 0
-    query = next((folder / "0").iterdir())
-    done = command("query", run, query, "-k", 120)
-    names = ["query.png", "query-2.png", "query-3.png"]
-    assert done.stdout.splitlines()[-3:] == [f"picture: {run / name}" for name in names]
-    assert sorted(file.name for file in run.glob("query*.png")) == sorted(names)
-    done = command("query", run, query, "-k", 60)  # the third is of the query before
-    assert sorted(file.name for file in run.glob("query*.png")) == sorted(names[:2])
-    trained = load_run(run, "cpu")
-    answers = trained.query(query, 120)
-    pages = list(trained.pictures(answers))
-    assert [len(page.axes[0].images) for page in pages] == [51, 51, 21]
-    drawn = [text.split("\n")[-1] for page in pages for text in captions(page)[1:]]
-    assert drawn == [Path(path).name for path in answers[0].paths]
-    monkeypatch.setattr("pml_ext.retrieval.pictures.PAGES", 2)
-    with pytest.warns(UserWarning, match="2 of 3 pictures: more are not drawn; all answers are in"):
-        assert len(list(trained.pictures(answers))) == 2
-
-
-def test_many_queries_are_on_several_pictures(indexed, folder):
+def test_many_queries_are_drawn_as_far_as_they_fit(indexed, folder):
     run, gallery = indexed
     queries = [folder / path for path in gallery.embedded.paths[:25]]
-    pages = list(run.pictures(run.query(queries, 50), gallery))
-    assert [len(page.axes[0].images) for page in pages] == [11 * 51, 11 * 51, 3 * 51]
+    with pytest.warns(UserWarning, match="the picture has the first 11 of 25 queries; all answers are in the table"):
+        (axes,) = run.picture(run.query(queries, 50), gallery).axes
+    assert len(axes.images) == 11 * 51
 
 
 def test_captions_have_class_and_name(indexed, folder):

@@ -12,7 +12,7 @@ import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import train
-from pml_ext.retrieval import Embedded, Gallery, SkippedImage
+from pml_ext.retrieval import Embedded, SkippedImage
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
 
@@ -57,7 +57,7 @@ def test_fewer_answers_than_wanted_are_said(command, indexed, folder):
         ({"metric": "cosine"}, "no metric 'cosine'"),
         ({"shortlist": 5}, "--shortlist goes with --metric learned"),
         ({"effort": 0}, "--effort 0: wanted 1 or more"),
-        ({"effort": 8}, "--effort 8: .*index is searched exactly; leave out --effort"),
+        ({"effort": 8}, "--effort 8: .*collection is searched exactly; leave out --effort"),
     ],
 )
 def test_wrong_queries(indexed, folder, settings, text):
@@ -117,8 +117,10 @@ def test_a_link_in_the_folder_is_known_by_its_own_name(runs, few, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "link.png").symlink_to(image)
     points = torch.nn.functional.normalize(torch.ones(2, 64))
-    held = Gallery(tmp_path, Embedded(tmp_path, ["a/link.png", "a/other.png"], points, {}), "")
-    assert run.query(tmp_path / "a" / "link.png", 1, held)[0].paths == ["a/other.png"]
+    held = run.write_index(Embedded(tmp_path, ["a/link.png", "a/other.png"], points, {}), tmp_path / "index")
+    with pytest.warns(UserWarning, match="1 of 1 answers are gone"):
+        answers = run.query(tmp_path / "a" / "link.png", 1, held)
+    assert answers[0].paths == ["a/other.png"]
 
 
 @pytest.mark.usefixtures("without_report")

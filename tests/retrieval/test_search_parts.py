@@ -38,12 +38,12 @@ def test_within_a_class_answers_are_the_nearest_of_it(indexed, folder, tmp_path,
 
 
 def test_many_rows_of_a_class_are_merged_from_parts(monkeypatch):
-    from pml_ext.retrieval import exact
+    from pml_ext.retrieval import search
 
-    monkeypatch.setattr(exact, "_ROWS", 7)
+    monkeypatch.setattr(search, "_ROWS", 7)
     points = torch.nn.functional.normalize(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
     rows = np.arange(1, 60, 2)
-    distances, numbers = exact.nearest_among(rows, points[:3], 9, points)
+    distances, numbers = search.nearest_among(rows, points[:3], 9, points)
     wanted = torch.cdist(points[:3], points[1::2]).topk(9, largest=False)
     assert torch.equal(numbers, torch.from_numpy(rows)[wanted.indices])
     torch.testing.assert_close(distances, wanted.values, atol=1e-3, rtol=0)
@@ -82,7 +82,7 @@ def test_a_name_is_one_row_of_the_table_whatever_is_in_it(command, runs_one, few
 def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(runs_one, tmp_path, monkeypatch, factory):
     if factory != "exact":
         pytest.importorskip("faiss")
-    monkeypatch.setattr("pml_ext.retrieval.duplicates._TILE", 33)
+    monkeypatch.setattr("pml_ext.retrieval.query._TILE", 33)
     points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
     points[100] = points[3]
     points[50] = torch.nn.functional.normalize(points[3] + 0.01 * points[4], dim=0)
@@ -90,14 +90,18 @@ def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(runs_one, tm
         points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
     paths = [f"{number:03d}.png" for number in range(150)]
     runs_one.write_index(Embedded(tmp_path, paths, points, {}), tmp_path / "index", factory)
-    groups = runs_one.duplicate_groups(gallery=tmp_path / "index")
+    groups = runs_one.duplicates(gallery=tmp_path / "index")
     assert groups == [["007.png", "120.png", "121.png", "122.png"], ["003.png", "050.png", "100.png"]]
     assert (points[7] - points[122]).norm() > 0.1
-    found = runs_one.duplicates(gallery=tmp_path / "index")
-    assert len(found) == 150
-    assert found["050.png"] == ["003.png", "100.png"]
-    assert found["000.png"] == []
-    assert runs_one.duplicate_groups(1e-4, tmp_path / "index") == [["003.png", "100.png"]]
+    assert runs_one.duplicates(1e-4, tmp_path / "index") == [["003.png", "100.png"]]
+
+
+def test_a_group_of_many_is_listed_once(runs_one, tmp_path):
+    """What is returned grows with the images, not with their pairs."""
+    paths = [f"{number:05d}.png" for number in range(3000)]
+    points = torch.nn.functional.normalize(torch.ones(3000, 64))
+    gallery = runs_one.write_index(Embedded(tmp_path, paths, points, {}), tmp_path / "index")
+    assert runs_one.duplicates(gallery=gallery) == [paths]
 
 
 def test_the_command_lists_near_duplicates(command, runs_one, few, tmp_path):

@@ -1,14 +1,15 @@
-"""Kills ``pml-ext index`` at made-up moments and starts it again: ``python tests/retrieval/kills.py``, not run by CI.
+"""Kill ``pml-ext index`` at made-up moments and start it again: ``python benchmarks/embedding_kills.py``.
 
 The index of a command that is killed three times (``--kills``) is compared with that of one that nobody disturbed, and
 the images that are embedded twice are counted. Then 200 images are added, 100 deleted and 50 replaced (of 10,000;
-``--count`` says another number, in proportion), and what is embedded then is compared with a store from scratch.
+``--count`` says another number, in proportion), and what is embedded then is compared with a collection from scratch.
 """
 
 import argparse
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,25 +18,31 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
+from embedding_speed import a_run, photographs
 from PIL import Image
-from speed import a_run, photographs
 
 from pml_ext import load_run
-from pml_ext.retrieval.store import SHARD
+from pml_ext.retrieval.embedding import WRITTEN
 
 COMMAND = [sys.executable, "-m", "pml_ext"]
 
 
 def rows(store: Path) -> int:
-    """How many images a store has."""
-    return sum(pq.read_metadata(path).num_rows for path in store.glob("*.parquet"))
+    """Return how many embedded files a collection has."""
+    if not (store / "images.sqlite").exists():
+        return 0
+    with sqlite3.connect(store / "images.sqlite", timeout=60) as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
+        except sqlite3.OperationalError:  # not created yet
+            return 0
 
 
 def same(first, second) -> str:
     """How far two lists of embeddings are from each other."""
-    assert first.paths == second.paths
-    difference = float((first.embeddings - second.embeddings).abs().max())
+    assert sorted(first.paths) == sorted(second.paths)
+    rows = [second.paths.index(path) for path in first.paths]
+    difference = float((first.embeddings - second.embeddings[rows]).abs().max())
     assert difference < 1e-5
     return f"{len(first.paths)} images, the same paths, embeddings within {difference:.1e}"
 
@@ -54,8 +61,8 @@ def main() -> None:
         folder, run = place / "photographs", a_run(place, "convnet", 32)
         photographs(folder, settings.count, 500, 375)
         line = [*COMMAND, "index", str(run), str(folder), "--workers", "2", "--device", "cpu"]
-        subprocess.run([*line, "-o", str(place / "calm"), "--store", str(place / "calm-store")], check=True)
-        line += ["-o", str(place / "index"), "--store", str(place / "store")]
+        subprocess.run([*line, "--store", str(place / "calm")], check=True)
+        line += ["--store", str(place / "store")]
         for _ in range(settings.kills):
             moment, kept = draw.uniform(0, 2), rows(place / "store")
             process = subprocess.Popen(line)
@@ -67,18 +74,17 @@ def main() -> None:
             now = rows(place / "store")
             assert now >= kept
             print(
-                f"killed {moment:.1f} s after its first shard: the store has {now} of {settings.count} images, "
+                f"killed {moment:.1f} s after its first rows: the collection has {now} of {settings.count} images, "
                 f"{now - kept} new"
             )
         kept = rows(place / "store")
         subprocess.run(line, check=True)
         trained = load_run(run, "cpu", store=place / "store")
-        whole = trained.gallery(place / "index").embedded
-        print("index:", same(whole, trained.gallery(place / "calm").embedded))
+        print("index:", same(trained.gallery().embedded, load_run(run, "cpu", store=place / "calm").gallery().embedded))
         twice = rows(place / "store") - settings.count
         print(
             f"after {settings.kills} kills the last command embedded {settings.count - kept} images, {twice} of "
-            f"which the store had; a shard has {SHARD} images, to a batch"
+            f"which the collection had; {WRITTEN} images are written at a time"
         )
         assert twice == 0
         changed(place, folder, run, settings.count)

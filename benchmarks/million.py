@@ -1,6 +1,6 @@
-"""How long a query of many made-up embeddings takes, from the shell and from Python, and how much memory.
+"""Measure a query of many made-up embeddings, from the shell and from Python: seconds and memory.
 
-``python tests/retrieval/million.py [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
+``python benchmarks/million.py [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
 random embeddings around as many centers as there are classes, and prints seconds and bytes beside those of importing
 torch and of faiss alone. Building the graph of HNSW takes a quarter of an hour for a million; ``--kinds exact ivf``
 leaves it out. Timings are medians of runs that take turns, on as many threads as OMP_NUM_THREADS says.
@@ -9,7 +9,6 @@ leaves it out. Timings are medians of runs that take turns, on as many threads a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -96,7 +95,7 @@ def from_the_shell(run: Path, place: Path, query: Path, turns: int) -> dict[str,
     importing = [
         sys.executable,
         "-c",
-        f"import faiss, pyarrow.ipc; from pml_ext import load_run; load_run({str(run)!r})",
+        f"import faiss, sqlite3; from pml_ext import load_run; load_run({str(run)!r})",
     ]
     forget(place)
     cold = measured(command)[0]
@@ -163,18 +162,18 @@ def main() -> None:
         print(f"{given.images:,} x {given.size}, {bytes_of_all / 1e6:.0f} MB of embeddings")
         for kind in given.kinds:
             index = place / f"index-{kind}-{given.images}"
-            if not (index / "index.json").exists():
+            if not (index / "images.sqlite").exists():
                 from pml_ext import load_run
 
                 embedded = embedded or made_up_images(place / "photos", given.images, given.size)
                 begun = time.perf_counter()
                 load_run(run, "cpu").write_index(embedded, index, FACTORIES[kind])
                 print(f"{kind}: built in {time.perf_counter() - begun:.0f} s", flush=True)
-            about = json.loads((index / "index.json").read_bytes())
-            print(
-                f"{kind}: {about['factory'] or 'exact'}, effort {about.get('effort')}, "
-                f"recall@10 {about.get('recall_at_10') or 1:.3f}"
-            )
+            from pml_ext import load_run
+
+            faiss = load_run(run, "cpu").gallery(index).faiss
+            effort, recall = (faiss.effort, faiss.recall) if faiss is not None else (None, 1)
+            print(f"{kind}: {faiss.factory if faiss else 'exact'}, effort {effort}, recall@10 {recall:.3f}")
             shell = from_the_shell(run, index, query, given.turns)
             print(
                 f"  shell: import torch {shell['torch']:.2f} s; query {shell['warm']:.2f} s, {shell['above']:.2f} s "

@@ -1,7 +1,7 @@
-"""How fast a folder of photographs is indexed: ``python tests/retrieval/speed.py``; no test, it measures a machine.
+"""Measure how fast a folder of photographs is indexed: ``python benchmarks/embedding_speed.py``.
 
 It makes JPEGs (10,000; ``--count`` says another number), and prints images per second of the parts and of a whole index
-with 0 and with 2 workers, beside the loop that came before the store. Ways take turns; each figure is the median of the
+with 0 and with 2 workers, beside the loop that came before the collection. Ways take turns; each figure is the median of the
 passes, by the clock and, for the whole, in seconds of all processors too.
 """
 
@@ -22,9 +22,8 @@ from pml_ext import load_run
 from pml_ext.data import read_image
 from pml_ext.experiment import train
 from pml_ext.retrieval import TrainedRun
-from pml_ext.retrieval.listing import list_folder
-from pml_ext.retrieval.store import opened_store
-from pml_ext.retrieval.waiting import Waiting
+from pml_ext.retrieval.collection import Collection, Owner
+from pml_ext.retrieval.reading import list_folder
 
 WIDTH, HEIGHT, SIDE = 500, 375, 64
 
@@ -66,7 +65,7 @@ def a_run(place: Path, trunk: str, side: int) -> Path:
 
 @torch.no_grad()
 def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
-    """The loop of embed_folder before it had a store and workers."""
+    """The loop of embed_folder before it had a collection and workers."""
     files, batches, batch = sorted(file for file in folder.rglob("*") if file.is_file()), [], []
     for file in files:
         batch.append(
@@ -96,10 +95,11 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
     lap("transform")
     embeddings = torch.cat([run.network(part) for part in batch.split(64)])
     lap("network")
-    with opened_store(place, "0" * 16, embeddings.shape[1], own=False) as store:
-        waiting = Waiting(store, listing)
-        waiting.add(list(range(len(paths))), embeddings.numpy())
-        waiting.write()
+    collection = Collection(place, Owner(folder, "0" * 16, embeddings.shape[1]))
+    with collection.locked():
+        collection.create(replace=False)
+        names = [os.fsencode(path) for path in paths]
+        collection.append(names, listing.facts[:some], embeddings.numpy(), [1.0] * len(paths))
     lap("write")
     shutil.rmtree(place)
     return laps
@@ -138,7 +138,7 @@ def main() -> None:
             print(f"  {name:<28}{statistics.median(lap[name] for lap in laps):8.0f} images per second")
 
         def whole(workers: int) -> None:
-            load_run(path, "cpu", workers, place / "store").index(folder, place / "index")
+            load_run(path, "cpu", workers, place / "store").index(folder)
             shutil.rmtree(place / "store")
 
         ways = {

@@ -1,12 +1,10 @@
-"""Single files: what the store or the index has is not embedded again, and several new ones are written."""
+"""Single files: those that the collection has are not embedded again, and several new ones are written to it."""
 
-import ntpath
 import os
 import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +13,13 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.retrieval import StoreWarning, kept, listing
+from pml_ext.retrieval import StoreWarning, embedding
 
 from .conftest import write_digits
 
 
 class Watched:
-    """A run with a store of its own, which counts the images that its network embeds."""
+    """A run with a collection of its own, which counts the images that its network embeds."""
 
     def __init__(self, folder, store):
         self.run, self.embedded = load_run(folder, "cpu", workers=0, store=store), 0
@@ -110,47 +108,27 @@ def test_a_file_that_changed_is_embedded_again(make, images):
 
 def test_few_files_and_other_states_of_the_run_write_nothing(make, images, runs, tmp_path):
     watched = make()
-    watched.run.embed(files_of(images)[: kept.SEVERAL - 1])
+    watched.run.embed(files_of(images)[: embedding.SEVERAL - 1])
     assert not (tmp_path / "store").exists()
-    watched.run.embed(files_of(images)[: kept.SEVERAL])
-    assert len(list((tmp_path / "store").iterdir())) == 1
+    watched.run.embed(files_of(images)[: embedding.SEVERAL])
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["images.sqlite", "vectors.f32"]
     other = Watched(runs[1], tmp_path / "store")
-    other.run.embed(files_of(images)[: kept.SEVERAL])
-    assert other.since() == kept.SEVERAL
+    other.run.embed(files_of(images)[: embedding.SEVERAL])
+    assert other.since() == embedding.SEVERAL
 
 
-def test_a_store_that_is_large_for_the_files_is_not_looked_through(make, images, monkeypatch):
-    watched = make()
-    watched.run.embed_folder(images)
-    watched.since()
-    monkeypatch.setattr(kept, "LOOKED", 1000)
-    watched.run.embed(files_of(images)[0])
-    assert watched.since() == 1
-    watched.run.embed(files_of(images))
-    assert watched.since() == 0
-
-
-def test_a_store_that_cannot_be_written_is_said_and_a_damaged_one_named(make, images, tmp_path):
+def test_a_place_that_cannot_be_written_is_said(make, images, tmp_path):
     (tmp_path / "store").write_text("no folder")
     watched = make()
     with pytest.warns(StoreWarning, match="are not kept: .*store: cannot be written"):
         watched.run.embed(files_of(images))
-    (tmp_path / "store").unlink()
-    whole = watched.run.embed_folder(images)
-    (shard,) = (tmp_path / "store").iterdir()
-    shard.write_bytes(shard.read_bytes()[:-9])
-    watched.since()
-    with pytest.warns(StoreWarning, match="damaged .*embedded again"):
-        again = watched.run.embed(files_of(images))
-    assert watched.since() == 30
-    torch.testing.assert_close(again, whole.embeddings, rtol=0, atol=1e-5)
 
 
-def test_a_query_takes_what_the_index_has(make, images, tmp_path, monkeypatch):
+def test_a_query_takes_what_the_index_has(make, images, tmp_path):
     watched = make()
     place, files = tmp_path / "index", files_of(images)
     watched.run.index(images, place)
-    monkeypatch.setattr(kept, "LOOKED", 0)  # the index alone
+    shutil.rmtree(tmp_path / "store")  # the index alone
     watched.since()
     (tmp_path / "a link.png").symlink_to(files[4])
     known = watched.run.query([files[3], tmp_path / "a link.png"], 3, place)
@@ -183,7 +161,7 @@ def test_a_network_that_was_changed_is_not_what_is_kept(make, images, tmp_path):
     assert run.is_changed
     changed = run.embed(files)
     assert (changed - kept_before).abs().max() > 0.1
-    assert torch.equal(run.embed_folder(images).embeddings, changed)
+    torch.testing.assert_close(run.embed_folder(images).embeddings, changed, rtol=0, atol=1e-5)
     run.query(files[3], 3, tmp_path / "index")
     assert watched.since() == 61
     other = make()
@@ -203,21 +181,6 @@ def test_the_first_image_does_not_pass_for_a_change_nor_hide_one(runs):
         next(run.network.parameters()).add_(1)
     run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
     assert run.is_changed
-
-
-def test_batches_make_one_shard_and_shards_are_read_once(make, images, tmp_path, monkeypatch):
-    watched = make()
-    files = files_of(images)
-    first = watched.run.embed(files, batch_size=4)
-    assert len(list((tmp_path / "store").glob("*.parquet"))) == 1
-    other, read = make(), []
-    real = kept.EmbeddingStore._read
-    monkeypatch.setattr(
-        kept.EmbeddingStore, "_read", lambda self, name, *rest: read.append(name) or real(self, name, *rest)
-    )
-    assert torch.equal(other.run.embed(files, batch_size=4), first)
-    assert torch.equal(other.run.embed(files[::-1], batch_size=4), first.flip(0))
-    assert (other.since(), len(read)) == (0, 2)  # its paths, and its embeddings
 
 
 def test_what_was_embedded_before_an_unreadable_file_is_kept_and_the_file_named_as_it_was_given(
@@ -240,12 +203,12 @@ def test_what_was_embedded_before_an_unreadable_file_is_kept_and_the_file_named_
 
 
 def test_a_run_that_was_moved_makes_no_folder_where_it_was(runs, images, tmp_path, monkeypatch):
-    shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings", "index"))
+    shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("collection"))
     monkeypatch.chdir(tmp_path)
     run = load_run("run", "cpu", workers=0)
     monkeypatch.chdir(images)
     run.embed(files_of(images))
-    assert (tmp_path / "run" / "embeddings").is_dir()
+    assert (tmp_path / "run" / "collection").is_dir()
     assert not (images / "run").exists()
     (tmp_path / "run").rename(tmp_path / "moved")
     (images / "0").mkdir(exist_ok=True)
@@ -286,14 +249,3 @@ def test_a_path_object_of_any_kind_is_a_file(make, images, tmp_path):
     (answer,) = watched.run.query([Named(file)], 3, tmp_path / "index")
     assert answer == watched.run.query(file, 3, tmp_path / "index")[0]
     assert answer.query == str(file)
-
-
-def test_drives_have_listings_of_their_own(monkeypatch):
-    files = [listing.FileFacts(place, 1, 2) for place in (r"C:\a\b\1.png", r"D:\c\2.png", r"C:\a\3.png")]
-    monkeypatch.setattr(listing, "os", SimpleNamespace(path=ntpath, sep="\\"))
-    both = list(listing.listings_of(files))
-    assert [(str(each.folder), each.names) for each, _ in both] == [
-        (r"C:\a", ["b/1.png", "3.png"]),
-        (r"D:\c", ["2.png"]),
-    ]
-    assert [some for _, some in both] == [[files[0], files[2]], [files[1]]]

@@ -1,4 +1,4 @@
-"""How long pictures and clusters take: ``python tests/retrieval/sheets.py``, not run by CI.
+"""Measure pictures and clusters: ``python benchmarks/contact_sheets.py``.
 
 Twelve JPEGs of 12 megapixels on a contact sheet, from thumbnails and from all their pixels, and the clusters of made-up
 embeddings of size 64 (``--images``, ``--clusters``), by the rule of ``pml-ext cluster``. Seconds of the processor.

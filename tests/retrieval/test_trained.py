@@ -52,7 +52,7 @@ def with_entry(**entries):
 )
 def test_a_damaged_file_is_one_line_with_its_path_and_what_to_type(runs, tmp_path, name, damage):
     run = tmp_path / "run"
-    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("index", "records", "figures"))
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures"))
     damage(run / name)
     with pytest.raises(DataError) as caught:
         load_run(run, "cpu")
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_one_line_with_its_path_and_what_to_type(runs, tmp_pat
 
 def test_an_empty_checkpoint_is_not_aborted(command, runs, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("index", "records", "figures"))
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures"))
     (run / "checkpoints" / "model.pt").write_bytes(b"")
     done = command("export", run, "-o", tmp_path / "exported")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

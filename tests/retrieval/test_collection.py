@@ -1,0 +1,638 @@
+"""The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
+
+import fcntl
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext.retrieval import Collection, SkippedImage, StoreWarning, embedding
+from pml_ext.retrieval.collection import Owner
+
+from .conftest import write_digits
+
+
+def write_some(place, numbers, brightness=255):
+    """Drawings of 8 x 8, each another one."""
+    generator = np.random.default_rng(0)
+    drawings = generator.integers(256, size=(1000, 8, 8), dtype=np.uint8)
+    for number in numbers:
+        file = place / f"class {number % 7}" / f"{number:04d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(drawings[number] // 2 + brightness // 2).save(file, compress_level=0)
+
+
+@pytest.fixture
+def here(runs, tmp_path):
+    """A run with a collection of its own, and an empty folder."""
+    (tmp_path / "images").mkdir()
+    return lambda **settings: load_run(runs[0], "cpu", store=tmp_path / "store", **settings), tmp_path / "images"
+
+
+def rows(images):
+    """How many files the collection beside a folder has embeddings of."""
+    if not (images.parent / "store" / "images.sqlite").exists():
+        return 0
+    with sqlite3.connect(images.parent / "store" / "images.sqlite") as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
+        except sqlite3.OperationalError:  # not created yet
+            return 0
+
+
+def test_added_deleted_and_replaced_images_are_as_from_scratch(here, runs, tmp_path):
+    make, images = here
+    write_some(images, range(300))
+    first = make().embed_folder(images)
+    assert (first.new, len(first.paths)) == (300, 300)
+    names = np.random.default_rng(1).permutation(300)
+    for number in names[:100]:
+        (images / f"class {number % 7}" / f"{number:04d}.png").unlink()
+    write_some(images, names[100:150], brightness=100)
+    write_some(images, range(300, 500))
+    second = make().embed_folder(images)
+    scratch = load_run(runs[0], "cpu", store=tmp_path / "other").embed_folder(images)
+    assert (second.new, scratch.new, len(second.paths)) == (250, 400, 400)
+    assert second.paths == scratch.paths
+    torch.testing.assert_close(second.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
+    stats = [(images / path).stat() for path in second.paths]
+    assert [about.st_size for about in stats] == second.sizes.tolist()
+    assert [about.st_mtime_ns for about in stats] == second.times.tolist()
+    third = make().embed_folder(images)
+    assert third.new == 0
+    assert torch.equal(third.embeddings, second.embeddings)
+
+
+def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(here, tmp_path):
+    make, images = here
+    write_some(images, range(100))
+    run = make()
+    gallery = run.index(images, factory="IVF4,Flat", effort=4)
+    mapped, paths = run.embed_folder(images).embeddings, gallery.embedded.paths
+    before = mapped.clone()
+    (answer,) = run.query(images / paths[30], 5, gallery)
+    size = (tmp_path / "store" / "vectors.f32").stat().st_size
+    for path in paths[:10]:
+        (images / path).unlink()
+    make().embed_folder(images)  # the index has them still
+    assert (tmp_path / "store" / "vectors.f32").stat().st_size == size
+    write_some(images, range(10, 25), brightness=100)
+    make().index(images, factory="IVF4,Flat", effort=4)
+    (vectors,) = (tmp_path / "store").glob("vectors*.f32")
+    count = len(list(images.glob("*/*.png")))
+    assert (vectors.name != "vectors.f32", vectors.stat().st_size) == (True, count * 64 * 4)
+    assert torch.equal(mapped, before)
+    scratch = load_run(run.folder, "cpu", store=tmp_path / "scratch")
+    scratch.index(images, factory="IVF4,Flat", effort=4)
+    query = images / answer.paths[0]
+    (now,), (wanted,) = run.query(query, 5, gallery), scratch.query(query, 5)
+    assert now.paths == wanted.paths
+    assert now.distances == pytest.approx(wanted.distances, abs=1e-3)
+    assert make().embed_folder(images).new == 0
+    torch.testing.assert_close(
+        make().embed_folder(images).embeddings, scratch.embed_folder(images).embeddings, rtol=0, atol=1e-5
+    )
+    assert run.check_index()[1:] == ([], [])
+
+
+def test_files_are_as_their_page_says(here):
+    make, images = here
+    write_some(images, range(20))
+    (images / "loose.png").write_bytes(next(images.glob("class 1/*")).read_bytes())
+    run = make()
+    embedded = run.index(images).embedded
+    assert sorted(path.name for path in (images.parent / "store").iterdir()) == ["images.sqlite", "vectors.f32"]
+    vectors = np.memmap(images.parent / "store" / "vectors.f32", np.float32, "r").reshape(-1, 64)
+    with sqlite3.connect(images.parent / "store" / "images.sqlite") as connection:
+        table = connection.execute("SELECT id, path, size, time, class, vector FROM images").fetchall()
+        lengths = dict(connection.execute("SELECT path, length FROM embedded").fetchall())
+    for id, path, size, modified, name, vector in table:
+        number = embedded.paths.index(path.decode())
+        about = (images / path.decode()).stat()
+        assert (embedded.ids[number], size, modified) == (id, about.st_size, about.st_mtime_ns)
+        assert name.decode() == embedded.classes[number] == (path.decode().rpartition("/")[0])
+        assert np.array_equal(vectors[vector], embedded.embeddings[number].numpy())
+        raw = run.embed(images / path.decode(), normalize=False)[0]
+        assert float(raw.norm()) == pytest.approx(lengths[os.fsencode(images / path.decode())], rel=1e-5)
+    torch.testing.assert_close(torch.from_numpy(vectors.copy()).norm(dim=1), torch.ones(21))
+    raw = run.embed_folder(images, normalize=False).embeddings
+    arrays = [np.asarray(Image.open(images / path)) for path in embedded.paths]
+    torch.testing.assert_close(raw, run.embed(arrays, normalize=False), rtol=1e-4, atol=1e-4)
+
+
+def test_an_image_is_known_whichever_folder_was_embedded(here):
+    make, images = here
+    write_some(images, range(60))
+    make().embed_folder(images / "class 2")
+    whole = make().embed_folder(images)
+    assert whole.new == 60 - len(list((images / "class 2").iterdir()))
+    (images.parent / "linked").symlink_to(images)
+    inside = make().embed_folder(images.parent / "linked" / "class 4")
+    assert (inside.new, inside.classes[0]) == (0, "")
+    assert inside.paths == sorted(path.name for path in (images / "class 4").iterdir())
+
+
+def test_index_and_cluster_share_what_is_embedded(here, tmp_path, monkeypatch):
+    make, images = here
+    write_digits(images, range(30))
+    run = make()
+    run.index(images, tmp_path / "index")
+    monkeypatch.setattr(embedding, "read_batches", lambda paths, *_: iter(()) if not paths else pytest.fail("read"))
+    assert len(run.cluster(images, 3, tmp_path / "clusters")) == 30
+    assert run.embed(images).shape == (30, 64)
+    assert len(run.query(images / "0" / "0000.png", 2, tmp_path / "index")[0].paths) == 2
+    size = (tmp_path / "store" / "vectors.f32").stat().st_size
+    run.index(images)
+    assert (tmp_path / "store" / "vectors.f32").stat().st_size == size == 30 * 64 * 4
+
+
+# Damage
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def halve(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path, byte=None, bit=0):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if byte is None else byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "new"),
+    [
+        ("vectors.f32", cut, 1),
+        ("vectors.f32", flip, 1),
+        ("vectors.f32", Path.unlink, 150),
+        ("vectors.f32", lambda path: path.write_bytes(b""), 150),
+        ("images.sqlite", halve, 150),
+        ("images.sqlite", lambda path: path.write_bytes(b""), 150),
+        ("images.sqlite", lambda path: path.write_bytes(b"garbage" * 999), 150),
+        ("images.sqlite", Path.unlink, 150),
+    ],
+)
+def test_damage_is_named_and_its_images_embedded_again(here, name, damage, new):
+    make, images = here
+    write_some(images, range(150))
+    before = make().embed_folder(images).embeddings.clone()  # not mapped from a file that is damaged
+    damage(images.parent / "store" / name)
+    with pytest.warns(StoreWarning) as heard:
+        again = make().embed_folder(images)
+    (text,) = [str(warning.message) for warning in heard]
+    assert text.startswith(f"{images.parent / 'store'}: the ")
+    assert "damaged" in text
+    assert "embedded again" in text
+    assert "\n" not in text
+    assert again.new == new
+    torch.testing.assert_close(again.embeddings, before, rtol=0, atol=1e-5)
+    assert make().embed_folder(images).new == 0
+
+
+def test_a_flipped_bit_gives_no_image_the_id_of_another(here):
+    """Whichever bit: ids stay, or a word says that they do not."""
+    make, images = here
+    write_some(images, range(24))
+    run = make()
+    run.index(images)
+    next(images.glob("class 1/*")).unlink()
+    write_some(images, [30])
+    run.index(images)
+    before = dict(zip(*of_index(run), strict=True))
+    place, content = images.parent / "store", (images.parent / "store" / "images.sqlite").read_bytes()
+    vectors = (place / "vectors.f32").read_bytes()
+    draw, told = random.Random(0), 0
+    for _ in range(150):
+        (place / "vectors.f32").write_bytes(vectors)
+        (place / "images.sqlite").write_bytes(content)
+        flip(place / "images.sqlite", draw.randrange(len(content)), draw.randrange(8))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                other = make()
+                other.index(images)
+                after = dict(zip(*of_index(other), strict=True))
+            except DataError as error:
+                heard.append(error)
+        told += bool(heard)
+        if not heard:
+            assert after == before
+            assert len(other.query(next(images.glob("class 2/*")), 5)[0].paths) == 5
+    assert told > 5
+
+
+def of_index(run):
+    embedded = run.gallery().embedded
+    return embedded.paths, embedded.ids.tolist()
+
+
+def test_a_query_removes_nothing_of_a_damaged_collection(here):
+    """It holds no lock, and others may be writing."""
+    make, images = here
+    write_some(images, range(20))
+    make().index(images)
+    place, query = images.parent / "store", next(images.glob("class 1/*"))
+    for name in ("images.sqlite", "vectors.f32"):
+        whole = (place / name).read_bytes()
+        cut(place / name)
+        before = {path.name: path.read_bytes() for path in place.iterdir()}
+        run = make()
+        with pytest.raises(DataError, match=rf"{name}: empty, cut or damaged .*; type: pml-ext index"):
+            run.query(query, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StoreWarning)
+            assert run.embed(sorted(images.glob("*/*.png"))).shape == (20, 64)
+        after = {path.name: path.read_bytes() for path in place.iterdir()}
+        if name == "images.sqlite":
+            assert after == before
+        else:
+            assert {*after} == {*before}
+        (place / name).write_bytes(whole)
+        shutil.rmtree(place)
+        make().index(images)
+
+
+# Whose it is
+
+
+def test_a_collection_of_an_earlier_state_is_replaced_with_a_word(runs, tmp_path):
+    ignored = shutil.ignore_patterns("collection", "records", "figures")
+    shutil.copytree(runs[0], tmp_path / "run", ignore=ignored)
+    write_some(tmp_path / "images", range(10))
+    load_run(tmp_path / "run", "cpu").index(tmp_path / "images")
+    shutil.copy(runs[1] / "checkpoints" / "model.pt", tmp_path / "run" / "checkpoints" / "model.pt")
+    (tmp_path / "run" / "SHA256SUMS").unlink(missing_ok=True)
+    other = load_run(tmp_path / "run", "cpu")
+    with pytest.raises(DataError, match=r"collection was built by the run .* type: pml-ext index .*run .*images"):
+        other.gallery()
+    other.embed(sorted((tmp_path / "images").glob("*/*")))
+    with pytest.warns(
+        StoreWarning, match=r"collection: the collection is of an earlier state of the run .* is removed"
+    ):
+        assert other.embed_folder(tmp_path / "images").new == 10
+    with pytest.raises(DataError, match="store was built by the run .*run .*, not by"):
+        load_run(
+            runs[0], "cpu", store=shutil.copytree(tmp_path / "run" / "collection", tmp_path / "store")
+        ).embed_folder(tmp_path / "images")
+
+
+def test_precision_and_preprocessing_are_of_the_identity(runs):
+    network = load_run(runs[0], "cpu").network
+
+    def identity(weights="w", precision="float32"):
+        cpu = torch.device("cpu")
+        return embedding.ImageEmbedder(Path("run"), network, cpu, weights, precision, Path("store")).identity
+
+    first = identity()
+    assert {identity("v"), identity(precision="bfloat16")}.isdisjoint({first})
+    network.preprocessing = network.preprocessing.model_copy(update={"squash": True})
+    assert identity() != first
+
+
+def test_the_precision_of_the_run_is_embedded_in(here):
+    make, images = here
+    write_some(images, range(10))
+    run = make()
+    seen = []
+    run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
+    run.embedder.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    run._images.precision = "bfloat16"
+    half = run.embed_folder(images)
+    assert half.embeddings.dtype == torch.float32
+    run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
+    assert seen == [True, True]
+
+
+# Interruptions
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_is_one_line_and_what_was_written_stays(here, command, runs, monkeypatch):
+    monkeypatch.setattr(embedding, "WRITTEN", 64)
+    make, images = here
+    write_some(images, range(300))
+    real, written = os.fsync, []
+
+    def full_later(file):
+        if len(written) == 2:
+            full()
+        written.append(file)
+        return real(file)
+
+    monkeypatch.setattr(os, "fsync", full_later)
+    done = command("index", runs[0], images, "--store", images.parent / "store")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "cannot be written (No space left on device); what was written before stays" in done.stderr
+    monkeypatch.setattr(os, "fsync", real)
+    assert rows(images) == 128
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make().embed_folder(images).new == 300 - 128
+
+
+def test_a_database_that_is_full_is_unwritable_and_whole(tmp_path, monkeypatch):
+    collection = Collection(tmp_path, Owner(Path("run"), "1" * 16, 4))
+    collection.create(replace=False)
+    vectors = np.eye(4, dtype=np.float32)
+    collection.append([b"/a"], [(1, 2)], vectors[:1], [1.0])
+    real = Collection.transaction
+
+    class Limited:
+        def __init__(self, collection, write):
+            self.context = real(collection, write)
+
+        def __enter__(self):
+            current = self.context.__enter__()
+            pages = current.connection.execute("PRAGMA page_count").fetchone()[0]
+            current.connection.execute(f"PRAGMA max_page_count = {pages}")
+            return current
+
+        def __exit__(self, *error):
+            return self.context.__exit__(*error)
+
+    monkeypatch.setattr(Collection, "transaction", lambda self, write=False: Limited(self, write))
+    many = [f"/{number:0500d}".encode() for number in range(100)]
+    with pytest.raises(
+        UnwritableError, match=r"images.sqlite: cannot be written .*full.*what was written before stays"
+    ):
+        collection.append(many, [(1, 2)] * 100, np.tile(vectors, (25, 1)), [1.0] * 100)
+    monkeypatch.undo()
+    assert collection.append([b"/b"], [(1, 2)], vectors[1:2], [1.0]) == 1
+    found = collection.embeddings_of({b"/a": (1, 2), b"/b": (1, 2), many[0]: (1, 2)})
+    assert {path: row.tolist() for path, (row, _) in found.items()} == {b"/a": [1, 0, 0, 0], b"/b": [0, 1, 0, 0]}
+    assert (tmp_path / "vectors.f32").stat().st_size == 32
+
+
+def test_vectors_without_rows_are_cut_off(here):
+    make, images = here
+    write_some(images, range(20))
+    before = make().embed_folder(images)
+    with (images.parent / "store" / "vectors.f32").open("ab") as file:
+        file.write(b"left over" * 1000)
+    write_some(images, range(20, 30))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        after = make().embed_folder(images)
+    assert after.new == 10
+    assert (images.parent / "store" / "vectors.f32").stat().st_size == 30 * 64 * 4
+    rows = [after.paths.index(path) for path in before.paths]
+    assert torch.equal(after.embeddings[rows], before.embeddings)
+
+
+SCRIPT = """
+import sys, time
+from pml_ext.retrieval import embedding
+embedding.WRITTEN = 20
+real = embedding.ImageEmbedder._forward
+def slow(self, images):
+    time.sleep(0.02)
+    return real(self, images)
+embedding.ImageEmbedder._forward = slow
+from pml_ext import load_run
+load_run(sys.argv[1], "cpu", workers=2, store=sys.argv[3]).embed_folder(sys.argv[2], batch_size=10)
+"""
+
+
+def test_a_killed_process_goes_on_from_its_last_rows(here, runs):
+    """benchmarks/embedding_kills.py kills the command three times."""
+    make, images = here
+    write_some(images, range(400))
+    place = images.parent / "store"
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, (runs[0], images, place))])
+    while rows(images) < 100 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = rows(images)
+    assert kept % 20 == 0
+    assert 100 <= kept < 400
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is damaged, and nobody holds the lock
+        embedded = make().embed_folder(images)
+    assert embedded.new == 400 - kept
+    shutil.rmtree(place)
+    torch.testing.assert_close(embedded.embeddings, make().embed_folder(images).embeddings, rtol=0, atol=1e-5)
+
+
+def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
+    """Torch looks for dead workers every five seconds; here more often."""
+    reading = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(reading._try_get_data, "__defaults__", (0.2,))
+    make, images = here
+    write_some(images, range(5))
+
+    def deadly(path, *_, **__):
+        if path.name == "0003.png":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(1, 8, 8, dtype=torch.uint8)
+
+    monkeypatch.setattr("pml_ext.retrieval.reading.read_image", deadly)
+    with pytest.raises(DataError, match=r"worker.* died.*0003.png"):
+        make(workers=1).embed_folder(images, batch_size=2)
+
+
+def test_a_place_that_cannot_be_written_is_done_without(here):
+    make, images = here
+    write_some(images, range(5))
+    (images.parent / "store").write_text("a file")
+    with pytest.warns(StoreWarning, match=r"store: cannot be written \(.*\), so embeddings are not kept; --store FOLD"):
+        embedded = make().embed_folder(images)
+    assert (embedded.new, embedded.embeddings.shape) == (5, (5, 64))
+    assert (images.parent / "store").read_text() == "a file"
+
+
+# Files
+
+
+def test_names_that_are_no_text_and_odd_ones_survive(here):
+    make, images = here
+    names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
+    write_some(images, range(1))
+    pixels = next(images.glob("*/*.png")).read_bytes()
+    try:
+        for number, name in enumerate(names):
+            with open(os.fsencode(images) + b"/" + name, "wb") as file:
+                file.write(pixels + bytes(number))
+    except OSError:
+        pytest.skip("this file system wants names that are text")
+    first = make().embed_folder(images)
+    assert {os.fsencode(path) for path in first.paths} == {*names, b"class 0/0000.png"}
+    again = make().embed_folder(images)
+    assert (again.new, again.paths, again.skipped) == (0, first.paths, {})
+
+
+def test_unreadable_files_are_named_each_time_and_mended_ones_embedded(here):
+    make, images = here
+    write_some(images, range(5))
+    broken = images / "class 0" / "broken.jpg"
+    broken.write_bytes(b"no image")
+    for new in (5, 0):
+        with pytest.warns(SkippedImage, match="broken.jpg: not a readable image"):
+            embedded = make(workers=1).embed_folder(images)
+        assert (embedded.new, list(embedded.skipped)) == (new, ["class 0/broken.jpg"])
+    broken.write_bytes((images / "class 0" / "0000.png").read_bytes())
+    assert make().embed_folder(images).new == 1
+
+
+def test_links_that_are_not_followed_are_told(here):
+    make, images = here
+    write_some(images / "here", range(4))
+    (images / "gone.png").symlink_to(images / "nowhere.png")
+    (images / "elsewhere").symlink_to(images / "here")
+    with pytest.warns(SkippedImage) as heard:
+        embedded = make().embed_folder(images)
+    assert len(embedded.paths) == 4
+    assert [*embedded.skipped] == ["elsewhere", "gone.png"]
+    assert sorted(str(one.message).partition(": ")[2] for one in heard) == [
+        "a link to a folder, which is not followed",
+        "a link to what is not there",
+    ]
+
+
+# Several processes
+
+
+def test_a_second_pass_over_a_folder_waits_with_a_word(here, monkeypatch):
+    make, images = here
+    write_some(images, range(5))
+    (images.parent / "store").mkdir()
+    handle = os.open(images.parent / "store", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    real = warnings.warn
+
+    def told(text, *rest, **more):
+        if "waiting" in str(text):
+            os.close(handle)  # the first one is done
+        real(text, *rest, **more)
+
+    run = make()
+    monkeypatch.setattr("warnings.warn", told)
+    with pytest.warns(StoreWarning, match="another process embeds images into"):
+        embedded = run.embed_folder(images)
+    assert embedded.new == 5
+
+
+def test_processes_append_at_once(tmp_path):
+    """Each row keeps its own vector."""
+    collection = Collection(tmp_path, Owner(Path("run"), "1" * 16, 8))
+    collection.create(replace=False)
+    script = """
+import sys, numpy as np
+from pathlib import Path
+from pml_ext.retrieval.collection import Collection, Owner
+collection = Collection(Path(sys.argv[1]), Owner(Path("run"), "1" * 16, 8))
+start = int(sys.argv[2])
+for number in range(start, start + 40, 4):
+    numbers = range(number, number + 4)
+    rows = np.array([[each] * 8 for each in numbers], dtype=np.float32)
+    collection.append([b"/%d" % each for each in numbers], [(each, 0) for each in numbers], rows, [1.0] * 4)
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", script, tmp_path, str(40 * each)]) for each in range(3)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    found = collection.embeddings_of({b"/%d" % number: (number, 0) for number in range(120)})
+    assert {int(path[1:]): row.tolist() for path, (row, _) in found.items()} == {n: [n] * 8 for n in range(120)}
+    assert (tmp_path / "vectors.f32").stat().st_size == 120 * 8 * 4
+
+
+def test_processes_embed_a_part_each_and_have_all(here, monkeypatch):
+    """Two ranks as threads; what they pass on goes as between processes."""
+    make, images = here
+    write_some(images, range(120))
+    (images / "class 0" / "broken.png").write_bytes(b"no image")
+    barrier, place, local = threading.Barrier(2), {}, threading.local()
+
+    def everyone(value):
+        place[local.rank] = pickle.dumps(value)
+        barrier.wait(60)
+        values = [pickle.loads(place[rank]) for rank in range(2)]
+        barrier.wait(60)
+        return values
+
+    ranks = {
+        "rank": lambda: local.rank,
+        "num_processes": lambda: 2,
+        "from_rank_0": lambda value: everyone(value)[0],
+        "from_ranks": lambda value: [*everyone(value)] if local.rank == 0 else everyone(value) and [],
+    }
+    for name, function in ranks.items():
+        monkeypatch.setattr(embedding, name, function)
+    runs = [make(), make()]
+    embedded = {0: 0, 1: 0}
+
+    def work(rank):
+        local.rank = rank
+        real = runs[rank]._images._forward
+
+        def counting(batch):
+            embedded[rank] += len(batch)
+            return real(batch)
+
+        runs[rank]._images._forward = counting
+        return runs[rank].embed_folder(images)
+
+    with pytest.warns(SkippedImage) as heard, ThreadPoolExecutor(2) as pool:
+        both = [task.result() for task in [pool.submit(work, rank) for rank in range(2)]]
+    assert len(heard) == 1
+    assert sorted(embedded.values()) == [59, 61]
+    monkeypatch.undo()
+    with pytest.warns(SkippedImage):
+        alone = make().embed_folder(images)
+    assert alone.new == 0
+    for each in both:
+        assert each.new == 120
+        assert each.paths == alone.paths
+        assert torch.equal(each.embeddings, alone.embeddings)
+        assert list(each.skipped) == ["class 0/broken.png"]
+
+
+def test_progress_is_told(here, command, runs, monkeypatch):
+    make, images = here
+    write_some(images, range(130))
+    told = []
+    make(listener=told.append).embed_folder(images)
+    assert [(now.done, now.images) for now in told] == [(64, 130), (128, 130), (130, 130)]
+    assert all(now.rate > 0 for now in told)
+    assert told[-1].seconds_left == 0
+    monkeypatch.setattr("pml_ext.cli.progress.SECONDS", 0.0)
+    shutil.rmtree(images.parent / "store")
+    done = command("embed", runs[0], images, "-o", images.parent / "all.npz", "--store", images.parent / "store")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", lines[1])
+
+
+def test_wrong_settings(here):
+    make, images = here
+    write_some(images, range(1))
+    with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
+        make(workers=-1)
+    with pytest.raises(ConfigError, match="--workers -2: wanted 0 or more"):
+        make().embed_folder(images, workers=-2)
+    with pytest.raises(ConfigError, match="batch_size 0: wanted 1 or more"):
+        make().embed_folder(images, batch_size=0)
+    assert not rows(images)
