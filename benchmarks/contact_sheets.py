@@ -19,17 +19,20 @@ from pml_ext.retrieval import Embedded, group, thumbnail
 
 
 def seconds(what: str, call: Callable[[], object]) -> None:
+    """Print the seconds of a call."""
     begun = time.process_time()
     call()
     print(f"{what}: {time.process_time() - begun:.2f} s")
 
 
 def whole(path: Path) -> Image.Image:
+    """Read all pixels."""
     with Image.open(path) as image:
         return image.convert("RGB")
 
 
 def main() -> None:
+    """Print the measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--clusters", type=int, default=1_000)
