@@ -57,6 +57,7 @@ from .losses import (
 )
 from .miners import TiledMiner
 from .pairwise import (
+    ClassLabels,
     ClassMembers,
     FullPrecisionForward,
     FullPrecisionMining,
@@ -137,6 +138,7 @@ __all__ = [
     "BaseReducer",
     "BaseRegularizer",
     "BuildContext",
+    "ClassLabels",
     "ClassMembers",
     "Component",
     "ConfigError",

@@ -395,7 +395,7 @@ def test_a_context_reaches_the_components_in_settings():
     loss = registry.build(
         "regularized", "loss", context, loss={"name": "pml/contrastive"}, regularizer={"name": "density"}
     )
-    assert loss.regularizer.sorted_labels.tolist() == [30, 40]
+    assert loss.regularizer.classes.ordered.tolist() == [30, 40]
     assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)
 
 

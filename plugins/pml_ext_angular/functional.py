@@ -50,15 +50,7 @@ def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor)
 
 
 def log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
-    """Logarithm of the sum of each row's masked exponentials; a very low number, with zero gradient, where it is empty.
-
-    Args:
-        matrix: ``[B, R]``.
-        mask: boolean, ``[B, R]``.
-
-    Returns:
-        ``[B]``.
-    """
+    """Logarithm of the sum of each row's masked exponentials, ``[B]``; very low, without gradient, where empty."""
     return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
 
 
@@ -114,19 +106,8 @@ def angular_terms_by_class(
 
     With :math:`E_{an} = \exp 4 t x_a^T x_n` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
     :math:`(E E^T)_{ap} \exp(-2 (1 + t) x_a^T x_p)`, and only pairs within a class are wanted: a product of
-    ``[C, M, B]`` with its transpose. For cosines, and :math:`4 t` up to :data:`PRODUCT_SLOPE`.
-
-    Args:
-        similarity: cosines, ``[T, B]``: the whole batch, or all rows of some classes of it.
-        negatives: mask of other classes, ``[T, B]``.
-        classes: the rows of each class, ``[C, M]``.
-        anchors: a, rows, ``[P]``.
-        partners: p, of the class of a, rows too, ``[P]``.
-        positive_similarity: :math:`x_a^T x_p`, ``[P]``.
-        alpha: the upper bound of the angle at the negative, in degrees.
-
-    Returns:
-        ``[P]``.
+    ``[C, M, B]`` with its transpose. For cosines, and :math:`4 t` up to :data:`PRODUCT_SLOPE`. Arguments as of
+    :func:`angular_terms`; rows are the whole batch, or all rows of some classes of it.
     """
     t = squared_tangent(alpha)
     if len(classes.members) == 1:  # one group: the batch as it is
@@ -183,27 +164,13 @@ def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
 
     .. math:: \big[\,\|x_a - x_p\|^2 - 4 t \|x_n - x_c\|^2\,\big]_+, \qquad x_c = (x_a + x_p) / 2
 
-    Args:
-        squared_ap: :math:`\|x_a - x_p\|^2`.
-        squared_nc: :math:`\|x_n - x_c\|^2`, a shape that broadcasts with it.
-        alpha: the upper bound of the angle, in degrees.
-
-    Returns:
-        The hinge of every entry.
+    of squared lengths that broadcast; ``alpha`` in degrees.
     """
     return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)
 
 
 def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
-    r"""The angle n' of Eq. (5), in degrees: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`.
-
-    Args:
-        squared_ap: :math:`\|x_a - x_p\|^2`.
-        squared_nc: :math:`\|x_n - x_c\|^2`, a shape that broadcasts with it.
-
-    Returns:
-        Angles from 0 to 90.
-    """
+    r"""The angle n' of Eq. (5), in degrees from 0 to 90: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`."""
     opposite, adjacent = squared_ap.clamp(min=0).sqrt(), 2 * squared_nc.clamp(min=0).sqrt()
     return torch.rad2deg(torch.atan2(opposite, adjacent))
 
@@ -211,22 +178,11 @@ def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
 def squared_sides(
     squared_a: Tensor, squared_p: Tensor, squared_n: Tensor, ap: Tensor, an: Tensor, pn: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""The squared sides of Eq. (6), from squared lengths and dot products.
+    r"""The squared sides of Eq. (6), from squared lengths and dot products that broadcast.
 
     .. math::
         \|x_a - x_p\|^2 = |x_a|^2 + |x_p|^2 - 2 x_a^T x_p, \qquad
         \|x_n - x_c\|^2 = |x_n|^2 - (x_a + x_p)^T x_n + \tfrac14 |x_a + x_p|^2
-
-    Args:
-        squared_a: :math:`|x_a|^2`.
-        squared_p: :math:`|x_p|^2`.
-        squared_n: :math:`|x_n|^2`.
-        ap: :math:`x_a^T x_p`.
-        an: :math:`x_a^T x_n`.
-        pn: :math:`x_p^T x_n`.
-
-    Returns:
-        Both, in the shape that the arguments broadcast to.
     """
     return squared_a + squared_p - 2 * ap, squared_n - an - pn + (squared_a + squared_p + 2 * ap) / 4
 
@@ -247,12 +203,7 @@ def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, par
 
 
 def tiles_of(pairs: int, width: int) -> Iterator[slice]:
-    """Slices of pairs whose rows have at most :data:`MAX_ENTRIES` entries together, at least one slice.
-
-    Args:
-        pairs: how many pairs.
-        width: entries of a row.
-    """
+    """Slices of pairs whose rows have at most :data:`MAX_ENTRIES` entries together, at least one slice."""
     size = max(1, MAX_ENTRIES // max(1, width))
     for start in range(0, max(1, pairs), size):
         yield slice(start, start + size)
@@ -267,19 +218,7 @@ def hinge_sums(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Eq. (6) summed over the negatives of every pair (a, p).
-
-    Args:
-        pairs: a and p, ``[P]`` each.
-        similarity: :math:`x_a^T x_n`, ``[B, R]``.
-        between: gives :math:`x_p^T x_n` of some partners; see :func:`angular_terms`.
-        squared: squared lengths of the batch, ``[B]``, and of the references, ``[R]``.
-        negatives: mask of :math:`N_a`, ``[B, R]``.
-        alpha: the upper bound of the angle, in degrees.
-
-    Returns:
-        ``[P]``.
-    """
+    r"""Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; arguments as of :func:`angular_terms`."""
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
         sides = sides_of_pairs((anchors, partners), similarity, between, squared)

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
-from pml_ext.plugin import BaseMetricLossFunction, FullPrecisionForward, LossSettings, check_batch, check_count
+from pml_ext.plugin import (
+    BaseMetricLossFunction,
+    ClassLabels,
+    FullPrecisionForward,
+    LossSettings,
+    check_batch,
+    check_count,
+)
 
 
 class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -48,8 +55,6 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     """
 
     capabilities = frozenset({"labels"})
-    sorted_labels: Tensor
-    label_order: Tensor
 
     def __init__(
         self,
@@ -61,13 +66,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         check_count(self, "num_classes", num_classes)
         check_count(self, "embedding_size", embedding_size)
         super().__init__(**kwargs)
-        given = torch.as_tensor(list(range(num_classes) if class_labels is None else class_labels))
-        if given.shape != (num_classes,) or given.is_floating_point() or len(set(given.tolist())) < num_classes:
-            raise ValueError(f"class_labels must be {num_classes} different integers, one for each class")
-        ordered, order = given.long().sort()
-        self.register_buffer("sorted_labels", ordered, persistent=False)
-        self.register_buffer("label_order", order, persistent=False)
-        self.num_classes = num_classes
+        self.classes, self.num_classes = ClassLabels(num_classes, class_labels), num_classes
         self.classifier = nn.Linear(embedding_size, num_classes)
         self._checked = False
 
@@ -93,23 +92,22 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
             nothing = embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum()
             return {"loss": {"losses": nothing, "indices": None, "reduction_type": "already_reduced"}}
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())
-        losses = cross_entropy(linear(embeddings, weight, bias), self._entries(labels), reduction="none")
+        losses = cross_entropy(linear(embeddings, weight, bias), self._rows(labels), reduction="none")
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
 
-    def _entries(self, labels: Tensor) -> Tensor:
-        """The number of each label's class. On an accelerator labels are held against the classes in the first call."""
-        labels = labels.to(self.sorted_labels.device, torch.long)
-        places = torch.searchsorted(self.sorted_labels, labels).clamp(max=self.num_classes - 1)
+    def _rows(self, labels: Tensor) -> Tensor:
+        """The row of each label's class. On an accelerator labels are held against the classes in the first call."""
+        labels = labels.to(self.classes.rows.device, torch.long)
         if not torch.compiler.is_compiling() and (labels.device.type == "cpu" or not self._checked):
             self._checked = True
-            unknown = labels[self.sorted_labels[places] != labels]
-            if len(unknown):
+            if len(unknown := labels[~self.classes.known(labels)]):
+                low, high = self.classes.ordered[[0, -1]].tolist()
                 raise ValueError(
-                    f"SoftmaxLoss has no class for label {int(unknown[0])}; class_labels are "
-                    f"{int(self.sorted_labels[0])} to {int(self.sorted_labels[-1])}"
+                    f"SoftmaxLoss has no class for label {int(unknown[0])}; class_labels are {low} to {high}"
                 )
-        return self.label_order[places]
+        rows: Tensor = self.classes(labels)
+        return rows
 
     def extra_repr(self) -> str:
         """The settings."""

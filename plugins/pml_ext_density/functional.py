@@ -30,12 +30,7 @@ class Slots(NamedTuple):
 
 
 def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
-    """Sort a batch into slots: as many as it has classes on a CPU, as many as it has embeddings elsewhere.
-
-    Args:
-        classes: of every embedding, ``[B]``, integers.
-        dtype: of the counts.
-    """
+    """Sort a batch into slots: as many as it has classes on a CPU, as many as it has embeddings elsewhere."""
     if classes.device.type == "cpu" and not torch.compiler.is_compiling():
         present, of, counts = torch.unique(classes, return_inverse=True, return_counts=True)
         return Slots(of, counts.to(dtype), present)
@@ -121,14 +116,6 @@ def density_adaptivity(
 
     Batches are small, so that the number of operations is the cost; the value can be differentiated again. Under
     torch.func and in forward mode it is written out.
-
-    Args:
-        embeddings: ``[B, D]``, normalized here.
-        targets: of every slot, ``[S]``.
-        base: base densities of every slot, ``[S]``.
-        batch: the slots.
-        eta: as of :func:`density_terms`.
-        correlation_weight: of the third term.
     """
     if transformed():
         densities = slot_densities(embeddings, batch)
@@ -243,15 +230,7 @@ def streamed_class_densities(
 
 
 def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
-    """The distance of every embedding to its nearest other one, the first of several.
-
-    Args:
-        x: ``[B, D]``, at least two rows.
-        tile_size: how many embeddings are compared with all at a time; None chooses.
-
-    Returns:
-        ``[B]``, with gradient 0 where it is 0.
-    """
+    """The distance of each of two or more embeddings to its nearest other one, ``[B]``; gradient 0 where it is 0."""
     with torch.no_grad():
         half = x.square().sum(1) / 2
 
@@ -267,16 +246,7 @@ def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
 
 
 def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each anchor the sum of its negatives' similarities, that of their squares, and their number.
-
-    Args:
-        similarity: cosines, ``[T, B]``.
-        positives: not used.
-        negatives: mask of the pairs, ``[T, B]``.
-
-    Returns:
-        Three tensors ``[T]``.
-    """
+    """Of each anchor the sum of its negatives' similarities, that of their squares, and their number, ``[T]`` each."""
     mask = negatives.to(similarity.dtype)
     return (similarity * mask).sum(1), (similarity.square() * mask).sum(1), mask.sum(1)
 
@@ -286,14 +256,7 @@ def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: 
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 
-    Args:
-        sums: of the similarities of each anchor's negatives; see :func:`negative_sums`.
-        squares: of their squares.
-        counts: their numbers.
-        dimension: d, the embedding size.
-
-    Returns:
-        A scalar; 0 where there is no negative pair.
+    from the tensors of :func:`negative_sums` and the embedding size d; 0 where there is no negative pair.
     """
     count = counts.sum().clamp(min=1)
     mean, second = sums.sum() / count, squares.sum() / count

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pml_ext.plugin import LabeledRegularizer, RunView, check_batch, check_count, check_number, reduced
+from pml_ext.plugin import ClassLabels, LabeledRegularizer, RunView, check_batch, check_count, check_number, reduced
 
 from .functional import Adaptivity, Slots, class_densities, density_adaptivity, slots, streamed_class_densities
 from .table import compared, plot, read_rows, write_epoch
@@ -73,8 +73,6 @@ class DensityRegularizer(LabeledRegularizer):
 
     base_density: Tensor
     density_sums: Tensor
-    sorted_labels: Tensor
-    label_order: Tensor
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class DensityRegularizer(LabeledRegularizer):
         self.target_density = nn.Parameter(torch.full((num_classes,), float(initial_density)))
         self._has_base = base_density is not None
         self.register_buffer("base_density", self._base(base_density))
-        self._set_class_labels(class_labels)
+        self.classes = ClassLabels(num_classes, class_labels)
         self.register_buffer("density_sums", torch.zeros(2, num_classes, dtype=torch.float64))  # over an epoch
         self._checked = False
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
@@ -119,20 +117,6 @@ class DensityRegularizer(LabeledRegularizer):
             raise ValueError("base_density must be finite and 0 or more for every class")
         return base
 
-    def _set_class_labels(self, class_labels: Sequence[int] | Tensor | None) -> None:
-        given = torch.arange(self.num_classes) if class_labels is None else torch.as_tensor(list(class_labels))
-        if given.shape != (self.num_classes,) or given.is_floating_point():
-            raise ValueError(
-                f"class_labels must be {self.num_classes} integers, one for each class; "
-                f"got {len(given)} of dtype {given.dtype}"
-            )
-        ordered, order = given.long().sort()
-        if (ordered[1:] == ordered[:-1]).any():
-            raise ValueError("class_labels has a label twice")
-        self.register_buffer("sorted_labels", ordered, persistent=False)
-        self.register_buffer("label_order", order, persistent=False)
-        self._identity = ordered.tolist() == order.tolist() == list(range(self.num_classes))  # labels are entries
-
     # The equation
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
@@ -144,14 +128,14 @@ class DensityRegularizer(LabeledRegularizer):
         """
         if labels is not None:
             check_batch(embeddings, labels)
-            self._check_known(labels.to(self.sorted_labels.device, torch.long))
+            self._check_known(labels.to(self.classes.rows.device, torch.long))
         return super().forward(embeddings, labels)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """Eq. (8), reduced."""
         if len(embeddings) == 0:
             return reduced(self.target_density.sum() * 0 + embeddings.sum())
-        entries = self.entries(labels)
+        entries = self.classes(labels)
         batch = slots(entries, embeddings.dtype)
         targets, base = (
             values.index_select(0, batch.classes).to(embeddings.dtype)
@@ -161,27 +145,10 @@ class DensityRegularizer(LabeledRegularizer):
         self._record(entries, batch, result)
         return reduced(result.value)
 
-    def entries(self, labels: Tensor) -> Tensor:
-        """The entry of every label in ``target_density``.
-
-        Args:
-            labels: ``[B]``, integers that have one.
-        """
-        if self._identity:
-            return labels.long().clamp(0, self.num_classes - 1)
-        return self.label_order[self._places(labels)]
-
-    def _places(self, labels: Tensor) -> Tensor:
-        return torch.searchsorted(self.sorted_labels, labels.long()).clamp(max=self.num_classes - 1)
-
     def _check_known(self, labels: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
-        if self._identity and len(labels):
-            low, high = labels.aminmax()
-            known = (low >= 0) & (high < self.num_classes)
-        else:
-            known = (self.sorted_labels[self._places(labels)] == labels).all()
+        known = self.classes.known(labels).all()
         if labels.device.type != "cuda" or not self._checked:
             self._checked = True
             if not known:
@@ -199,12 +166,12 @@ class DensityRegularizer(LabeledRegularizer):
 
     def _refuse(self, labels: Tensor) -> None:
         self._pending = None
-        unknown = sorted(set(labels.tolist()) - set(self.sorted_labels.tolist()))
+        unknown = sorted(set(labels.tolist()) - set(self.classes.ordered.tolist()))
         result = f"{', '.join(map(str, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}" if unknown else "some"
         seen = sorted(set(labels.tolist()))
         raise ValueError(
             f"labels {result} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
-            f"{self.sorted_labels[0]} to {self.sorted_labels[-1]}. Name the label of every class, for example "
+            f"{self.classes.ordered[0]} to {self.classes.ordered[-1]}. Name the label of every class, for example "
             f"DensityRegularizer(num_classes={self.num_classes}, "
             f"class_labels=range({seen[0]}, {seen[0] + self.num_classes}))"
         )
@@ -224,7 +191,7 @@ class DensityRegularizer(LabeledRegularizer):
         """Compute the base densities from the trunk's features of the training images, unless they were given."""
         if self._has_base or not self.correlation_weight:
             return
-        base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.entries, self.num_classes)
+        base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.classes, self.num_classes)
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:
@@ -234,10 +201,10 @@ class DensityRegularizer(LabeledRegularizer):
         self.density_sums.zero_()
 
     def _write(self, path: Path, epoch: int) -> None:
-        targets = self.target_density.detach()[self.label_order].tolist()
-        sums, counts = self.density_sums[:, self.label_order].tolist()
+        targets = self.target_density.detach()[self.classes.rows].tolist()
+        sums, counts = self.density_sums[:, self.classes.rows].tolist()
         densities = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
-        write_epoch(path, epoch, zip(self.sorted_labels.tolist(), targets, densities, strict=True))
+        write_epoch(path, epoch, zip(self.classes.ordered.tolist(), targets, densities, strict=True))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Targets and measured densities over the epochs; densities and maps of training and test images.

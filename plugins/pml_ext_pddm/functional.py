@@ -93,18 +93,10 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Eq. (1) with logistic regression: the scores of pairs as logits of being positive, pair by pair.
+    r"""Eq. (1) with logistic regression: the scores of pairs ``[N]`` as logits of being positive; 0 without pairs.
 
     .. math::
         \frac{1}{|P \cup N|} \Big[ \sum_P \log(1 + e^{-S_{ij}}) + \sum_N \log(1 + e^{S_{ij}}) \Big]
-
-    Args:
-        s: scores of pairs, ``[N]``.
-        positives: which are of P, likewise.
-        negatives: which are of N, likewise.
-
-    Returns:
-        One value; 0 without pairs.
     """
     count = (positives.sum() + negatives.sum()).clamp(min=1)
     return (softplus(-s)[positives].sum() + softplus(s)[negatives].sum()) / count
@@ -113,16 +105,10 @@ def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     r"""The Fisher criterion of Sec. 3.1, to be maximized, with its sign turned round.
 
+    0 without a positive or without a negative pair, or where all scores are alike.
+
     .. math::
         -\frac{(\mu_P - \mu_N)^2}{\operatorname{Var}_P + \operatorname{Var}_N}
-
-    Args:
-        s: scores of pairs, ``[N]``.
-        positives: which are of P, likewise.
-        negatives: which are of N, likewise.
-
-    Returns:
-        One value; 0 without a positive or without a negative pair, or where all scores are alike.
     """
     means, variances = [], []
     for mask in (positives, negatives):
@@ -186,18 +172,7 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
 def scores_of_pairs(
     head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores of unordered pairs of one set, each once, and which are positive and which negative.
-
-    Args:
-        head: the weights.
-        x: normalized, ``[B, D]``.
-        positives: mask of the positive pairs, in either order, ``[B, B]``.
-        negatives: mask of the negative pairs, likewise.
-        tile: how many pairs at a time.
-
-    Returns:
-        Three tensors ``[B (B - 1) / 2]``.
-    """
+    """The scores of the unordered pairs of one set, ``[B (B - 1) / 2]``, and which are positive and which negative."""
     rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
     ends = side(head, x)
     flat = _in_tiles(lambda n: scores(head, ends.at(rows[n]), ends.at(columns[n])), len(rows), tile, x)
@@ -278,14 +253,7 @@ def hard_quadruplets(
 
 
 def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The pairs of different embeddings with the least and the greatest score, the first of equal ones.
-
-    Args:
-        scores: ``[B, B]``, B at least 2.
-
-    Returns:
-        Rows ``[2]`` and columns ``[2]``.
-    """
+    """Rows ``[2]`` and columns ``[2]`` of the least and the greatest score of two embeddings, first ones first."""
     itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     places = torch.stack(
         [scores.masked_fill(itself, torch.inf).argmin(), scores.masked_fill(itself, -torch.inf).argmax()]

@@ -137,12 +137,8 @@ def _written_out(
 class _Pass(NamedTuple):
     """The results of one pass.
 
-    Args:
-        sums: of the values, ``[B, P]``.
-        counts: of the triplets in S (or of all), ``[B, P]``.
-        by_pair: derivatives by d_ap, ``[B, P]``.
-        by_negative: derivatives by d_an, ``[B, R]``.
-        by_other: derivatives by d_pn, ``[U, R]``, or None.
+    Sums and counts of the triplets of every pair, ``[B, P]``; derivatives by d_ap, ``[B, P]``, by d_an, ``[B, R]``, and
+    by d_pn, ``[U, R]``, or None.
     """
 
     sums: Tensor

@@ -17,7 +17,7 @@ from .batch import (
     to_full_precision,
     with_bad_input,
 )
-from .classes import ClassMembers, class_members
+from .classes import ClassLabels, ClassMembers, class_members
 from .euclidean import euclidean_distances
 from .masks import PairsOfRows, all_places, hard_pair_masks, pair_masks
 from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
@@ -26,6 +26,7 @@ from .tiles import Sharing, in_tiles, rows_per_tile, shared, sharing, tiles_of_r
 from .transforms import apart, transformed
 
 __all__ = [
+    "ClassLabels",
     "ClassMembers",
     "FullPrecisionForward",
     "FullPrecisionMining",

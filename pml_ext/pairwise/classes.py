@@ -1,11 +1,55 @@
-"""A batch sorted into classes."""
+"""A batch sorted into classes, and the classes that a component has a row for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class ClassLabels(nn.Module):
+    """The row of each class, by its label, in a component with a row per class.
+
+    Called with labels ``[B]`` it gives their rows; a label of no class gives any row, see :meth:`known`. Its tensors
+    move with the component and are not saved.
+
+    Args:
+        num_classes: how many classes.
+        labels: the label of each row, ``num_classes`` different integers; None for 0 to ``num_classes`` - 1.
+
+    Raises:
+        ValueError: other labels.
+    """
+
+    ordered: Tensor
+    rows: Tensor
+
+    def __init__(self, num_classes: int, labels: Sequence[int] | Tensor | None = None) -> None:
+        super().__init__()
+        given = torch.as_tensor(list(range(num_classes) if labels is None else labels))
+        different = len(set(given.tolist()))
+        if given.shape != (num_classes,) or given.is_floating_point() or different < num_classes:
+            raise ValueError(
+                f"class_labels must be {num_classes} different integers, one for each class; got {len(given)} of dtype "
+                f"{given.dtype}, {different} of them different"
+            )
+        ordered, rows = given.long().sort()
+        self.register_buffer("ordered", ordered, persistent=False)
+        self.register_buffer("rows", rows, persistent=False)
+        self.are_rows = given.tolist() == list(range(num_classes))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """The rows of labels ``[B]``."""
+        return labels.long().clamp(0, len(self.rows) - 1) if self.are_rows else self.rows[self._places(labels)]
+
+    def known(self, labels: Tensor) -> Tensor:
+        """Which labels are of a class, ``[B]``."""
+        return self.ordered[self._places(labels)] == labels
+
+    def _places(self, labels: Tensor) -> Tensor:
+        return torch.searchsorted(self.ordered, labels.long()).clamp(max=len(self.ordered) - 1)
 
 
 class ClassMembers(NamedTuple):

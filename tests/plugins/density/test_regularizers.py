@@ -184,8 +184,8 @@ def test_labels_without_a_target_are_refused_and_told_what_to_type(labels):
         ({"base_density": [0.1, -0.1, 0.2]}, ValueError, "0 or more"),
         ({"eta": -1}, ValueError, "eta"),
         ({"correlation_weight": -1}, ValueError, "correlation_weight"),
-        ({"class_labels": [1, 2]}, ValueError, "class_labels must be 3 integers"),
-        ({"class_labels": [1, 2, 2]}, ValueError, "twice"),
+        ({"class_labels": [1, 2]}, ValueError, "class_labels must be 3 different integers"),
+        ({"class_labels": [1, 2, 2]}, ValueError, "2 of them different"),
         ({"class_labels": [1.0, 2.0, 3.0]}, ValueError, "integers"),
     ],
 )
