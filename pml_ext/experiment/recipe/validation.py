@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ... import registry
 from ...components import KINDS
@@ -112,12 +112,14 @@ def _unknown_key(what: str, key: str, known: Iterable[str]) -> str:
 
 
 def _check_names(recipe: Recipe) -> None:
-    factory = _looked_up("data.name", lambda: dataset_factory(recipe.data.name))
+    with _located("data.name"):
+        factory = dataset_factory(recipe.data.name)
     _check_settings("data", recipe.data.name, options_of(factory, FILLED_FOR_DATA), recipe.data.settings)
     augment = options_of(build_transforms, ("image_size", "channels", "crop", "normalize", "pipeline"))
     _check_settings("data.augment", "augment", augment, recipe.data.augment)
     trunk = recipe.model.trunk
-    factory = _looked_up("model.trunk.name", lambda: trunk_factory(trunk.name))
+    with _located("model.trunk.name"):
+        factory = trunk_factory(trunk.name)
     _check_settings("model.trunk", trunk.name, options_of(factory, FILLED_FOR_TRUNK), trunk.settings)
     _check_optimizer("optimizer", recipe.optimizer)
     for index, stage in enumerate(recipe.all_stages()):
@@ -180,7 +182,8 @@ def _check_without_classes(key: str, table: LossTable) -> None:
             "epoch has others; leave out [loss.memory]",
         )
     for inner, kind, name in _components_in(key, "loss", table.name, table.model_dump()):
-        component = _looked_up(f"{inner}.name", functools.partial(registry.get, name, kind))
+        with _located(f"{inner}.name"):
+            component = registry.get(name, kind)
         if component.settings.keys() & {"num_classes", "class_labels"}:
             raise _error(
                 inner,
@@ -202,17 +205,13 @@ def _is_component(key: str, value: Any) -> bool:
 
 
 def _check_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> None:
-    component = _looked_up(f"{key}.name", lambda: registry.get(table.name, kind))
+    with _located(f"{key}.name"):
+        component = registry.get(table.name, kind)
     lacking = registry.required(component.cls, context, table.settings)[1]
     _check_settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
-    if kind == "sampler":  # it is tried on the data's labels when these are there
-        return
-    try:
-        build(kind, table, context)
-    except PmlExtError as error:
-        raise _error(key, error) from None
-    except Exception as error:  # constructors may raise anything
-        raise _error(key, refusal(table.name, table.settings, error)) from None
+    if kind != "sampler":  # a sampler is tried on the data's labels when these are there
+        with _located(key, table):
+            build(kind, table, context)
 
 
 def _check_optimizer(key: str, table: OptimizerTable) -> None:
@@ -220,17 +219,21 @@ def _check_optimizer(key: str, table: OptimizerTable) -> None:
         raise _error(f"{key}.name", registry.unknown("optimizer", table.name, OPTIMIZERS))
     accepted = inspect.signature(OPTIMIZERS[table.name]).parameters
     _check_settings(key, table.name, accepted, table.settings, ("params",))
-    try:
+    with _located(key, table):
         build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
-    except Exception as error:
-        raise _error(key, refusal(table.name, table.settings, error)) from None
 
 
-def _looked_up(key: str, look_up: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _located(key: str, table: NamedTable | None = None) -> Iterator[None]:
+    """Put the key before the text of an error; other errors than ours are refusals of a table's settings."""
     try:
-        return look_up()
+        yield
     except PmlExtError as error:
         raise _error(key, error) from None
+    except Exception as error:  # constructors may raise anything
+        if table is None:
+            raise
+        raise _error(key, refusal(table.name, table.settings, error)) from None
 
 
 def _check_settings(
@@ -255,25 +258,20 @@ def _check_type(key: str, parameter: inspect.Parameter, value: Any) -> None:
     """Check a value against the annotation, or against the default's type where there is no usable annotation."""
     annotation, default = parameter.annotation, parameter.default
     adapter, kind = adapter_of(annotation), key.rpartition(".")[2].rsplit("_", 1)[-1]
-    found = f"found {value!r}"
     if adapter is None:
         if kind in KINDS and default is None:
-            raise _error(key, f"{found}; wanted a table with the name of a {kind}")
-        kinds: list[type | tuple[type, ...]] = [bool, str, (int, float)]
-        like = next((each for each in kinds if isinstance(default, each)), None)
-        if like and (not isinstance(value, like) or isinstance(value, bool) != isinstance(default, bool)):
-            wanted = {bool: "true or false", str: "text"}.get(type(default), "a number")
-            raise _error(key, f"{found}; wanted {wanted} (default {default!r})")
-        return
+            raise _error(key, f"found {value!r}; wanted a table with the name of a {kind}")
+        annotation = {bool: bool, str: str, int: float, float: float}.get(type(default), Any)
+        adapter = TypeAdapter(annotation)
     try:
         result = convert(adapter, value)
     except ValidationError as error:
         problems = error.errors()
+        text = "input should be " + " or ".join(
+            dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems)
+        )
         if any(problem["type"] == "needs_python_object" for problem in problems):
             text = f"wanted {inspect.formatannotation(annotation)}; a component is a table with its name"
-        else:
-            texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in problems)
-            text = "input should be " + " or ".join(texts)
-        raise _error(key, f"{found}; {text}") from None
+        raise _error(key, f"found {value!r}; {text}") from None
     if isinstance(value, (bool, float)) and not isinstance(result, type(value)):  # true is not 1, nor is 1.0
-        raise _error(key, f"{found}; wanted {inspect.formatannotation(annotation)}")
+        raise _error(key, f"found {value!r}; wanted {inspect.formatannotation(annotation)}")
