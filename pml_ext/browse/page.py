@@ -1,7 +1,8 @@
-"""The views of the page: the options of an address become HTML, with one template."""
+"""The page as HTML: options of an address are checked here, the template shows what the collections have."""
 
 from __future__ import annotations
 
+import base64
 import colorsys
 import random
 import re
@@ -16,7 +17,7 @@ from PIL import Image
 from ..data.reading import FORMATS
 from ..errors import ConfigError, DataError, PmlExtError, needs_extra
 from ..evaluation.fonts import drawable
-from .collection import SHEET, Collection, Grouping
+from .collection import SHEET, Collection, Neighbor, Pair, jpeg, thumbnail
 
 with needs_extra("train", "pml-ext browse"):
     import jinja2
@@ -29,12 +30,11 @@ _TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     finalize=lambda value: drawable(value) if type(value) is str else value,  # names come from data
 )
-Options = Mapping[str, str]
-Values = dict[str, Any]
+_TEMPLATES.globals |= {"SHEET": SHEET, "PAIRS": PAIRS, "CARDS": CARDS}
 
 
 class Page:
-    """The page: a view for each tab, and the photographs that were brought.
+    """The page, and the photographs that were brought.
 
     Args:
         collections: of one folder, one per run.
@@ -43,13 +43,30 @@ class Page:
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
         self.collections, self.uploads = collections, uploads
+        self.kinds = ["wrong", "right"] + ["disputed"] * (len(collections) == 2)
+        self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
+        self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
+        self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
         self._names: dict[str, str] = {}  # of uploads, by token, the latest last
-        self._views = {"query": self._query, "clusters": self._clusters, "map": self._map, "answers": self._answers}
 
-    def draw(self, tab: str, options: Options) -> tuple[str, int]:
+    def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
         """Return a tab as HTML, or what is wrong with its options; and the HTTP status."""
         try:
-            return self._render(tab, self._views[tab](options)), 200
+            run = _number(options, "run", 0, 0, len(self.collections) - 1)
+            last, clusters = len(self.collections[run]) - 1, options.get("clusters", "").strip()
+            values = {
+                "run": run,
+                "k": _number(options, "k", 12, 1, 50),
+                "start": _number(options, "start", 1, 1, 10**9),
+                "image": _number(options, "image", 0, 0, last) if "image" in options else None,
+                "upload": options.get("upload", ""),
+                "method": _choice(options, "method", ["tsne", "pca"]),
+                "color": _choice(options, "color", self.colors),
+                "kind": _choice(options, "kind", self.kinds),
+                "clusters": int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters,
+                "open": options.get("open", ""),
+            }
+            return self._render(tab, values), 200
         except PmlExtError as error:
             return self.problem(str(error).replace("--clusters ", "")), 400
 
@@ -57,11 +74,8 @@ class Page:
         """Return a page that says what is wrong."""
         return self._render("problem", {"text": text})
 
-    def _render(self, tab: str, values: Values) -> str:
-        same = len({tuple(collection.paths) for collection in self.collections}) == 1
-        limits = {"sheet": SHEET, "cards": CARDS, "page_pairs": PAIRS}
-        values = {"tab": tab, "collections": self.collections, "same_images": same} | limits | values
-        return _TEMPLATES.get_template("page.html").render(values)
+    def _render(self, tab: str, values: dict[str, Any]) -> str:
+        return _TEMPLATES.get_template("page.html").render(values, tab=tab, page=self, collections=self.collections)
 
     def keep(self, file: IO[bytes], name: str) -> str:
         """Return the token of a photograph that is kept for queries; the oldest one goes.
@@ -87,54 +101,50 @@ class Page:
             (self.uploads / old).unlink()
         return token
 
-    def uploaded(self, token: str) -> tuple[Path, str]:
-        """Return the file and the name of a photograph that is kept.
-
-        Raises:
-            DataError: none of this token.
-        """
+    def uploaded(self, token: str, k: int) -> tuple[str, str, list[list[Neighbor]]]:
+        """Return name, picture and the nearest images, by each run, of a photograph that is kept."""
         if token not in self._names:
             raise DataError("this photograph is no longer kept; drop it again")
-        return self.uploads / token, self._names[token]
+        file, name = self.uploads / token, self._names[token]
+        try:
+            picture = base64.b64encode(jpeg(thumbnail(file, longest=480), 480)).decode()
+            return (
+                name,
+                f"data:image/jpeg;base64,{picture}",
+                [each.nearest_to_file(file, k) for each in self.collections],
+            )
+        except DataError as error:
+            raise DataError(str(error).replace(str(file), name)) from None
 
-    def _query(self, options: Options) -> Values:
-        run, k, first = self._run(options), _number(options, "k", 12, 1, 50), self.collections[0]
-        sample = sorted(random.sample(range(len(first)), min(SHOWN, len(first))))
-        values: Values = {"run": run, "k": k, "sample": sample, "upload": "", "number": -1, "answers": []}
-        if token := options.get("upload", ""):
-            file, name = self.uploaded(token)
-            try:
-                answers = [each.nearest_to_file(file, k) for each in self.collections]
-            except DataError as error:
-                raise DataError(str(error).replace(str(file), name)) from None
-            return values | {"upload": token, "name": name, "answers": answers}
-        if "image" not in options:
-            return values
-        number = _number(options, "image", 0, 0, len(self.collections[run]) - 1)
-        path = self.collections[run].paths[number]
-        answers = [
+    def nearest(self, run: int, image: int, k: int) -> list[list[Neighbor]]:
+        """Return the nearest images of one that a run has indexed, by each run."""
+        path = self.collections[run].paths[image]
+        return [
             each.nearest(each.numbers[path], k) if path in each.numbers else each.nearest_to_file(each.folder / path, k)
             for each in self.collections
         ]
-        return values | {"number": number, "answers": answers}
 
-    def _clusters(self, options: Options) -> Values:
-        run, clusters = self._run(options), options.get("clusters", "").strip()
-        values: Values = {"run": run, "clusters": clusters or self._default_clusters(), "grouping": None, "open": None}
-        if not clusters:
-            return values
-        grouping = self._grouping(run, clusters)
-        opened = [each for each in grouping.clusters if str(each.number) == options.get("open")]
-        return values | {"grouping": grouping, "open": next(iter(opened), None)}
+    def sample(self) -> list[int]:
+        """Return the numbers of photographs to click, drawn at random."""
+        count = len(self.collections[0])
+        return sorted(random.sample(range(count), min(SHOWN, count)))
 
-    def _map(self, options: Options) -> Values:
-        run = self._run(options)
-        collection, method = self.collections[run], _choice(options, "method", ("tsne", "pca"))
-        colors = ["class", "cluster"] if collection.class_names else ["cluster"]
-        color, names, gray = _choice(options, "color", colors), list(collection.classes), ""
-        clusters = options.get("clusters", "").strip() or self._default_clusters()
+    def answers(self, run: int, kind: str) -> list[Pair]:
+        """Return right or wrong answers, or wrong ones that the other run has right."""
+        collection = self.collections[run]
+        pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
+        if kind != "disputed":
+            return pairs
+        other = self.collections[1 - run]
+        right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
+        return [pair for pair in pairs if collection.paths[pair.query] in right]
+
+    def map(self, run: int, method: str, color: str, clusters: int | str) -> dict[str, Any]:
+        """Return points, the groups that color them, and a note, as the script of the map draws them."""
+        collection, gray = self.collections[run], ""
+        names = list(collection.classes)
         if color == "cluster":
-            grouping, gray = self._grouping(run, clusters), "in no cluster"
+            grouping, gray = collection.clusters(clusters), "in no cluster"
             titles = {each.number: each.title if each.number >= 0 else gray for each in grouping.clusters}
             names = [titles[cluster] for cluster in grouping.numbers.tolist()]
         numbers, places, note = collection.projection(method)
@@ -145,42 +155,17 @@ class Page:
             [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(Path(collection.paths[number]).name)]
             for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
         ]
-        data = {"run": run, "points": points, "groups": groups, "legend": LEGEND}
-        values = {"run": run, "method": method, "color": color, "colors": colors, "clusters": clusters}
-        return values | {"note": note, "data": data}
-
-    def _answers(self, options: Options) -> Values:
-        run, kinds = self._run(options), ["wrong", "right"] + ["disputed"] * (len(self.collections) == 2)
-        kind, start = _choice(options, "kind", kinds), _number(options, "start", 1, 1, 10**9)
-        collection = self.collections[run]
-        pairs, note = collection.leave_one_out()
-        pairs = [pair for pair in pairs if pair.right == (kind == "right")]
-        if kind == "disputed":
-            other = self.collections[1 - run]
-            right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
-            pairs = [pair for pair in pairs if collection.paths[pair.query] in right]
-        shown = {"pairs": pairs[start - 1 : start - 1 + PAIRS], "total": len(pairs), "note": note}
-        return shown | {"run": run, "kinds": kinds, "kind": kind, "start": start}
-
-    def _run(self, options: Options) -> int:
-        return _number(options, "run", 0, 0, len(self.collections) - 1)
-
-    def _default_clusters(self) -> str:
-        first = self.collections[0]
-        return str(max(1, min(len(first.class_names) or 20, 100, len(first))))
-
-    def _grouping(self, run: int, text: str) -> Grouping:
-        return self.collections[run].clusters(int(text) if re.fullmatch(r"-?\d{1,9}", text) else text)
+        return {"run": run, "points": points, "groups": groups, "legend": LEGEND, "note": note}
 
 
-def _number(options: Options, name: str, default: int, low: int, high: int) -> int:
+def _number(options: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     text = options.get(name) or str(default)
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise ConfigError(f"{name}={text[:20]}: wanted a number from {low} to {high}")
     return int(text)
 
 
-def _choice(options: Options, name: str, known: Sequence[str]) -> str:
+def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
     if (value := options.get(name, known[0])) not in known:
         raise ConfigError(f"{name}={value[:20]}: wanted one of {', '.join(known)}")
     return value

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, DataError, needs_extra
-from .collection import Collection, jpeg, thumbnail
+from .collection import Collection
 from .page import Page
 
 if TYPE_CHECKING:
@@ -35,15 +35,7 @@ _HEADERS = {
 
 
 def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
-    """Return the page and its pictures as an ASGI application.
-
-    Args:
-        collections: of one folder, one per run.
-        uploads: a folder for photographs that are brought.
-
-    Raises:
-        MissingExtraError: a package of the extra ``[browse]`` is not installed.
-    """
+    """Return the page of collections as an ASGI application; photographs that are brought go to a folder."""
     with needs_extra("browse", "pml-ext browse"):
         import python_multipart  # noqa: F401  # Starlette reads forms with it
         from starlette.applications import Starlette
@@ -67,13 +59,11 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
         response.headers.update(_HEADERS)
         return response
 
-    def view(path: str, tab: str) -> Route:
-        async def endpoint(request: Request) -> Response:
-            async with computing:
-                text, status = await run_in_threadpool(page.draw, tab, request.query_params)
-            return HTMLResponse(text, status, {"cache-control": "no-store"})
-
-        return Route(path, endpoint)
+    async def view(request: Request) -> Response:
+        tab = request.url.path.strip("/") or "query"
+        async with computing:
+            text, status = await run_in_threadpool(page.draw, tab, request.query_params)
+        return HTMLResponse(text, status, {"cache-control": "no-store"})
 
     async def upload(request: Request) -> Response:
         length = request.headers.get("content-length", "")
@@ -85,18 +75,11 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
                 if not isinstance(photo, UploadFile):
                     raise DataError("no photograph was sent")
                 token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
-        except DataError as error:
-            return HTMLResponse(page.problem(str(error)), 400)
         except TimeoutError:
             return HTMLResponse(page.problem(f"The upload took more than {SECONDS} s."), 408)
+        except (DataError, OSError) as error:  # no image, or no room for it
+            return HTMLResponse(page.problem(str(error)), 400)
         return RedirectResponse(f"/?upload={token}" + f"&k={k}" * (k.isascii() and k.isdecimal()), 303)
-
-    def uploaded(request: Request) -> Response:
-        try:
-            content = jpeg(thumbnail(page.uploaded(request.path_params["token"])[0], longest=SIZES[1]), SIZES[1])
-        except DataError:
-            return PlainTextResponse("no such picture", 404)
-        return Response(content, media_type="image/jpeg")
 
     def picture(request: Request) -> Response:
         run, number, size = (request.path_params[name] for name in ("run", "number", "size"))
@@ -105,12 +88,10 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
         content = collections[run].jpeg(number, size)
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"})
 
-    views = {"/": "query", "/clusters": "clusters", "/map": "map", "/answers": "answers"}
     routes = [
-        *(view(path, tab) for path, tab in views.items()),
+        *(Route(path, view) for path in ("/", "/clusters", "/map", "/answers")),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         Route("/upload", upload, methods=["POST"]),
-        Route("/uploaded/{token}", uploaded),
         Route("/thumbnail/{run:int}/{number:int}/{size:int}", picture),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # not a name that is made to lead here
@@ -118,11 +99,7 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket of this machine alone, bound to a port; to a free one for 0.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
+    """Return a socket of this machine alone, bound to a port, a free one for 0; a ConfigError for one that is taken."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -136,17 +113,7 @@ def listening(port: int) -> socket.socket:
 def serve(
     collections: Sequence[Collection], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
-    """Serve the page until Ctrl-C.
-
-    Args:
-        collections: of one folder, one per run.
-        bound: of :func:`listening`.
-        open_browser: whether the page is opened.
-        ready: called with its address, once it answers.
-
-    Raises:
-        MissingExtraError: a package of the extra ``[browse]`` is not installed.
-    """
+    """Serve the page of collections on a socket until Ctrl-C; ``ready`` hears its address, once it answers."""
     with needs_extra("browse", "pml-ext browse"):
         import uvicorn
 
