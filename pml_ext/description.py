@@ -1,4 +1,4 @@
-"""What a name stands for, read from signatures and docstrings."""
+"""Descriptions of names, read from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .experiment.tables import recipes_of, table_rows
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """Everything of one name: components of several kinds may share it, and recipes, data sets and trunks have theirs.
+    """Describe everything of one name; components of several kinds, recipes, data sets and trunks may share it.
 
     Args:
         name: for example ``"cbml"``, ``"cbml/digits"``, ``"omniglot-small"``.
@@ -42,70 +42,55 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     if not described:
         known = [c.name for c in registry.components()] + [*recipes, *datasets, *trunks]
         known += [f"{paper}/{number}" for paper, read in papers().items() for number in read.tables]
-        raise UnknownNameError(unknown("component, recipe, table, data set or trunk", name, dict.fromkeys(known)))
+        raise UnknownNameError(unknown("component, recipe, table, data set or trunk", name, known))
     return described
+
+
+def _entry(name: str, kind: str, text: str, **more: Any) -> dict[str, Any]:
+    empty = {"class": "", "text": text, "settings": [], "capabilities": [], "paper": "", "recipes": []}
+    return {"name": name, "kind": kind, **empty, **more}
 
 
 def _component(component: Component) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(component.cls))
     name = registry.short_name(component)
-    return {
-        "name": name,
-        "kind": component.kind,
-        "class": f"{component.cls.__module__}.{component.cls.__qualname__}",
-        "text": text,
-        "settings": _settings(component.settings, meanings),
-        "capabilities": sorted(component.capabilities),
-        "paper": str(component.paper) if component.paper else "",
-        "recipes": [recipe for recipe in registry.recipes() if (component.kind, name) in names_in(recipe)],
-    }
+    return _entry(
+        name,
+        component.kind,
+        text,
+        **{"class": f"{component.cls.__module__}.{component.cls.__qualname__}"},
+        settings=_settings(component.settings, meanings),
+        capabilities=sorted(component.capabilities),
+        paper=str(component.paper) if component.paper else "",
+        recipes=_recipes_with(component.kind, name),
+    )
 
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
     text, meanings = _split_docstring(_docstring(factory))
-    settings = {
-        key: value
-        for key, value in settings_of(factory).items()
-        if key not in ("root", "in_channels", "image_size") or value.default is not value.empty
-    }
-    used = [recipe for recipe in registry.recipes() if (kind, name) in names_in(recipe)]
-    return {
-        "name": name,
-        "kind": kind,
-        "class": "",
-        "text": text,
-        "settings": _settings(settings, meanings),
-        "capabilities": [],
-        "paper": "",
-        "recipes": used,
-    }
+    given = ("root", "in_channels", "image_size")
+    options = {k: v for k, v in settings_of(factory).items() if k not in given or v.default is not v.empty}
+    return _entry(name, kind, text, settings=_settings(options, meanings), recipes=_recipes_with(kind, name))
+
+
+def _recipes_with(kind: str, name: str) -> list[str]:
+    return [recipe for recipe in registry.recipes() if (kind, name) in names_in(recipe)]
 
 
 def _recipe(name: str) -> dict[str, Any]:
     recipes = load_recipes(name)
-    recipe = next(iter(recipes.values()))
-    tables = recipe.as_dict()
+    tables = next(iter(recipes.values())).as_dict()
     paper = tables.pop("paper", {})
-    description = tables.pop("description")
-    rows = [{"name": key, "default": value, "text": ""} for key, value in _flat(tables)]
     variants = f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else ""
-    said = {key: value for key, value in paper.items() if value and key not in ("row", "column")}
+    text = tables.pop("description") + variants
+    quoted_from = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
     values = dict.fromkeys(line for each in recipes.values() for line in texts(quoted(each.paper, each.data.name)))
-    reported = "; ".join([f"{key}: {value}" for key, value in said.items()] + [*values])
-    return {
-        "name": name,
-        "kind": "recipe",
-        "class": "",
-        "text": description + variants,
-        "settings": rows,
-        "capabilities": [],
-        "paper": reported,
-        "recipes": [],
-    }
+    settings = [{"name": key, "default": value, "text": ""} for key, value in _flat(tables)]
+    return _entry(name, "recipe", text, settings=settings, paper="; ".join([*quoted_from, *values]))
 
 
 def _table(name: str) -> list[dict[str, Any]]:
-    """A table of a paper as printed, with the recipes of its rows; nothing, if the name is of none."""
+    """Describe a table of a paper as printed, with the recipes of its rows; nothing, if the name is of none."""
     try:
         place = printed(name)
     except UnknownNameError:
@@ -113,26 +98,18 @@ def _table(name: str) -> list[dict[str, Any]]:
     if place is None:
         return []
     paper, table = place
-    rows = table_rows(name)
-    heads = [
-        *table.heads,
-        *(f"{heading} {column}".strip() for heading, columns in table.columns.items() for column in columns),
-    ]
-    cells = [[table.text(cell) for cell in row] for row in table.rows]
-    last = ["\n".join(row["recipes"]) or row["reason"] for row in rows]
-    text = "\n\n".join(filter(None, (table.title, table.note, table.reason())))
+    columns = [f"{heading} {column}".strip() for heading, under in table.columns.items() for column in under]
+    recipes = ["\n".join(row["recipes"]) or row["reason"] for row in table_rows(name)]
+    rows = [[*map(table.text, row), last] for row, last in zip(table.rows, recipes, strict=True)]
     return [
-        {
-            "name": name,
-            "kind": "table",
-            "class": "",
-            "text": text,
-            "settings": [],
-            "capabilities": [],
-            "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}",
-            "recipes": recipes_of(name),
-            "table": {"columns": [*heads, "recipe"], "rows": [[*row, of] for row, of in zip(cells, last, strict=True)]},
-        }
+        _entry(
+            name,
+            "table",
+            "\n\n".join(filter(None, (table.title, table.note, table.reason()))),
+            paper=f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}",
+            recipes=recipes_of(name),
+            table={"columns": [*table.heads, *columns, "recipe"], "rows": rows},
+        )
     ]
 
 
@@ -166,7 +143,7 @@ def _settings(parameters: Mapping[str, inspect.Parameter], meanings: Mapping[str
 
 
 def _split_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """A google docstring without its ``Args:``, and those as ``{name: meaning}``."""
+    """Return a docstring without its ``Args:``, and those as ``{name: meaning}``."""
     match = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", text, re.MULTILINE)
     if match is None:
         return text.strip(), {}

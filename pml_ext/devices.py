@@ -1,4 +1,4 @@
-"""Where tensors are computed, the CPU or the accelerator that torch finds (CUDA, MPS, XPU), and in which precision."""
+"""Devices (the CPU or the accelerator that torch finds: CUDA, MPS, XPU) and precisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def accelerator() -> str | None:
-    """The type of the accelerator that torch finds on this machine, such as ``"cuda"``; None if there is none."""
+    """Return the type of the accelerator of this machine, such as ``"cuda"``; None if there is none."""
     if hasattr(torch, "accelerator"):
         available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return available.type if available is not None else None
@@ -28,11 +28,11 @@ def accelerator() -> str | None:
 
 
 def choose_device(name: str, option: str = "--device") -> str:
-    """The device that a user asks for, as torch names it.
+    """Return the device that a user asks for, as torch names it.
 
     Args:
         name: one of :data:`CHOICES`; ``"auto"`` takes the accelerator if there is one, else the CPU.
-        option: what the user typed the name after, for error texts.
+        option: the option that the user typed the name after, for error texts.
 
     Returns:
         ``"cpu"``, the type of the accelerator, or, under ``torchrun``, the accelerator of this process: ``"cuda:1"``.
@@ -59,31 +59,20 @@ def choose_device(name: str, option: str = "--device") -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """A device as a report names it: ``"cpu"``, or ``"cuda (NVIDIA H100)"``.
-
-    Args:
-        device: any.
-    """
+    """Return the name of a device in reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
     name = getattr(_module(device.type), "get_device_name", None)
     return f"{device.type} ({name(device)})" if name is not None else str(device)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
-    """A context in which a network computes in a precision; for ``"float32"`` one that changes nothing.
-
-    Args:
-        device: where the network is.
-        precision: of what torch's autocast computes in half precision; the rest stays in float32.
-    """
+    """Return torch's autocast to a precision on a device; for ``"float32"`` a context that changes nothing."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, getattr(torch, precision))
 
 
 def check_precision(device: torch.device, precision: Precision, key: str = "engine.precision") -> None:
-    """Refuses a precision that a device does not have, found out by a small product, forward and backward.
-
-    For ``"float16"`` with a loss scale, without which small gradients would be 0.
+    """Refuse a precision that a device does not have, tried by a small product, forward and backward.
 
     Args:
         device: where a network is to compute.
@@ -114,17 +103,13 @@ def check_precision(device: torch.device, precision: Precision, key: str = "engi
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until a device has done what was asked of it; the CPU always has.
-
-    Args:
-        device: any.
-    """
+    """Wait until a device has finished its work; the CPU always has."""
     if device.type != "cpu":
         _module(device.type).synchronize()
 
 
 def random_states() -> list[Tensor]:
-    """The states of the generators of all accelerators of this machine; none without an accelerator."""
+    """Return the states of the random generators of all accelerators of this machine."""
     available = accelerator()
     if available is None:
         return []
@@ -133,11 +118,7 @@ def random_states() -> list[Tensor]:
 
 
 def set_random_states(states: Sequence[Tensor]) -> None:
-    """Puts the generators of the accelerators back to what :func:`random_states` gave.
-
-    Args:
-        states: theirs; nothing happens on a machine without an accelerator.
-    """
+    """Restore what :func:`random_states` returned; nothing happens on a machine without an accelerator."""
     available = accelerator()
     if available is None or not states:
         return
@@ -191,11 +172,7 @@ def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[Non
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
-    """Values as Python numbers, those on an accelerator read in one transfer.
-
-    Args:
-        values: tensors of one element, and numbers, which stay as they are.
-    """
+    """Return numbers, and tensors of one element, as numbers; those on an accelerator are read in one transfer."""
     there = [value for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
     read: list[float] = []
     if there:
@@ -209,5 +186,5 @@ def read_numbers(values: Sequence[Any]) -> list[Any]:
 
 
 def _module(kind: str) -> Any:
-    """What torch has for a type of device: ``torch.cuda``, ``torch.mps``, ``torch.xpu``."""
+    """Return ``torch.cuda``, ``torch.mps`` or ``torch.xpu``."""
     return getattr(torch, kind, None)

@@ -1,4 +1,4 @@
-"""The exceptions of ``pml_ext``: one small tree, each text says what was found, what is wanted and what to type.
+"""The exceptions of ``pml_ext``. Each text says what was found, what is wanted and what to type.
 
 Wrong arguments of library calls raise plain :class:`ValueError` and :class:`TypeError`; the classes here are for what
 lies outside one call: plugins, recipes, data, extras and runs. ``exit_code`` is what the command line exits with.
@@ -84,12 +84,12 @@ class TrainingWarning(UserWarning):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A sentence about a name that is not there, with the nearest ones.
+    """Return a sentence about a name that is not there, with the nearest ones.
 
     Args:
-        what: what was looked for, for example ``"loss"``.
-        name: what was typed.
-        known: the names that there are.
+        what: the kind of thing, for example ``"loss"``.
+        name: the name typed.
+        known: the names that exist.
     """
     known, name = list(dict.fromkeys(known)), shortened(name, 100)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
@@ -101,11 +101,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turns a failing import inside the block into a :class:`MissingExtraError` that says what to install.
+    """Turn a failing import inside the block into a :class:`MissingExtraError` that says what to install.
 
     Args:
         extra: the extra of ``pml-ext`` that holds the package, for example ``"train"``.
-        what: what needs it, as the start of the sentence, for example ``"the command line"``.
+        what: the feature that needs it, as the start of the sentence, for example ``"the command line"``.
     """
     try:
         yield
@@ -119,22 +119,12 @@ MOST = 600  # characters of a message on the command line
 
 
 def printable(text: str) -> str:
-    r"""A text on one line in which control characters, and bytes of file names that are no UTF-8, are escaped.
-
-    Args:
-        text: any; line breaks are escaped too.
-    """
-    clean = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-    return "".join(clean)
+    """Return a text with line breaks, control characters and bytes of file names that are no UTF-8 escaped."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def shortened(text: object, most: int = MOST) -> str:
-    """A text as one printable line of limited length; what is left out, in the middle, is marked.
-
-    Args:
-        text: an error, say.
-        most: characters.
-    """
+    """Return a text as one printable line of at most ``most`` characters; dots in the middle mark a gap."""
     whole = str(text)
     if len(whole) > 8 * most:  # not all of a megabyte is looked at
         whole = f"{whole[: 4 * most]} {whole[-4 * most :]}"
@@ -146,10 +136,6 @@ def shortened(text: object, most: int = MOST) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line: its class and the first line of its text.
-
-    Args:
-        error: what was raised.
-    """
+    """Return an error as one line: its class and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {printable(lines[0])}" if lines else type(error).__name__

@@ -25,12 +25,12 @@ def _zoo() -> Any:
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
-    """A small convolutional network: blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pool.
+    """Return a small convolutional network: blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pool.
 
     Args:
         in_channels: 1 or 3.
         image_size: height and width of the images, in pixels; every block halves it.
-        blocks: how many, at least 1.
+        blocks: number of blocks, at least 1.
         width: channels of every block, at least 1.
     """
     if blocks < 1 or width < 1:
@@ -52,7 +52,7 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
 
 
 def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,)) -> nn.Module:
-    """A multilayer perceptron over the pixels, with ReLU after every layer.
+    """Return a multilayer perceptron over the pixels, with ReLU after every layer.
 
     Args:
         in_channels: 1 or 3.
@@ -69,7 +69,7 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
 def torchvision_trunk(
     name: str, in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
-    """A classification model of torchvision without its last linear layer, auxiliary heads off.
+    """Return a classification model of torchvision without its last linear layer, auxiliary heads off.
 
     Args:
         name: torchvision's name, such as ``"resnet50"``.
@@ -91,22 +91,17 @@ def torchvision_trunk(
             f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
             f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
         ) from None
-    for head in ("aux1", "aux2", "AuxLogits"):
-        if getattr(model, head, None) is not None:
-            setattr(model, head, None)
     if hasattr(model, "aux_logits"):
-        model.aux_logits = False
+        model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
     parent, last = _last_linear(name, model)
     setattr(parent, last, nn.Identity())
-    if not dropout:
-        _leave_out_dropout(model)
-    return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
+    return _adapted(model, in_channels, dropout)
 
 
 def timm_trunk(
     in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
-    """A model of timm without its classifier; ``timm/NAME`` where timm is installed.
+    """Return a model of timm without its classifier; ``timm/NAME`` where timm is installed.
 
     Args:
         in_channels: 1 (the gray channel is repeated) or 3.
@@ -133,22 +128,21 @@ def timm_trunk(
         )
     except (URLError, OSError, RuntimeError, ImportError) as error:
         raise ConfigError(f"{TIMM}{full}: cannot be built, or its weights be downloaded ({one_line(error)})") from None
-    if not dropout:
-        _leave_out_dropout(model)
-    return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
+    return _adapted(model, in_channels, dropout)
 
 
 def timm_library(name: str) -> Any:
-    """The package timm; a :class:`MissingExtraError` that says who needs it where it is not installed."""
+    """Return the package timm; raise :class:`MissingExtraError` for the trunk ``name`` where it is not installed."""
     with needs_extra("timm", f"the trunk {TIMM}{name}"):
         import timm
     return timm
 
 
-def _leave_out_dropout(model: nn.Module) -> None:
-    for module in model.modules():
+def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
+    for module in () if dropout else model.modules():
         if isinstance(module, nn.Dropout | nn.Dropout2d):
             module.p = 0.0
+    return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
 
 
 def _extra_settings(name: str, weights: str | None) -> dict[str, Any]:
@@ -165,7 +159,7 @@ def _weights_or_model(name: str, weights: str | None) -> str:
 
 
 def _last_linear(name: str, model: nn.Module) -> tuple[nn.Module, str]:
-    """The module that holds the model's last linear layer, and the layer's name in it."""
+    """Return the module that holds the model's last linear layer, and the layer's name in it."""
     parent, last, layer = model, "", model
     while children := [(child_name, child) for child_name, child in layer.named_children() if child is not None]:
         parent, (last, layer) = layer, children[-1]
@@ -178,7 +172,7 @@ def _last_linear(name: str, model: nn.Module) -> tuple[nn.Module, str]:
 
 
 class _Repeated(nn.Module):
-    """Gray images as color ones."""
+    """Repeats the gray channel."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images.expand(-1, 3, -1, -1)
@@ -188,22 +182,15 @@ _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
-    """The factory of one of the core's trunks, which its bare name means whatever plugins there are; None for others.
-
-    Args:
-        name: as in a recipe.
-    """
+    """Return the factory of one of the core's trunks, which its bare name always means; None for others."""
     if name.startswith(PREFIX) and name.removeprefix(PREFIX) in _zoo().list_models(module=_zoo()):
         return _factory(name.removeprefix(PREFIX))
     return _OWN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
-    """The core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
-    factories: dict[str, Callable[..., nn.Module]] = dict(_OWN)
-    for name in _zoo().list_models(module=_zoo()):
-        factories[PREFIX + name] = _factory(name)
-    return factories
+    """Return the core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
+    return _OWN | {PREFIX + name: _factory(name) for name in _zoo().list_models(module=_zoo())}
 
 
 def _factory(name: str) -> Callable[..., nn.Module]:
@@ -211,13 +198,13 @@ def _factory(name: str) -> Callable[..., nn.Module]:
         return torchvision_trunk(name, in_channels, image_size, weights, dropout)
 
     build.__doc__ = (torchvision_trunk.__doc__ or "").replace(
-        "A classification model of torchvision", f"Torchvision's {name}"
+        "a classification model of torchvision", f"torchvision's {name}"
     )
     return build
 
 
 def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
-    """From features to embeddings: linear, with hidden layers and ReLU before it if wanted. Not normalized.
+    """Return a layer from features to embeddings, linear or with hidden layers and ReLU; embeddings are not normalized.
 
     Args:
         in_features: length of a feature vector.
@@ -226,13 +213,12 @@ def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] 
     """
     sizes = [in_features, *hidden_sizes]
     hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return (
-        nn.Sequential(*hidden, nn.Linear(sizes[-1], embedding_size)) if hidden else nn.Linear(sizes[0], embedding_size)
-    )
+    last = nn.Linear(sizes[-1], embedding_size)
+    return nn.Sequential(*hidden, last) if hidden else last
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
-    """The length of a trunk's feature vectors, found by one image of zeros.
+    """Return the length of a trunk's feature vectors, found by images of zeros.
 
     Args:
         trunk: maps ``[B, C, H, W]`` to ``[B, F]``; its training mode is put back.
@@ -260,7 +246,7 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
 
 
 def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalization | None:
-    """The means and standard deviations that a trunk's pretrained weights want.
+    """Return the means and standard deviations that a trunk's pretrained weights want.
 
     Args:
         name: the trunk's name.

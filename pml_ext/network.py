@@ -1,4 +1,4 @@
-"""A network as training and retrieval both have it: preprocessing, trunk and embedder in one."""
+"""A network of training and retrieval: preprocessing, trunk and embedder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Normalization(BaseModel):
 
 
 class Preprocessing(BaseModel):
-    """What is done to an image before a network sees it, without augmentation.
+    """Steps from an image to the input of a network, without augmentation.
 
     Args:
         image_size: height and width of what the network gets, in pixels.
@@ -54,7 +54,7 @@ class Preprocessing(BaseModel):
 
     @property
     def resized_to(self) -> int | list[int] | None:
-        """What comes before the cut, as ``v2.Resize`` takes it: the shorter side, or both; None without a cut."""
+        """The size before the crop, as ``v2.Resize`` takes it: the shorter side, or both; None without a crop."""
         if self.squash:
             return [self.resize or self.image_size] * 2
         if self.resize is not None or not self.crop:
@@ -62,7 +62,7 @@ class Preprocessing(BaseModel):
         return round(self.image_size * 256 / 224)
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
-        """Transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
+        """Return transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
         Args:
             cuts: how squares of training images are cut, and whether they are mirrored.
@@ -79,7 +79,7 @@ class Preprocessing(BaseModel):
 
 
 class Network(nn.Module):
-    """Images to embeddings, with the preprocessing that its images want.
+    """A network from images to embeddings, with their preprocessing.
 
     Args:
         preprocessing: of its images.
@@ -115,5 +115,5 @@ class Network(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""
+        """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""
         return self.embedder(self.trunk(images))  # type: ignore[no-any-return]

@@ -42,21 +42,15 @@ _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclasses.dataclass
 class PluginRecord:
-    """An entry point and what became of it.
+    """An entry point, the module that it names, the distribution that declares it, and what became of it.
 
     Args:
-        name: the entry point's name.
-        distribution: the distribution that declares it.
-        version: that distribution's version.
-        module: the module that the entry point names.
         status: ``"ok"``, ``"broken"``, ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by PML_EXT_PLUGINS) or
             ``"waiting"`` (somebody is importing it right now).
         error: why it is broken.
-        hooks: the hooks that it implements.
-        components: how many components it has.
+        components: the number of its components.
         clashes: names that others claim too, and what they mean; filled in by :func:`pml_ext.registry.plugins`.
         seconds: the time of importing it and calling its first hooks.
-        traceback: where it broke.
     """
 
     name: str
@@ -71,6 +65,9 @@ class PluginRecord:
     seconds: float = 0.0
     traceback: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.distribution} {self.version}"
+
     @property
     def shipped(self) -> bool:
         """Whether it is of this distribution."""
@@ -80,18 +77,10 @@ class PluginRecord:
 class Plugins:
     """The offers of all plugins, with PML's own classes and the components registered by the running process.
 
-    Entry points are read once, by :meth:`load`, those of this distribution first. A plugin that fails to load is
-    reported in a :class:`PluginWarning`, recorded as broken, and otherwise ignored. A hook that is called later and
-    fails costs what that hook offers. The environment variable ``PML_EXT_PLUGINS`` is an allow list of entry-point
-    names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
-
-    Attributes:
-        records: the entry points found.
-        loaded: the record of each plugin in use.
-        components: all components.
-        recipes: recipe files by name.
-        loading: whether plugins are being imported right now.
-        lacking_extra: by hook, the error of the core's own hook where an extra is not installed.
+    Entry points are read once, those of this distribution first. A plugin that fails to load is reported in a
+    :class:`PluginWarning`, recorded as broken, and otherwise ignored; a hook that is called later and fails costs what
+    it offers. ``PML_EXT_PLUGINS`` is an allow list of entry-point names, comma-separated (empty: none),
+    ``PML_EXT_BLOCK`` a deny list.
     """
 
     def __init__(self) -> None:
@@ -99,8 +88,8 @@ class Plugins:
         self.loaded: dict[str, PluginRecord] = {}
         self.components: list[Component] = []
         self.recipes: dict[str, Traversable] = {}
-        self.loading = False
-        self.lacking_extra: dict[str, MissingExtraError] = {}
+        self.loading = False  # whether plugins are being imported right now
+        self.lacking_extra: dict[str, MissingExtraError] = {}  # by hook: the core's own failed on a bare install
         self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook: function}}
         self._tables: dict[str, dict[str, dict[str, Any]]] = {}  # {hook: {plugin: {name: ...}}}
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
@@ -169,8 +158,7 @@ class Plugins:
         self.loaded[point.name] = record
         if record.seconds > SLOW and not record.shipped:
             self._warnings.append(
-                f"the plugin {record.name!r} of {record.distribution} {record.version} took {record.seconds:.1f} s to "
-                f"import (PML_EXT_BLOCK={record.name} leaves it out)"
+                f"the plugin {record} took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
             )
 
     def _add(self, name: str, module: object) -> None:
@@ -190,13 +178,12 @@ class Plugins:
         except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # SystemExit, and what test frameworks raise to skip
-            record.status = "broken"
-            record.error = f"{hook}: {type(error).__name__}: {error}" if hook else f"{type(error).__name__}: {error}"
+            where = f"{hook}: " if hook else ""
+            record.status, record.error = "broken", f"{where}{type(error).__name__}: {error}"
             record.traceback = "".join(traceback.format_exception(error))
             self._warnings.append(
-                f"the plugin {record.name!r} of {record.distribution} {record.version} is broken and "
-                f"{f'the answer of {hook}' if hook else 'it'} was left out: {one_line(error)} (pml-ext plugins -v "
-                f"shows where; PML_EXT_BLOCK={record.name} leaves it out silently)"
+                f"the plugin {record} is broken and {f'the answer of {hook}' if hook else 'it'} was left out: "
+                f"{one_line(error)} (pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out)"
             )
 
     def _emit_warnings(self) -> None:
@@ -211,25 +198,20 @@ class Plugins:
             tables = self._tables.setdefault(hook, {})
             for plugin in [name for name, hooks in self._hooks.items() if hook in hooks and name not in tables]:
                 tables[plugin] = {}
+                call = functools.partial(self._call, plugin, hook)
                 if plugin in self.loaded:
-                    action = functools.partial(self._call, tables, plugin, hook)
-                    self._guarded(self.loaded[plugin], action, hook)
-                else:
-                    try:
-                        self._call(tables, plugin, hook)
-                    except MissingExtraError as error:
-                        self.lacking_extra[hook] = error
+                    self._guarded(self.loaded[plugin], call, hook)
+                    continue
+                try:
+                    call()
+                except MissingExtraError as error:
+                    self.lacking_extra[hook] = error
         self._emit_warnings()
         return tables
 
-    def _call(self, tables: dict[str, dict[str, Any]], plugin: str, hook: str) -> None:
+    def _call(self, plugin: str, hook: str) -> None:
         names = [component.name for component in self.components if component.plugin == plugin]
-        tables[plugin] = _table(hook, self._hooks[plugin][hook](), names)
-
-    def call_all(self) -> None:
-        """Call every hook of every plugin, so that broken ones are known."""
-        for hook in TABLES:
-            self.table(hook)
+        self._tables[hook][plugin] = _table(hook, self._hooks[plugin][hook](), names)
 
     def owner(self, plugin: str) -> str:
         """Return the distribution and version of a plugin, for error texts."""
@@ -275,12 +257,7 @@ def _being_imported(module: str) -> bool:
 
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
-    """Return a plugin's hooks by name.
-
-    Raises:
-        PluginError: a function has a hook's name, or nearly, and is not marked as one.
-        pluggy.PluginValidationError: a marked function is no hook, or has arguments.
-    """
+    """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked one that is."""
     for name, value in vars(module).items() if hasattr(module, "__dict__") else ():
         if not name.startswith("pml_ext_") or not inspect.isfunction(value) or hasattr(value, "pml_ext_impl"):
             continue
@@ -318,12 +295,7 @@ def _components(answer: Any, plugin: str) -> Iterator[Component]:
 
 
 def _checked(component: Any, plugin: str) -> Component:
-    """Return a component with its plugin's name.
-
-    Raises:
-        PluginError: it is no component.
-        TypeError: its class is of no kind.
-    """
+    """Return a component with its plugin's name; raise PluginError or, for a class of no kind, TypeError."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     if not isinstance(component.cls, type):

@@ -30,7 +30,7 @@ from .errors import ConfigError, PluginError, PluginWarning, UnknownNameError
 from .errors import unknown as unknown
 from .plugins import LOCAL as LOCAL
 from .plugins import SHIPPED as SHIPPED
-from .plugins import PluginRecord, Plugins
+from .plugins import TABLES, PluginRecord, Plugins
 
 _plugins = Plugins()
 _warned: set[str] = set()  # plugins whose classes have names of ours
@@ -38,11 +38,7 @@ _HOOKS = {"data set": "pml_ext_datasets", "trunk": "pml_ext_trunks"}
 
 
 def load() -> None:
-    """Load the plugins, unless that was done already.
-
-    Raises:
-        PluginError: PML_EXT_PLUGINS or PML_EXT_BLOCK names a plugin that is not installed.
-    """
+    """Load the plugins, unless that was done already; raise PluginError for a wrong allow list or deny list."""
     _plugins.load()
 
 
@@ -54,7 +50,8 @@ def loading() -> bool:
 
 def plugins() -> list[PluginRecord]:
     """Return the entry points found, with what became of them; all their hooks are called."""
-    _plugins.call_all()
+    for hook in TABLES:
+        _plugins.table(hook)
     owners: dict[tuple[str, str], list[str]] = {}
     for component in _plugins.components:
         owners.setdefault((component.kind, component.name), []).append(component.plugin)
@@ -137,10 +134,7 @@ def get(name: str, kind: str | None = None, home: str = "") -> Component:
 
 
 def candidates(name: str, kind: str | None = None, home: str = "") -> list[Component]:
-    """Return the components that a name may mean, of several kinds or of plugins that nothing decides between.
-
-    The arguments are those of :func:`get`.
-    """
+    """Return the components that a name (see :func:`get`) may mean, of several kinds or of several plugins."""
     known = components(kind)
     if exact := [c for c in known if c.qualified_name == name]:
         return exact
@@ -202,8 +196,8 @@ def class_by_name(class_name: str) -> type:
     """Return the registered class of a class name; of several, that of this distribution, with one warning.
 
     Raises:
-        UnknownNameError: no such class; the text has the nearest ones.
-        PluginError: two plugins have a class of that name, and neither is of this distribution.
+        UnknownNameError: no such class.
+        PluginError: several plugins have such a class, and none is of this distribution.
     """
     names = class_names()
     owners = names.get(class_name, [])
@@ -238,11 +232,7 @@ def recipes() -> dict[str, Traversable]:
 
 
 def recipe(name: str) -> Traversable:
-    """Return the file of a recipe.
-
-    Raises:
-        UnknownNameError: no such recipe; the text has the nearest names.
-    """
+    """Return the file of a recipe; raise UnknownNameError with the nearest names."""
     known = recipes()
     if name not in known:
         raise UnknownNameError(unknown("recipe", name, known))
@@ -313,17 +303,7 @@ def _claimant(what: str, name: str, home: str = "") -> tuple[str, Callable[..., 
 
 
 def plugin_of(what: str, name: str, home: str = "") -> str:
-    """Return the plugin that a name of a recipe means.
-
-    Args:
-        what: one of :data:`KINDS`, ``"data set"`` or ``"trunk"``.
-        name: as in :func:`get`.
-        home: as in :func:`get`.
-
-    Raises:
-        UnknownNameError: nothing has the name.
-        PluginError: two plugins claim it.
-    """
+    """Return the plugin that a name of a kind, a ``"data set"`` or a ``"trunk"`` means: see :func:`get`."""
     return _claimant(what, name, home)[0] if what in _HOOKS else get(name, what, home).plugin
 
 
@@ -335,11 +315,7 @@ def version_of(plugin: str) -> dict[str, str]:
 
 
 def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
-    """Return, on one line, what to do about plugins that are not in use; nothing if all are.
-
-    Args:
-        wanted: the :func:`version_of` each plugin when it was used.
-    """
+    """Return, on one line, what to do about plugins that are not in use; ``wanted`` has their :func:`version_of`."""
     load()
     reasons = {"blocked": "left out by PML_EXT_BLOCK", "not allowed": "not named in PML_EXT_PLUGINS"}
     texts = []
@@ -421,11 +397,7 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
-    """Refuse names of settings that ``owner`` does not accept.
-
-    Raises:
-        ConfigError: naming the first unknown one and the nearest accepted ones.
-    """
+    """Raise ConfigError for a setting that ``owner`` does not accept, with the nearest accepted ones."""
     accepted = list(accepted)
     for name in given:
         if name not in accepted:

@@ -1,4 +1,4 @@
-"""Writes the package of a new plugin."""
+"""The package of a new plugin, from templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FILES = {
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
-    """Writes a package with a loss, a recipe and tests that pass as written.
+    """Write a package with a loss, a recipe and tests that pass as written.
 
     Args:
         name: of the distribution, the entry point and the loss, kebab-case.
@@ -66,7 +66,7 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
 
 
 def _taken_by(name: str, module: str, class_name: str) -> str:
-    """Who has a name, or nothing."""
+    """Return who has a name, or nothing."""
     if any(name in (each.name, each.distribution) for each in registry.plugins()) or name in RESERVED:
         return "a plugin (pml-ext plugins shows which)"
     if any(name == component.name for component in registry.components()):

@@ -21,17 +21,17 @@ def check_number(
     below: float = math.inf,
     or_else: str = "",
 ) -> None:
-    """Refuses what is not a finite number in a range.
+    """Refuse a setting that is not a finite number in a range.
 
     Args:
         owner: the object that has the setting, for the text.
         name: the setting.
-        value: what was given.
+        value: the value given.
         least: the least value allowed.
         most: the greatest value allowed.
         above: the value must be greater than this.
         below: the value must be less than this.
-        or_else: what else is allowed, for the text.
+        or_else: another value that is allowed, for the text.
 
     Raises:
         TypeError: not a number.
@@ -50,80 +50,43 @@ def check_number(
 
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
-    """Refuses what is not a whole number, or is below a minimum.
-
-    Args:
-        owner: the object that has the setting, or its name, for the text.
-        name: the setting.
-        value: what was given.
-        least: the least value allowed.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Raise ValueError unless a setting of an object, or of a class by name, is a whole number from ``least`` on."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         who = owner if isinstance(owner, str) else type(owner).__name__
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
 
 
 def check_tile_size(owner: object, value: Any) -> None:
-    """Refuses what is neither None nor a number of anchors.
-
-    Args:
-        owner: the object that has the setting, for the text.
-        value: what was given.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Raise ValueError unless ``value`` is None or a number of anchors."""
     if value is not None:
         check_count(owner, "tile_size", value)
 
 
 def check_flag(owner: object, name: str, value: Any) -> None:
-    """Refuses what is not True or False.
-
-    Args:
-        owner: the object that has the setting, for the text.
-        name: the setting.
-        value: what was given.
-
-    Raises:
-        TypeError: anything else.
-    """
+    """Raise TypeError unless a setting is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} of {type(owner).__name__} must be True or False, not {value!r}")
 
 
 def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuses what is not one of some words.
-
-    Args:
-        owner: the object that has the setting, for the text.
-        name: the setting.
-        value: what was given.
-        choices: the words allowed.
-
-    Raises:
-        ValueError: another value.
-    """
+    """Raise ValueError unless a setting is one of some words."""
     if value not in tuple(choices):
         raise ValueError(f"{name} of {type(owner).__name__} must be {' or '.join(map(repr, choices))}, not {value!r}")
 
 
 def own_settings(module: object) -> dict[str, Any]:
-    """The settings of an object by name, in the order of its class's constructor.
+    """Return the settings of an object by name, in the order of its class's constructor.
 
     Args:
-        module: an object that keeps its constructor's arguments as attributes of the same names. What it does not keep,
-            modules (which have a ``repr`` of their own), and what a constructor hands on as ``**kwargs``, is left out.
+        module: an object that keeps its constructor's arguments as attributes of the same names. Arguments that it does
+            not keep, modules (which have a ``repr`` of their own), and ``**kwargs`` are left out.
     """
     kept = {name: getattr(module, name) for name in _named(type(module)) if hasattr(module, name)}
     return {name: value for name, value in kept.items() if not hasattr(value, "parameters")}
 
 
 def number_settings(cls: type) -> list[str]:
-    """Names of the settings whose annotation is ``float`` or ``int``."""
+    """Return the names of the settings whose annotation is ``float`` or ``int``."""
     return [name for name, parameter in _named(cls).items() if parameter.annotation in ("float", "int", float, int)]
 
 
