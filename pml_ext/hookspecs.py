@@ -76,6 +76,19 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 
 
 @hookspec
+def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Metrics of retrieval or clustering, by name, in the form of PML's ``calculate_NAME``.
+
+    Returns:
+        ``{name: function}``; names are ``snake_case``. ``function(**kwargs)`` returns a number and is called with what
+        PML's :class:`AccuracyCalculator` gives its methods: ``query_labels`` ``[Q]``, ``knn_labels`` and
+        ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
+        ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where the
+        signature names it. Every run and every :class:`pml_ext.RetrievalAccuracyCalculator` computes them.
+    """
+
+
+@hookspec
 def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
     """Functions that ``pml-ext bench`` measures a loss of this plugin against.
 

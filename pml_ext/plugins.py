@@ -351,6 +351,12 @@ def _factory_problem(name: str, factory: Any, _: Sequence[str]) -> str:
     return "" if callable(factory) else f"{name!r} is {factory!r}, wanted a function that makes it"
 
 
+def _metric_problem(name: str, metric: Any, _: Sequence[str]) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        return f"a metric's name is snake_case, my_metric, not {name!r}"
+    return "" if callable(metric) else f"{name!r} is {metric!r}, wanted a function calculate_{name}(**kwargs)"
+
+
 def _file_problem(name: str, file: Any, _: Sequence[str]) -> str:
     if not _KEBAB.fullmatch(name):
         return f"a paper's name is kebab-case, my-paper, not {name!r}"
@@ -374,5 +380,6 @@ TABLES: dict[str, Callable[[str, Any, Sequence[str]], str]] = {
     "pml_ext_papers": _file_problem,
     "pml_ext_datasets": _factory_problem,
     "pml_ext_trunks": _factory_problem,
+    "pml_ext_metrics": _metric_problem,
     "pml_ext_benchmark_peers": _peers_problem,
 }

@@ -264,6 +264,11 @@ def trunk(name: str) -> Callable[..., Any]:
     return _claimant("trunk", name)[1]
 
 
+def metrics() -> dict[str, Callable[..., Any]]:
+    """Return metrics of plugins by name; one that its bare name does not mean is there as ``entry-point:name``."""
+    return _by_name("pml_ext_metrics")
+
+
 def benchmark_peers(component: Component) -> dict[str, Callable[..., Any]]:
     """Return what ``pml-ext bench`` measures a loss against, by label."""
     return dict(_plugins.table("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))

@@ -1,11 +1,11 @@
-"""Metrics, neighbors under a learned metric, clustering, figures."""
+"""Metrics of retrieval and clustering, neighbors under a learned metric, clustering, figures."""
 
 from typing import TYPE_CHECKING
 
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .calculator import RetrievalAccuracyCalculator, retrieval_metrics
+    from .calculator import Evaluation, RetrievalAccuracyCalculator
     from .classification import nearest_class_mean, related_means
     from .clustering import ami, kmeans, nmi, pairwise_f1, purity
     from .metrics import class_means
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         neighbors_under,
         reranked_under,
     )
-    from .protocols import Evaluation, evaluate
     from .sampling import some_of_each_class
 
 __getattr__ = lazily(__name__, "train", "evaluation", ("sklearn",))
@@ -31,7 +30,6 @@ __all__ = [
     "ami",
     "class_means",
     "default_neighbors",
-    "evaluate",
     "has_faiss",
     "kmeans",
     "learned_metric",
@@ -42,6 +40,5 @@ __all__ = [
     "purity",
     "related_means",
     "reranked_under",
-    "retrieval_metrics",
     "some_of_each_class",
 ]

@@ -1,35 +1,46 @@
-"""PML's calculator as an adapter over the metrics of this package."""
+"""PML's calculator with the metrics of this package and of plugins."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import registry
+from ..errors import PluginError, PluginWarning, one_line, unknown
 from ..pml import EQUALITY, AccuracyCalculator
-from .clustering import ami, kmeans, nmi, pairwise_f1, purity
-from .metrics import class_means, mean, mean_of_class_means, relevant_counts
+from .clustering import kmeans
+from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of, relevant_counts
 from .neighbors import NearestNeighbors, default_neighbors
-from .protocols import RANKING, QueryMetric, check_first, precision, recall, values_per_query, whole_numbers
 
-# Metrics with one value per query that PML has too, by its names.
-_PMLS = {
-    "precision_at_1": precision(1),
-    "r_precision": RANKING["r_precision"],
-    "mean_average_precision_at_r": RANKING["map_at_r"],
-    "mean_average_precision": RANKING["map"],
-    "mean_reciprocal_rank": RANKING["mrr"],
-}
-CLUSTER_METRICS = {"nmi": "NMI", "f1": "f1", "purity": "purity"}  # the calculator's names, by ours
-_OWN_CLUSTER_METRICS = ("f1", "purity")  # which PML does not have
-# Names in metrics.json, by the calculator's names where they differ.
-_SHORT_NAMES = {"mean_average_precision_at_r": "map_at_r", "NMI": "nmi"}
+PREFIX = "calculate_"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU.
+
+    Args:
+        accuracies: by the calculator's names.
+        relevant: number of gallery items of each query's class, ``[Q]``, int64; 0 for a lone query.
+        distances: of the neighbors that were kept, ``[Q, keep]``, or as many columns as the gallery has items.
+        indices: places of these neighbors in the gallery, of the same shape.
+        right: whether they are of the query's class, of the same shape.
+    """
+
+    accuracies: dict[str, Any]
+    relevant: Tensor
+    distances: Tensor
+    indices: Tensor
+    right: Tensor
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
@@ -42,22 +53,19 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of
     k-means clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). ``purity``: the share of images
     that are of their cluster's most frequent class. With ``clusters_per_class=(1, 3)`` there are ``nmi_3``, ``f1_3``
-    and ``purity_3`` too, of three times as many clusters as classes.
+    and ``purity_3`` too, of three times as many clusters as classes. Metrics of plugins
+    (:func:`pml_ext.hookspecs.pml_ext_metrics`) are there by their names.
 
     PML's metrics keep their names and meaning. They see ``k`` neighbors, while the new ones see as many as their K
     asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
-    integers (PML's float32 merges 16777216 and 16777217).
+    integers (PML's float32 merges 16777216 and 16777217). One search serves all metrics, in tiles of queries, unless
+    ``knn_func`` is of another kind than :class:`pml_ext.evaluation.NearestNeighbors` or a subclass's metric looks at
+    neighbors.
 
-    One search serves all metrics, the functions of :mod:`pml_ext.evaluation.metrics`, for as many neighbors as they
-    need. Neighbors come in tiles of queries, unless ``knn_func`` is of another kind than
-    :class:`pml_ext.evaluation.NearestNeighbors` or a subclass's metric looks at them.
-
-    What a PML user types does what it does in PML. ``exclude=("NMI", "AMI")`` ends clustering: ``f1`` and ``purity``
-    go with the two, unless ``include`` names them, so that no k-means is run and a ``label_comparison_fn`` may be
-    given. Metrics of other numbers of clusters, which ``clusters_per_class`` asks for by itself, stay. A subclass adds
-    metrics as PML documents it: a method ``calculate_NAME``, whose name ``requires_knn()`` or
-    ``requires_clustering()`` has; it gets the neighbors that PML would give it, and takes the place of a metric of the
-    same name here.
+    ``exclude=("NMI", "AMI")`` ends clustering, as in PML: ``f1`` and ``purity`` go with the two unless ``include``
+    names them. A subclass adds metrics as PML documents it: a method ``calculate_NAME``, whose name ``requires_knn()``
+    or ``requires_clustering()`` has; it gets the neighbors that PML would give it, and takes the place of a metric of
+    the same name here.
 
     Args:
         include: names of metrics to compute; all, if empty.
@@ -111,20 +119,17 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self.lone_queries = lone_queries
         include = tuple(include)
         self._named = frozenset(include)
-        added = {f"recall_at_{number}": recall(number) for number in whole_numbers("recall_at", recall_at)}
-        added |= {f"precision_at_{number}": precision(number) for number in whole_numbers("precision_at", precision_at)}
-        self._own: dict[str, QueryMetric] = {}
-        for name, metric in {**added, **_PMLS}.items():
-            method = f"calculate_{name}"
-            if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):  # no subclass's own
-                self._own[name] = metric
+        self._own: dict[str, Metric] = {}  # metrics that no subclass computes otherwise
+        table = metrics_of(recall_at, precision_at, clusters_per_class)
+        for metric in table:
+            method = PREFIX + metric.accuracy
+            if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):
+                self._own[metric.accuracy] = metric
             if not hasattr(self, method):
-                setattr(self, method, functools.partial(self._reduced, name))
-        self._clusters_of: dict[str, int] = {}  # clusters per class of every metric where they are not 1
-        for count in whole_numbers("clusters_per_class", clusters_per_class):
-            for name, metric_of_pml in CLUSTER_METRICS.items() if count > 1 else ():
-                self._clusters_of[f"{name}_{count}"] = count
-                setattr(self, f"calculate_{name}_{count}", getattr(self, f"calculate_{metric_of_pml}"))
+                setattr(self, method, functools.partial(self._value, metric))
+        self._of_plugins = plugin_metrics(self)
+        for name, function in self._of_plugins.items():
+            setattr(self, PREFIX + name, function)
         settings: dict[str, Any] = {
             "include": include,
             "exclude": tuple(exclude),
@@ -146,35 +151,31 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             ) from None
 
     def requires_knn(self) -> list[str]:
-        """Names of the metrics that need neighbors."""
-        return [*super().requires_knn(), *_PMLS, *self._own]
+        """Return the names of the metrics that need neighbors."""
+        own = [name for name, metric in self._own.items() if not metric.clusters]
+        return [*super().requires_knn(), *own, "mean_reciprocal_rank", *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
-        """Names of the metrics that need clusters."""
-        return [*super().requires_clustering(), *_OWN_CLUSTER_METRICS, *self._clusters_of]
+        """Return the names of the metrics that need clusters."""
+        own = [name for name, metric in self._own.items() if metric.clusters]
+        others = [name for name, function in self._of_plugins.items() if needs_clusters(function)]
+        return [*super().requires_clustering(), *own, *others]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """The metrics to compute: where ``exclude`` ends PML's clustering metrics, ``f1`` and ``purity`` end too."""
+        """Return the metrics to compute; ``exclude`` of all of PML's clustering metrics excludes ours as well."""
         chosen: dict[str, Any] = super().get_function_dict(include, exclude)
         clustering = set(super().requires_clustering())
         if clustering & set(exclude) and not clustering & set(chosen):
             kept = self._named.union(include)
-            return {
-                name: function for name, function in chosen.items() if name in kept or name not in _OWN_CLUSTER_METRICS
-            }
+            ours = {name for name, metric in self._own.items() if metric.clusters == 1}
+            return {name: function for name, function in chosen.items() if name in kept or name not in ours}
         return chosen
 
-    def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Tensor | None:
-        """As many clusters as classes; None where all metrics wanted have clusters of their own."""
-        if set(self.get_curr_metrics()) & set(self.requires_clustering()) <= self._clusters_of.keys():
-            return None
-        return torch.as_tensor(super().get_cluster_labels(query, query_labels, **kwargs))
-
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
-        """Refuses metrics that there are not."""
+        """Raise a ValueError for the name of no metric."""
         for name in (*include, *exclude):
             if name not in self.original_function_dict:
-                raise ValueError(registry.unknown("metric", name, self.original_function_dict))
+                raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(
         self,
@@ -186,7 +187,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """The metrics of queries searched in a gallery.
+        """Return ``{name: value}`` for queries searched in a gallery; values are fractions, or lists by class.
 
         Args:
             query: ``[N, D]``, tensor or array.
@@ -196,9 +197,35 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             ref_includes_query: whether the gallery's first N rows are the queries, which then are left out.
             include: names of metrics, to compute these alone.
             exclude: names of metrics to leave out.
+        """
+        gallery = reference, reference_labels, ref_includes_query
+        return self.evaluate(query, query_labels, *gallery, include=include, exclude=exclude).accuracies
 
-        Returns:
-            ``{name: value}``; values are fractions, or lists by class with ``return_per_class``.
+    def evaluate(
+        self,
+        query: Any,
+        query_labels: Any,
+        reference: Any = None,
+        reference_labels: Any = None,
+        ref_includes_query: bool = False,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        keep: int = 0,
+    ) -> Evaluation:
+        """Return the accuracies and the nearest neighbors of queries.
+
+        *Cost:* the search and k-means. In memory are one value per query and metric, the neighbors to keep, and a tile
+        of about 8 million neighbors.
+
+        Args:
+            query: as of :meth:`get_accuracy`, like the next six.
+            query_labels: see there.
+            reference: see there.
+            reference_labels: see there.
+            ref_includes_query: see there.
+            include: see there.
+            exclude: see there.
+            keep: number of neighbors to keep of each query.
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
@@ -208,7 +235,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         else:
             reference, reference_labels = self._points(reference, reference_labels)
             if ref_includes_query:
-                check_first(query, query_labels, reference, reference_labels)
+                _check_first(query, query_labels, reference, reference_labels)
         seen = {
             "query": query,
             "query_labels": query_labels,
@@ -218,27 +245,34 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             "label_comparison_fn": self.label_comparison_fn,
         }
         current = set(self.get_curr_metrics())
-        if current & set(self.requires_knn()):
-            seen |= self._search(query, query_labels, reference, reference_labels, ref_includes_query)
-        if current & set(self.requires_clustering()):
-            seen["cluster_labels"] = self.get_cluster_labels(**seen)
-        return self._get_accuracy(self.curr_function_dict, **seen)
+        kept, relevant = [torch.empty(len(query), 0, dtype=kind) for kind in _KINDS], torch.empty(0, dtype=torch.int64)
+        if keep or current & set(self.requires_knn()):
+            more, relevant, kept = self._search(seen, keep)
+            seen |= more
+        if {name for name in current & set(self.requires_clustering()) if self._clusters_of(name) == 1}:
+            seen["cluster_labels"] = torch.as_tensor(self.get_cluster_labels(**seen))
+        return Evaluation(self._get_accuracy(self.curr_function_dict, **seen), relevant, *(x[:, :keep] for x in kept))
+
+    def _clusters_of(self, name: str) -> int:
+        return self._own[name].clusters if name in self._own else 1
 
     def _points(self, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
         points, labels = torch.as_tensor(points, device=self.device), torch.as_tensor(labels, device=self.device)
+        points = points.detach().float()
         if len(points) != len(labels):
             raise ValueError(f"wanted one label per embedding, not {len(labels)} labels of {len(points)} embeddings")
         if self.label_comparison_fn is not EQUALITY:
-            return points.float(), labels.float()  # as PML hands them to such a function
+            return points, labels.float()  # as PML hands them to such a function
         if labels.ndim > 1:
             raise ValueError(f"labels of shape {list(labels.shape)} want a label_comparison_fn; else one number each")
-        return points.float(), labels
+        return points, labels
 
-    def _search(
-        self, query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, ref_includes_query: bool
-    ) -> dict[str, Any]:
-        """Values per query of our metrics, and what PML gives to the metrics of a subclass."""
-        same, itself = self.label_comparison_fn, int(ref_includes_query)
+    def _search(self, seen: Mapping[str, Any], keep: int) -> tuple[dict[str, Any], Tensor, list[Tensor]]:
+        """Return values per query of our metrics with PML's arguments for others, relevant counts, and neighbors."""
+        query, query_labels, reference, reference_labels = (
+            seen[name] for name in ("query", "query_labels", "reference", "reference_labels")
+        )
+        same, itself = self.label_comparison_fn, int(seen["ref_includes_query"])
         classes, places = torch.unique(query_labels, dim=0, return_inverse=True)
         if same is EQUALITY:
             counts = relevant_counts(classes, reference_labels)
@@ -250,107 +284,112 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         relevant = (counts - itself).clamp(min=0)[places].cpu()
 
         size = len(reference) - itself
-        pml_k = min(max(1, self.determine_k(counts, len(reference), ref_includes_query)), size)
+        pml_k = min(max(1, self.determine_k(counts, len(reference), bool(itself))), size)
         current = set(self.get_curr_metrics())
-        wanted = {name: metric for name, metric in self._own.items() if name in current}
-        columns = {
-            name: metric.columns(int(relevant.max()), pml_k if name in _PMLS else size)
-            for name, metric in wanted.items()
-        }
-        # A subclass's metric may look at neighbors, whether requires_knn() has it or not.
-        others = current - wanted.keys() - {"AMI", *CLUSTER_METRICS.values(), *self._clusters_of}
-        keep = pml_k if others else 0
-        k = max([min(1, size), keep, *columns.values()])
-        per_query, distances, indices, _ = values_per_query(
-            wanted,
-            columns,
-            relevant,
-            self._tiles(query, k, reference, ref_includes_query),
-            lambda rows, near: same(query_labels[rows][:, None], reference_labels[near]).bool() & (near >= 0),
-            keep,
-        )
-        return {
-            "per_query": per_query,
+        wanted = {name: metric for name, metric in self._own.items() if name in current and not metric.clusters}
+        columns = {}
+        for name, metric in wanted.items():
+            of_pml = hasattr(AccuracyCalculator, PREFIX + name)
+            columns[name] = metric.columns(int(relevant.max()), pml_k if of_pml else size)
+        # a subclass's metric may look at neighbors, whether requires_knn() has it or not
+        others = pml_k if current - self._own.keys() else 0
+        values = {name: torch.empty(len(query), dtype=torch.float64) for name in wanted}
+        kept = [torch.empty(len(query), min(max(keep, others), size), dtype=kind) for kind in _KINDS]
+        for rows, distances, indices in self._tiles(query, max([min(1, size), keep, others, *columns.values()]), seen):
+            right = same(query_labels[rows][:, None], reference_labels[indices]).bool() & (indices >= 0)
+            right = right.cpu()  # not every device has float64
+            for all_kept, tile in zip(kept, (distances, indices, right), strict=True):
+                all_kept[rows] = tile[:, : all_kept.shape[1]].cpu()
+            for name, metric in wanted.items():
+                values[name][rows] = metric.function(right[:, : columns[name]], relevant[rows])
+        for_others = {
+            "per_query": values,
             "label_counts": (classes, counts),
             "lone_query_labels": classes[lone],
             "not_lone_query_mask": ~lone[places],
-            "knn_labels": reference_labels[indices.to(reference_labels.device)],
-            "knn_distances": distances.to(query.device),
+            "knn_labels": reference_labels[kept[1][:, :others].to(reference_labels.device)],
+            "knn_distances": kept[0][:, :others].to(query.device),
         }
+        return for_others, relevant, kept
 
-    def _tiles(
-        self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool
-    ) -> Iterable[tuple[slice, Tensor, Tensor]]:
+    def _tiles(self, query: Tensor, k: int, seen: Mapping[str, Any]) -> Iterable[tuple[slice, Tensor, Tensor]]:
         if isinstance(self.knn_func, NearestNeighbors):
-            return self.knn_func.tiles(query, k, reference, ref_includes_query)
-        return [(slice(0, len(query)), *self.knn_func(query, k, reference, ref_includes_query))]
+            return self.knn_func.tiles(query, k, seen["reference"], seen["ref_includes_query"])
+        return [(slice(0, len(query)), *self.knn_func(query, k, seen["reference"], seen["ref_includes_query"]))]
 
     def _get_accuracy(self, function_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        accuracies = {}
-        clusters: dict[int, Tensor] = {}
+        accuracies: dict[str, Any] = {}
+        clusters = {1: kwargs.get("cluster_labels")}
         for name, function in function_dict.items():
-            seen = kwargs
-            if name in self._clusters_of:
-                count = self._clusters_of[name]
-                if count not in clusters:
-                    number = count * len(torch.unique(kwargs["query_labels"]))
-                    clusters[count] = torch.as_tensor(self.kmeans_func(kwargs["query"], number))
-                seen = kwargs | {"cluster_labels": clusters[count]}
-            accuracies[name] = self._reduced(name, **seen) if name in self._own else function(**seen)
+            if name in self._of_plugins:
+                accuracies[name] = _called(name, function, kwargs)
+                continue
+            if name not in self._own:
+                accuracies[name] = function(**kwargs)
+                continue
+            if (count := self._own[name].clusters) and count not in clusters:
+                number = count * len(torch.unique(kwargs["query_labels"]))
+                clusters[count] = torch.as_tensor(self.kmeans_func(kwargs["query"], number))
+            accuracies[name] = self._value(self._own[name], **{**kwargs, "cluster_labels": clusters.get(count)})
         return accuracies
 
-    def _reduced(
+    def _value(
         self,
-        name: str,
-        per_query: Mapping[str, Tensor],
+        metric: Metric,
         query_labels: Tensor,
-        not_lone_query_mask: Tensor,
-        label_counts: tuple[Tensor, Tensor],
+        per_query: Mapping[str, Tensor] = {},  # never changed
+        not_lone_query_mask: Tensor | None = None,
+        label_counts: Any = ((), ()),
+        cluster_labels: Any = None,
         **_: Any,
     ) -> float | list[float]:
-        values, labels = per_query[name], query_labels.cpu()
-        all_count = self._own[name].lone_can_count and self.lone_queries == "miss"
-        counted = None if all_count else not_lone_query_mask.cpu()
+        labels = query_labels.cpu()
+        if metric.clusters:
+            return float(metric.function(labels, torch.as_tensor(cluster_labels).cpu()))
+        values = per_query[metric.accuracy]
+        all_count = not_lone_query_mask is None or (metric.lone_queries and self.lone_queries == "miss")
+        counted = None if all_count else not_lone_query_mask.cpu()  # type: ignore[union-attr]
         if self.return_per_class:
             return class_means(values, labels, counted)[1].tolist() or [math.nan] * len(label_counts[0])
         return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
 
-    def calculate_NMI(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
-        """Normalized mutual information of classes and clusters."""
-        return nmi(query_labels.cpu(), cluster_labels.cpu())
 
-    def calculate_AMI(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
-        """Adjusted mutual information of classes and clusters."""
-        return ami(query_labels.cpu(), cluster_labels.cpu())
-
-    def calculate_f1(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
-        """Pairwise F1 of the clusters."""
-        return pairwise_f1(query_labels.cpu(), cluster_labels.cpu())
-
-    def calculate_purity(self, query_labels: Tensor, cluster_labels: Tensor, **_: Any) -> float:
-        """Purity of the clusters."""
-        return purity(query_labels.cpu(), cluster_labels.cpu())
+_KINDS = (torch.float32, torch.int64, torch.bool)  # of distances, indices and whether neighbors are right
 
 
-def retrieval_metrics(accuracies: Mapping[str, Any]) -> dict[str, float]:
-    """Accuracies under the names of ``metrics.json``.
+def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
+    """Return the metrics of plugins by name; those with the name of a metric of PML or this package are left out.
 
     Args:
-        accuracies: what :meth:`RetrievalAccuracyCalculator.get_accuracy` returns, averaged over queries.
-
-    Returns:
-        ``recall_at_K``, ``precision_at_K``, ``r_precision``, ``map_at_r``, ``nmi``, ``f1``, ``purity``, ``nmi_C``, ...:
-        those that were computed, as fractions.
+        calculator: with metrics of its own; by default a :class:`RetrievalAccuracyCalculator`.
     """
-    order = ["r_precision", "mean_average_precision_at_r", "NMI", "f1", "purity"]
-    groups = [
-        sorted((name for name in accuracies if name.startswith(prefix)), key=_number)
-        for prefix in ("recall_at_", "precision_at_")
-    ]
-    others = [name for short in CLUSTER_METRICS for name in accuracies if name.rpartition("_")[0] == short]
-    names = [*groups[0], *groups[1], *(name for name in order if name in accuracies), *sorted(others, key=_number)]
-    return {_SHORT_NAMES.get(name, name): float(accuracies[name]) for name in names}
+    taken = {metric.name for metric in metrics_of()}
+    metrics = {}
+    for name, function in registry.metrics().items():
+        if name in taken or hasattr(calculator or RetrievalAccuracyCalculator, PREFIX + name):
+            text = f"the metric {name!r} of a plugin is left out: the name is taken"
+            warnings.warn(text, PluginWarning, stacklevel=3)
+        else:
+            metrics[name] = function
+    return metrics
 
 
-def _number(name: str) -> int:
-    return int(name.rpartition("_")[2])
+def needs_clusters(metric: Callable[..., Any]) -> bool:
+    """Return whether a plugin's metric asks for ``cluster_labels``."""
+    return "cluster_labels" in inspect.signature(metric).parameters
+
+
+def _called(name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return function(**kwargs)
+    except Exception as error:
+        raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
+
+
+def _check_first(query: Tensor, query_labels: Tensor, gallery: Tensor, gallery_labels: Tensor) -> None:
+    count = len(query)
+    same = len(gallery) >= count and torch.equal(query_labels, gallery_labels[:count])
+    if not same or not torch.allclose(query, gallery[:count], equal_nan=True):
+        raise ValueError(
+            f"a gallery that is said to have the queries must begin with them, all {count}, and with their labels"
+        )

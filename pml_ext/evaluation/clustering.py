@@ -1,7 +1,7 @@
-"""K-means, and how well clusters agree with classes.
+"""K-means, and metrics of the agreement of clusters with classes.
 
-The latter are pure functions of two labels per point. They count the pairs (class, cluster) that occur, so that memory
-grows with the points, never with classes x clusters.
+The metrics are pure functions of the classes and the clusters of N points, ``[N]`` each. They count the pairs (class,
+cluster) that occur, so that memory grows with the points, never with classes x clusters.
 """
 
 from __future__ import annotations
@@ -10,36 +10,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
-from sklearn.metrics.cluster import contingency_matrix, pair_confusion_matrix
 from torch import Tensor
 
-from ..pml import FaissKMeans
 from .neighbors import faiss_sees_a_gpu, has_faiss
 
 STARTS, CHEAP = 10, 70_000_000_000  # starts at most; multiplications of one iteration of all starts together
 
 
 def starts_of(points: int, clusters: int, dimensions: int, most: int = STARTS) -> int:
-    """How many starts k-means has: all where they are cheap, fewer where points x clusters x dimensions is large.
+    """Return the number of starts of k-means, ``70,000,000,000 // (points * clusters * dimensions)``, 1 to ``most``.
 
-    It is ``70,000,000,000 // (points * clusters * dimensions)``, at least 1 and at most ``most``: ten starts for the
-    test images of CUB (5,924 in 100 clusters) or Omniglot (13,180 in 659) in 512 dimensions, nine for the queries of
-    In-Shop (14,218 in 3,985) in 128, one for the test images of Stanford Online Products (60,502 in 11,316), where ten
-    would take ten times as long.
-
-    Args:
-        points: how many there are.
-        clusters: how many are wanted.
-        dimensions: of the points.
-        most: the largest number of starts.
+    That is ten for the test images of CUB (5,924 in 100 clusters) or Omniglot (13,180 in 659) in 512 dimensions, nine
+    for the queries of In-Shop (14,218 in 3,985) in 128, and one for the test images of Stanford Online Products (60,502
+    in 11,316), where ten would take ten times as long.
     """
     return min(most, max(1, CHEAP // (points * clusters * dimensions)))
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
-    """K-means with a fixed seed: with faiss where it is installed, else with scikit-learn.
+    """Return the cluster of every point, ``[N]``, by k-means with a fixed seed: with faiss, or else scikit-learn.
 
     The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken; fewer where points x
     clusters x dimensions exceeds 7 billion (:func:`starts_of`).
@@ -50,15 +39,14 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
         points: ``[N, D]``.
         clusters: how many, at most N.
 
-    Returns:
-        The cluster of every point: ``[N]``, integers.
-
     Raises:
         ValueError: fewer than 1 cluster, or more than there are points.
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
     if has_faiss():
+        from ..pml import FaissKMeans
+
         settings = {
             "niter": 20,
             "nredo": starts_of(len(points), clusters, points.shape[1]),
@@ -66,44 +54,42 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
         }
         on_gpu = points.is_cuda and faiss_sees_a_gpu()
         return FaissKMeans(**settings, gpu=on_gpu)(points, clusters)  # type: ignore[no-any-return]
+    from sklearn.cluster import KMeans
+
     starts = starts_of(len(points), clusters, points.shape[1], most=3)
     assigned = KMeans(clusters, n_init=starts, random_state=0).fit_predict(points.float().cpu().numpy())
     return torch.as_tensor(assigned, dtype=torch.int64, device=points.device)
 
 
 def purity(labels: Any, clusters: Any) -> float:
-    r"""The share of points that are of their cluster's most frequent class ("accuracy" of clustering).
+    r"""Return the share of points that are of their cluster's most frequent class ("accuracy" of clustering).
 
     .. math:: \frac{1}{N} \sum_k \max_c |\omega_k \cap c|
-
-    Args:
-        labels: the class of every point, ``[N]``.
-        clusters: the cluster of every point, ``[N]``.
 
     Returns:
         From 0 to 1; 1 where every point is a cluster.
     """
+    from sklearn.metrics.cluster import contingency_matrix
+
     table = contingency_matrix(np.asarray(labels), np.asarray(clusters), sparse=True)
     return float(table.max(axis=0).sum() / table.sum())
 
 
 def nmi(labels: Any, clusters: Any) -> float:
-    r"""Normalized mutual information of classes and clusters, by the arithmetic mean of their entropies.
+    r"""Return the normalized mutual information of classes and clusters, by the arithmetic mean of their entropies.
 
     .. math:: \frac{2 I(\omega; c)}{H(\omega) + H(c)}
-
-    Args:
-        labels: the class of every point, ``[N]``.
-        clusters: the cluster of every point, ``[N]``.
 
     Returns:
         From 0 to 1.
     """
+    from sklearn.metrics import normalized_mutual_info_score
+
     return float(normalized_mutual_info_score(np.asarray(labels), np.asarray(clusters)))
 
 
 def ami(labels: Any, clusters: Any) -> float:
-    r"""Mutual information of classes and clusters, adjusted for chance.
+    r"""Return the mutual information of classes and clusters, adjusted for chance.
 
     .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
 
@@ -111,31 +97,27 @@ def ami(labels: Any, clusters: Any) -> float:
 
     *Cost:* time grows with classes x clusters.
 
-    Args:
-        labels: the class of every point, ``[N]``.
-        clusters: the cluster of every point, ``[N]``.
-
     Returns:
         1 for equal partitions, about 0 for random ones, below 0 for worse.
     """
+    from sklearn.metrics import adjusted_mutual_info_score
+
     return float(adjusted_mutual_info_score(np.asarray(labels), np.asarray(clusters)))
 
 
 def pairwise_f1(labels: Any, clusters: Any) -> float:
-    r"""F1 over pairs of points (Manning et al., Introduction to Information Retrieval, Sec. 16.3).
+    r"""Return F1 over pairs of points (Manning et al., Introduction to Information Retrieval, Sec. 16.3).
 
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 
     A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false
     negative if it shares the class alone.
 
-    Args:
-        labels: the class of every point, ``[N]``.
-        clusters: the cluster of every point, ``[N]``.
-
     Returns:
         From 0 to 1; 0 where no pair shares anything.
     """
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
     (_, false_positive), (false_negative, true_positive) = pair_confusion_matrix(
         np.asarray(labels), np.asarray(clusters)
     )

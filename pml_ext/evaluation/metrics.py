@@ -1,64 +1,35 @@
-r"""Retrieval metrics as pure functions on neighbors.
+r"""Metrics as pure functions, and the table of them that calculator, runs and reports go by.
 
-A search gives the K nearest gallery items of each query. Two tensors say all that the metrics need to know of it:
+A metric of neighbors gets two tensors of a search for the K nearest gallery items of each query:
 
 - ``right``, ``[Q, K]``, booleans: whether the neighbor j of query i, nearest first, is of the query's class, written
-  :math:`r_{ij}` below (:func:`is_right` makes it);
+  :math:`r_{ij}` below;
 - ``relevant``, ``[Q]``, integers: how many gallery items are of the query's class, the query itself left out, written
-  :math:`R_i` (:func:`relevant_counts` makes it).
+  :math:`R_i`.
 
-A metric gives one value per query, ``[Q]``, float64. :func:`mean`, :func:`class_means` and :func:`mean_of_class_means`
-reduce these. A query is *lone* if its class has no item in the gallery, :math:`R_i = 0`: it cannot be answered. Each
-docstring says what value a lone query has; ``counted=relevant > 0`` leaves lone queries out of a reduction.
+It returns one value per query, ``[Q]``, float64, which :func:`mean`, :func:`class_means` and
+:func:`mean_of_class_means` reduce. A query is *lone* if its class has no item in the gallery, :math:`R_i = 0`: it
+cannot be answered. Columns that a small gallery cannot fill are missing and count as wrong.
 
-A column that a small gallery cannot fill is simply not there: with K smaller than k, what is missing counts as wrong.
+A metric of clusters gets the classes and the clusters of the queries; see :mod:`pml_ext.evaluation.clustering`.
+
+To add a metric, write its function and a row of ``_METRICS``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 
-# What the functions need
-
-
-def relevant_counts(query_labels: Tensor, gallery_labels: Tensor, gallery_has_queries: bool = False) -> Tensor:
-    """How many gallery items are of each query's class.
-
-    They are counted once per class, so that memory grows with queries + gallery.
-
-    Args:
-        query_labels: ``[Q]``, integers.
-        gallery_labels: ``[G]``, integers, on the same device.
-        gallery_has_queries: whether each query is in the gallery too, and is not counted.
-
-    Returns:
-        ``[Q]``, int64, from 0 to G.
-    """
-    classes, places = torch.unique(torch.cat([query_labels, gallery_labels]), return_inverse=True)
-    counts = torch.bincount(places[len(query_labels) :], minlength=len(classes))
-    return counts[places[: len(query_labels)]] - int(gallery_has_queries)
-
-
-def is_right(query_labels: Tensor, gallery_labels: Tensor, indices: Tensor) -> Tensor:
-    """Which neighbors are of their query's class.
-
-    Args:
-        query_labels: ``[Q]``, integers.
-        gallery_labels: ``[G]``, integers.
-        indices: ``[Q, K]``, places in the gallery, nearest first; below 0 where a search has no neighbor.
-
-    Returns:
-        ``[Q, K]``, booleans; false where there is no neighbor.
-    """
-    return (gallery_labels[indices] == query_labels[:, None]) & (indices >= 0)
-
-
-# Metrics: one value per query
+from .clustering import ami, nmi, pairwise_f1, purity
 
 
 def recall_at_k(right: Tensor, k: int) -> Tensor:
-    r"""Recall@K: whether at least one of the k nearest is right.
+    r"""Return Recall@K: whether at least one of the k nearest is right.
 
     .. math:: \max_{j \le k} r_{ij}
 
@@ -73,7 +44,7 @@ def recall_at_k(right: Tensor, k: int) -> Tensor:
 
 
 def precision_at_k(right: Tensor, k: int) -> Tensor:
-    r"""Precision@K: the share of right items among the k nearest.
+    r"""Return Precision@K: the share of right items among the k nearest.
 
     .. math:: \frac{1}{k} \sum_{j \le k} r_{ij}
 
@@ -88,7 +59,7 @@ def precision_at_k(right: Tensor, k: int) -> Tensor:
 
 
 def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""R-precision: the share of right items among as many nearest as are relevant.
+    r"""Return R-precision: the share of right items among the :math:`R_i` nearest.
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij}
 
@@ -104,12 +75,12 @@ def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""MAP@R (Musgrave et al. 2020, "A Metric Learning Reality Check", Sec. 3.2): average precision of the R nearest.
+    r"""Return MAP@R (Musgrave et al. 2020, "A Metric Learning Reality Check", Sec. 3.2).
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
     Args:
-        right: ``[Q, K]``. Where K is smaller than :math:`R_i`, what is missing counts as wrong.
+        right: ``[Q, K]``.
         relevant: ``[Q]``.
 
     Returns:
@@ -119,7 +90,7 @@ def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""Average precision, of which the mean over queries is MAP.
+    r"""Return average precision, of which the mean over queries is MAP.
 
     .. math:: \frac{1}{R_i} \sum_{j \le K} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
@@ -134,7 +105,7 @@ def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def reciprocal_rank(right: Tensor) -> Tensor:
-    r"""The reciprocal rank of the first right neighbor, of which the mean over queries is MRR.
+    r"""Return the reciprocal rank of the first right neighbor, of which the mean over queries is MRR.
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 
@@ -156,33 +127,126 @@ def _within(right: Tensor, relevant: Tensor) -> Tensor:
     return _ranks(right) <= relevant[:, None]
 
 
-# Reductions
+@dataclass(frozen=True)
+class Metric:
+    """A row of the table of metrics.
+
+    Args:
+        name: in ``metrics.json``.
+        title: in a report.
+        function: of ``right`` and ``relevant``, or of the classes and clusters of the queries.
+        neighbors: how many it looks at: a number, as many as are relevant to any query, or the whole gallery; None for
+            a metric of clusters.
+        clusters: of k-means per class of the queries; 0 for a metric of neighbors.
+        pml_name: in PML's calculator, where it differs from ``name``.
+        lone_queries: whether a lone query may enter the mean, as a miss.
+        in_runs: whether runs report it.
+    """
+
+    name: str
+    title: str
+    function: Callable[[Any, Any], Any]
+    neighbors: int | Literal["relevant", "gallery"] | None = None
+    clusters: int = 0
+    pml_name: str = ""
+    lone_queries: bool = False
+    in_runs: bool = True
+
+    @property
+    def accuracy(self) -> str:
+        """Its name in the calculator."""
+        return self.pml_name or self.name
+
+    def columns(self, most_relevant: int, gallery: int) -> int:
+        """Return the number of neighbors it looks at.
+
+        Args:
+            most_relevant: largest number of gallery items that are relevant to a query.
+            gallery: number of items that can be a query's neighbors.
+        """
+        limits = {"relevant": most_relevant, "gallery": gallery}
+        return min(limits[self.neighbors] if isinstance(self.neighbors, str) else self.neighbors or 0, gallery)
+
+
+_METRICS = (
+    Metric("r_precision", "R-precision", r_precision, "relevant"),
+    Metric("map_at_r", "MAP@R", map_at_r, "relevant", pml_name="mean_average_precision_at_r"),
+    Metric("map", "MAP", average_precision, "gallery", pml_name="mean_average_precision", in_runs=False),
+    Metric(
+        "mrr", "MRR", lambda right, _: reciprocal_rank(right), "gallery", pml_name="mean_reciprocal_rank", in_runs=False
+    ),
+    Metric("nmi", "NMI", nmi, clusters=1, pml_name="NMI"),
+    Metric("f1", "F1", pairwise_f1, clusters=1),
+    Metric("purity", "purity", purity, clusters=1),
+    Metric("ami", "AMI", ami, clusters=1, pml_name="AMI", in_runs=False),
+)
+
+
+def metrics_of(
+    recall_at: Iterable[int] = (1,), precision_at: Iterable[int] = (1,), clusters_per_class: Iterable[int] = (1,)
+) -> list[Metric]:
+    """Return the table of metrics, in the order of ``metrics.json``.
+
+    Args:
+        recall_at: every K of ``recall_at_K``.
+        precision_at: every K of ``precision_at_K``.
+        clusters_per_class: numbers of clusters per class; another c than 1 gives ``nmi_c``, ``f1_c`` and ``purity_c``.
+
+    Raises:
+        ValueError: a number that is no integer of at least 1.
+    """
+
+    def recall(k: int) -> Metric:
+        return Metric(f"recall_at_{k}", f"Recall@{k}", lambda right, _: recall_at_k(right, k), k, lone_queries=True)
+
+    def precision(k: int) -> Metric:
+        return Metric(f"precision_at_{k}", f"P@{k}", lambda right, _: precision_at_k(right, k), k)
+
+    more_clusters = [
+        replace(metric, name=f"{metric.name}_{c}", title=f"{metric.title}, {c} per class", clusters=c, pml_name="")
+        for c in _counts("clusters_per_class", clusters_per_class)
+        if c > 1
+        for metric in _METRICS
+        if metric.clusters and metric.in_runs
+    ]
+    families = [recall(k) for k in _counts("recall_at", recall_at)]
+    families += [precision(k) for k in _counts("precision_at", precision_at)]
+    return [*families, *_METRICS, *more_clusters]
+
+
+def _counts(name: str, values: Iterable[int]) -> list[int]:
+    values = list(values)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} wants integers of at least 1, not {value!r}")
+    return sorted(set(values))
+
+
+def relevant_counts(query_labels: Tensor, gallery_labels: Tensor, gallery_has_queries: bool = False) -> Tensor:
+    """Return the number of gallery items of each query's class, ``[Q]``, int64; memory grows with queries + gallery.
+
+    Args:
+        query_labels: ``[Q]``, integers.
+        gallery_labels: ``[G]``, integers, on the same device.
+        gallery_has_queries: whether each query is in the gallery too, and is not counted.
+    """
+    classes, places = torch.unique(torch.cat([query_labels, gallery_labels]), return_inverse=True)
+    counts = torch.bincount(places[len(query_labels) :], minlength=len(classes))
+    return counts[places[: len(query_labels)]] - int(gallery_has_queries)
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:
-    """The mean over queries.
-
-    Args:
-        values: ``[Q]``.
-        counted: ``[Q]``, booleans: the queries that count; all by default.
-
-    Returns:
-        NaN where no query counts.
-    """
+    """Return the mean of ``[Q]`` values over the queries that count, by default all; NaN where none does."""
     return float((values if counted is None else values[counted]).mean())
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mean of each class.
+    """Return the classes in rising order, ``[C]`` (``[C, L]``), and the mean of each, ``[C]`` or ``[C, D]``.
 
     Args:
         values: ``[Q]``, or ``[Q, D]``: points, whose means are not normalized.
         labels: ``[Q]``, or ``[Q, L]`` where a row is a label; the classes.
-        counted: ``[Q]``, booleans: the queries that count; all by default.
-
-    Returns:
-        The C classes that have a query which counts, in rising order, ``[C]`` (``[C, L]``); and their means, ``[C]``
-        or ``[C, D]``.
+        counted: ``[Q]``, booleans: the queries that count; all by default. Classes without one are left out.
     """
     if counted is not None:
         values, labels = values[counted], labels[counted]
@@ -193,14 +257,5 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:
-    """The mean of :func:`class_means`: each class counts alike, however many queries it has.
-
-    Args:
-        values: ``[Q]``, float64.
-        labels: ``[Q]`` or ``[Q, L]``.
-        counted: ``[Q]``, booleans: the queries that count; all by default.
-
-    Returns:
-        NaN where no query counts.
-    """
+    """Return the mean of :func:`class_means`: each class counts alike, however many queries it has."""
     return float(class_means(values, labels, counted)[1].mean())

@@ -1,8 +1,9 @@
-"""The tests of a run: metrics of a split by one search, and embeddings that have collapsed."""
+"""Evaluation of a run: metrics of its splits, the nearest images of queries, and the collapse of embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from ..errors import DataError, TrainingError
 from ..evaluation import (
     Evaluation,
     NearestNeighbors,
+    RetrievalAccuracyCalculator,
     class_means,
-    evaluate,
     learned_metric,
     nearest_class_mean,
     neighbors_under,
     related_means,
     reranked_under,
 )
+from ..evaluation.calculator import needs_clusters, plugin_metrics
+from ..evaluation.metrics import Metric, metrics_of
 from ..files import write_atomically
 from ..pml import BaseDistance
 from . import checkpoint
@@ -43,56 +46,53 @@ Metrics = dict[str, float]
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """The metrics of raw pixels and of the untrained network, in one pass over the images that are tested.
-
-    Args:
-        view: of the run, before it trains.
-    """
+    """Return the metrics of raw pixels and of the untrained network, from one pass over the tested images."""
     split = view.queries
     pixels = {}
     for part in dict.fromkeys((split, view.gallery_of(split))):
         also = view.embedded(part, also=lambda images: nn.functional.normalize(raw_pixels(images))).also
         assert also is not None
         pixels[part] = also
-    raw = _searched(view, split, pixels).metrics | _clustered(view, split, pixels[split])
-    return {"raw": raw, "before": metrics_of(view, split)}
+    raw = _searched(view, split, pixels).accuracies | _clustered(view, split, pixels[split])
+    return {"raw": raw, "before": evaluate_split(view, split)}
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
-    """The metrics of the trained network on test and training images, and of the metric that it has learned.
+    """Return the metrics of the trained network on test and training images, and those of a learned metric.
 
     Args:
         view: of the run, with the weights that are tested.
         stages: of the run, of which a loss may have a learned metric.
     """
     split = view.queries
-    metrics = {"after": metrics_of(view, split)}
+    metrics = {"after": evaluate_split(view, split)}
     if view.tested_training is not None:
-        metrics["training"] = metrics_of(view, view.tested_training, clustering=False)
+        metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
     metric = metric_of(stages)
     if metric is not None:
-        metrics["learned_metric"] = nearest_by(view, metric).metrics
+        metrics["learned_metric"] = nearest_by(view, metric).accuracies
         if shortlist := view.recipe.evaluation.shortlist:
-            # One more than the recipe says, where the query itself is among its own nearest.
+            # one more than the recipe says, where the query itself is among its own nearest
             more = int(view.gallery_of(split) == split)
-            metrics["shortlist"] = metrics_by(view, split, reranked_under(metric, shortlist + more))
+            search = reranked_under(metric, shortlist + more)
+            metrics["shortlist"] = _searched(view, split, _points(view, split), search).accuracies
     return metrics
 
 
-def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
-    """The metrics of a split, computed once for each state of the network.
+def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
+    """Return the metrics of a split, computed once for each state of the network.
 
     Each image is searched by cosine similarity among all others of the split; a query is searched in the gallery.
 
     Args:
         view: of the run.
         split: a key of its splits.
-        clustering: whether the split's images are clustered too.
+        clustering: whether the split's images are clustered and classified too.
 
     Raises:
         TrainingError: embeddings that are not finite.
     """
-    metrics = dict(nearest(view, split).metrics)
+    metrics = dict(nearest(view, split).accuracies)
     if clustering:
         metrics |= view.once(("clusters", split), lambda: _clustered(view, split, _directions(view, split)))
         metrics |= view.once(("classified", split), lambda: _classified(view, split))
@@ -100,60 +100,34 @@ def metrics_of(view: View, split: str, clustering: bool = True) -> Metrics:
 
 
 def metric_of(stages: Stages) -> BaseDistance | None:
-    """The distance that a component of the last stage declares as learned, or one of another stage, if any does."""
+    """Return the learned distance of a component of the last stage, or else of another stage, if there is one."""
     return learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
 
 
-def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
-    """Retrieval of the queries by a learned metric, with the 8 nearest of each; computed once.
-
-    Args:
-        view: of the run.
-        metric: of the run.
-
-    Returns:
-        Metrics and neighbors, whose distances are the metric's values.
-    """
-
-    def search() -> Evaluation:
-        points = {part: view.embeddings(part) for part in (view.queries, view.gallery_of(view.queries))}
-        return _searched(view, view.queries, points, neighbors_under(metric), keep=NEIGHBORS)
-
-    return view.once(("nearest by", id(metric)), search)
-
-
-def metrics_by(view: View, split: str, search: NearestNeighbors) -> Metrics:
-    """The metrics of retrieval by another search than that of the nearest in cosine similarity.
-
-    Args:
-        view: of the run.
-        split: a key of its splits.
-        search: of embeddings that are not normalized.
-    """
-    points = {part: view.embeddings(part) for part in (split, view.gallery_of(split))}
-    return _searched(view, split, points, search).metrics
-
-
 def nearest(view: View, split: str) -> Evaluation:
-    """Retrieval of a split's images by cosine similarity, with the 8 nearest of each; computed once.
+    """Return the metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once.
 
     Args:
         view: of the run.
         split: a key of its splits; ``"query"`` is searched in ``"gallery"``, others in themselves.
-
-    Returns:
-        Metrics and neighbors, without clusters.
     """
+    parts = dict.fromkeys((split, view.gallery_of(split)))
+    return view.once(
+        ("nearest", split), lambda: _searched(view, split, {part: _directions(view, part) for part in parts})
+    )
 
-    def search() -> Evaluation:
-        parts = dict.fromkeys((split, view.gallery_of(split)))
-        return _searched(view, split, {part: _directions(view, part) for part in parts})
 
-    return view.once(("nearest", split), search)
+def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
+    """Return the same of the queries by a learned metric, whose values are the distances; computed once."""
+    split = view.queries
+    return view.once(
+        ("nearest by", id(metric)),
+        lambda: _searched(view, split, _points(view, split), neighbors_under(metric), keep=NEIGHBORS),
+    )
 
 
 def write_neighbors(view: View) -> None:
-    """Writes ``neighbors.npz``: the nearest images of every query, in one step.
+    """Write ``neighbors.npz``, the nearest images of every query, in one step.
 
     Its arrays, of Q queries, K neighbors (8, or as many as there are) and G gallery images: ``query`` ``[Q]`` and
     ``neighbors`` ``[Q, K]``, indices of images in their splits, -1 where there is none; ``distances`` ``[Q, K]``,
@@ -192,7 +166,7 @@ def write_neighbors(view: View) -> None:
 
 
 def facts_of(view: View) -> dict[str, Any]:
-    """What ``metrics.json`` says of a run itself."""
+    """Return the part of ``metrics.json`` that is about the run itself."""
     return {
         "seed": view.seed,
         "device": device_name(view.device),
@@ -204,16 +178,16 @@ def facts_of(view: View) -> dict[str, Any]:
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
-    """How many images and classes the splits have.
-
-    Returns:
-        ``{split: {"images": N, "classes": C}}``; and ``"unreadable"``, what was left out since it cannot be read.
-    """
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last where files were left out."""
     left_out = {name: {"unreadable": len(paths)} for name, paths in view.unreadable.items()}
     return {
         name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
         for name, images in view.splits.items()
     }
+
+
+def _points(view: View, split: str) -> dict[str, Tensor]:
+    return {part: view.embeddings(part) for part in (split, view.gallery_of(split))}
 
 
 def _directions(view: View, split: str) -> Tensor:
@@ -227,35 +201,47 @@ def _searched(
     view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbors | None = None, keep: int = 0
 ) -> Evaluation:
     table, where = view.recipe.evaluation, view.gallery_of(split)
-    apart: dict[str, Any] = {}
-    if where != split:
-        apart = {"gallery": points[where], "gallery_labels": view.true_labels(where)}
-    return evaluate(
-        points[split],
-        view.true_labels(split),
-        **apart,
+    metrics = [metric for metric in metrics_of(table.recall_at, table.precision_at) if not metric.clusters]
+    gallery = () if where == split else (points[where], view.true_labels(where))
+    calculator = RetrievalAccuracyCalculator(
+        _accuracies(metrics, clusters=False),
+        k="max_bin_count",
+        device=view.device,
+        knn_func=search,
         recall_at=table.recall_at,
         precision_at=table.precision_at,
         lone_queries=table.lone_queries,
-        clusters_per_class=(),
-        search=search,
-        keep=NEIGHBORS if search is None else keep,
     )
+    result = calculator.evaluate(
+        points[split], view.true_labels(split), *gallery, keep=NEIGHBORS if search is None else keep
+    )
+    return dataclasses.replace(result, accuracies=_named(metrics, result.accuracies))
 
 
 def _clustered(view: View, split: str, points: Tensor) -> Metrics:
-    return evaluate(
-        points,
-        view.true_labels(split),
-        recall_at=(),
-        precision_at=(),
-        ranking=(),
-        clusters_per_class=view.recipe.evaluation.clusters_per_class,
-    ).metrics
+    counts = view.recipe.evaluation.clusters_per_class
+    metrics = [metric for metric in metrics_of(clusters_per_class=counts) if metric.clusters]
+    calculator = RetrievalAccuracyCalculator(
+        _accuracies(metrics, clusters=True), k="max_bin_count", device=view.device, clusters_per_class=counts
+    )
+    return _named(metrics, calculator.get_accuracy(points, view.true_labels(split)))
+
+
+def _accuracies(metrics: Sequence[Metric], clusters: bool) -> list[str]:
+    """Return the calculator's names of the metrics that a run reports, those of plugins included."""
+    plugins = [name for name, metric in plugin_metrics().items() if needs_clusters(metric) == clusters]
+    return [*(metric.accuracy for metric in metrics if metric.in_runs), *plugins]
+
+
+def _named(metrics: Sequence[Metric], accuracies: Mapping[str, Any]) -> Metrics:
+    """Return accuracies in the order of the metrics under their names in ``metrics.json``, then those of plugins."""
+    names = {metric.accuracy: metric.name for metric in metrics if metric.in_runs}
+    ordered = [*names, *(name for name in accuracies if name not in names)]
+    return {names.get(name, name): float(accuracies[name]) for name in ordered}
 
 
 def _classified(view: View, split: str) -> Metrics:
-    """What the recipe's protocols measure of the images of a split."""
+    """Return the metrics of the recipe's protocols of classification."""
     metrics: Metrics = {}
     protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
     points, labels = _directions(view, split), view.true_labels(split)
@@ -285,15 +271,7 @@ def _classified(view: View, split: str) -> Metrics:
 
 
 def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Half of the images of every class, drawn at random, the larger where there are two.
-
-    Args:
-        labels: ``[N]``.
-        seed: of the draw.
-
-    Returns:
-        ``[N]``, which images are of these halves.
-    """
+    """Return a mask ``[N]`` of half of the images of every class, rounded up, drawn at random."""
     chosen, generator = np.zeros(len(labels), dtype=bool), np.random.default_rng(seed)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))

@@ -18,7 +18,7 @@ from ..sums import check_unchanged
 from . import checkpoint, signals
 from .batches import BatchReader, SeededImages, draw_for_all
 from .engine import Engine, NotFiniteError
-from .evaluation import collapse, facts_of, metrics_after, metrics_before, metrics_of, write_neighbors
+from .evaluation import collapse, evaluate_split, facts_of, metrics_after, metrics_before, write_neighbors
 from .finite import bad_buffer, bad_weight, infinite_variance
 from .mending import mend, sum_up
 from .progress import Alarm, Listener, OnNonfinite, Pace, Silence, heard
@@ -268,10 +268,10 @@ class Run(View):
         with signals.at_once():
             if table.test_every and (last or self.epoch % table.test_every == 0):
                 self.listener.step(f"testing epoch {self.epoch}")
-                measured[self.queries] = metrics_of(self, self.queries, clustering=False)
+                measured[self.queries] = evaluate_split(self, self.queries, clustering=False)
             if chooses:
                 self.listener.step(f"validating epoch {self.epoch}")
-                measured[deciding] = metrics_of(self, deciding)
+                measured[deciding] = evaluate_split(self, deciding)
         for split, metrics in measured.items():
             records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
         if table.select is not None and chooses and measured[deciding][table.select] > self._account.best["value"]:

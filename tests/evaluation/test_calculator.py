@@ -11,8 +11,11 @@ from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator, precision_at_k
 from pytorch_metric_learning.utils.inference import CustomKNN
 from sklearn.metrics import normalized_mutual_info_score
+from typer.testing import CliRunner
 
 from pml_ext import RetrievalAccuracyCalculator
+from pml_ext.cli.app import app
+from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.evaluation import (
     NearestNeighbors,
     default_neighbors,
@@ -21,8 +24,10 @@ from pml_ext.evaluation import (
     neighbors_under,
     pairwise_f1,
     purity,
-    retrieval_metrics,
 )
+from pml_ext.evaluation.metrics import metrics_of
+from pml_ext.experiment import train
+from pml_ext.registry import isolated
 
 
 def data(count=60, classes=7, size=5, seed=0):
@@ -197,7 +202,6 @@ def test_several_clusters_a_class():
     assert found["purity_3"] == pytest.approx(purity(labels, clusters))
     assert found["nmi_3"] == pytest.approx(normalized_mutual_info_score(labels, clusters))
     assert found["f1_3"] == pytest.approx(pairwise_f1(labels, clusters))
-    assert list(retrieval_metrics(found)) == ["nmi", "purity", "nmi_3", "f1_3", "purity_3"]
     with pytest.raises(ValueError, match="clusters of 60 points"):
         RetrievalAccuracyCalculator(include=("purity_40",), clusters_per_class=(40,)).get_accuracy(points, labels)
 
@@ -480,10 +484,48 @@ def test_positional_arguments_are_in_pmls_order():
     assert len(found["precision_at_1"]) == 7
 
 
-def test_names_for_json():
+def test_neighbors_that_are_kept():
     points, labels = data()
-    found = retrieval_metrics(RetrievalAccuracyCalculator(recall_at=(8, 1, 2)).get_accuracy(points, labels))
-    assert list(found) == [
+    distances, indices = default_neighbors()(points, 5, points, ref_includes_query=True)
+    calculator = RetrievalAccuracyCalculator(include=("recall_at_8", "precision_at_1"))
+    found = calculator.evaluate(points, labels, keep=5)
+    assert found.accuracies == calculator.get_accuracy(points, labels)
+    assert torch.equal(found.indices, indices)
+    assert torch.equal(found.distances, distances)
+    assert torch.equal(found.right, labels[indices] == labels[:, None])
+    assert found.relevant.tolist() == [int((labels == label).sum()) - 1 for label in labels]
+    few = calculator.evaluate(points, labels, points[:3], labels[:3], keep=5)
+    assert few.indices.shape == few.distances.shape == few.right.shape == (60, 3)
+    alone = calculator.evaluate(torch.zeros(1, 2), torch.tensor([4]), keep=3)
+    assert (alone.accuracies["recall_at_8"], alone.indices.shape) == (0, (1, 0))
+    clusters = RetrievalAccuracyCalculator(include=("purity",), knn_func=no_search).evaluate(points, labels)
+    assert (list(clusters.accuracies), clusters.indices.shape) == (["purity"], (60, 0))
+
+
+def no_search(*_):
+    raise AssertionError("neighbors were searched")
+
+
+def test_queries_that_are_part_of_a_gallery():
+    points, labels = data()
+    calculator = RetrievalAccuracyCalculator(include=("r_precision", "recall_at_2"))
+    found = calculator.evaluate(points[:20], labels[:20], points, labels, True, keep=59)
+    assert [sorted(row) for row in found.indices.tolist()] == [[j for j in range(60) if j != i] for i in range(20)]
+    assert torch.equal(found.indices, calculator.evaluate(points, labels, keep=59).indices[:20])
+
+
+def test_no_query_is_its_own_neighbor_in_any_tile(monkeypatch):
+    points, labels = torch.zeros(50, 3), torch.arange(50) // 2  # a query need not be among so many duplicates
+    for limit in (50, 1 << 20):
+        monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)
+        found = RetrievalAccuracyCalculator(include=("recall_at_4",)).evaluate(points, labels, keep=4)
+        assert found.indices.shape == (50, 4)
+        assert not (found.indices == torch.arange(50)[:, None]).any()
+
+
+def test_the_table_of_metrics_is_in_the_order_of_the_json():
+    table = metrics_of((8, 1, 2), (1,), (3, 1))
+    assert [metric.name for metric in table if metric.in_runs] == [
         "recall_at_1",
         "recall_at_2",
         "recall_at_8",
@@ -493,8 +535,74 @@ def test_names_for_json():
         "nmi",
         "f1",
         "purity",
+        "nmi_3",
+        "f1_3",
+        "purity_3",
     ]
-    assert all(type(value) is float for value in found.values())
+    assert {metric.accuracy for metric in table} >= set(AccuracyCalculator().get_curr_metrics())
+    assert table[-1].title == "purity, 3 per class"
+
+
+# Metrics of plugins
+
+PLUGIN = """
+    from pml_ext import hookimpl
+
+    def calculate_farthest(knn_labels, query_labels, not_lone_query_mask, **kwargs):
+        right = knn_labels[:, -1] == query_labels
+        return right[not_lone_query_mask].float().mean()
+
+    def calculate_largest(cluster_labels, **kwargs):
+        return cluster_labels.bincount().max() / len(cluster_labels)
+
+    def calculate_nmi(**kwargs):
+        return 2.0
+
+    def calculate_broken(knn_labels, **kwargs):
+        return 1 / 0
+
+    @hookimpl
+    def pml_ext_metrics():
+        return {METRICS}
+"""
+BOTH = '{"farthest": calculate_farthest, "largest": calculate_largest}'
+
+
+def test_a_plugins_metrics_are_computed_as_pmls(install_plugin):
+    install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
+    points, labels = data()
+    with isolated():
+        found = RetrievalAccuracyCalculator(k=3, exclude=("AMI",)).get_accuracy(points, labels)
+        alone = RetrievalAccuracyCalculator(include=("farthest",), kmeans_func=no_clusters, k=3)
+        assert alone.get_accuracy(points, labels) == {"farthest": found["farthest"]}
+    third = torch.tensor([row[2] for row in ranked(points, points, True)])
+    assert float(found["farthest"]) == pytest.approx(float((labels[third] == labels).float().mean()))
+    assert float(found["largest"]) == pytest.approx(int(kmeans(points, 7).bincount().max()) / 60)
+    assert "farthest" not in RetrievalAccuracyCalculator().get_accuracy(points, labels)
+
+
+def test_a_plugins_metric_takes_no_name_of_ours_and_is_named_where_it_fails(install_plugin):
+    install_plugin("far", PLUGIN.replace("{METRICS}", '{"nmi": calculate_nmi, "broken": calculate_broken}'))
+    with isolated():
+        with pytest.warns(PluginWarning, match="the metric 'nmi' of a plugin is left out: the name is taken"):
+            calculator = RetrievalAccuracyCalculator(include=("broken",))
+        with pytest.raises(PluginError, match="the metric 'broken' of a plugin failed: ZeroDivisionError"):
+            calculator.get_accuracy(*data())
+
+
+def test_a_plugins_metric_stands_in_a_run_and_chooses_its_epoch(install_plugin, tmp_path):
+    install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
+    quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
+    chosen = ("evaluation.validation=0.3", "evaluation.select=largest", "sampler.batch_size=56")
+    with isolated():
+        metrics = train("cbml/digits", out=tmp_path / "run", overrides=(*quick, *chosen), device="cpu")[0]
+        assert list(metrics["after"])[-5:] == ["farthest", "nmi", "f1", "purity", "largest"]
+        assert 0 < metrics["after"]["largest"] < 1
+        assert 0 < metrics["raw"]["farthest"] < 1
+        command = CliRunner().invoke(app, ["compare", str(tmp_path / "run"), "--metric", "farthest", "--json"])
+        assert command.exit_code == 0, command.output
+        assert str(metrics["after"]["farthest"])[:5] in command.output
+    assert "farthest" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_starts_are_fewer_where_points_x_clusters_x_dimensions_is_large(points, 
 @pytest.mark.parametrize("installed", [True, False])
 def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
     made = []
-    module, name, setting = (faiss, "Kmeans", "nredo") if installed else (clustering, "KMeans", "n_init")
+    module, name, setting = (faiss, "Kmeans", "nredo") if installed else (sklearn.cluster, "KMeans", "n_init")
 
     def noted(*args, original=sklearn.cluster.KMeans if not installed else faiss.Kmeans, **settings):
         made.append(settings[setting])

@@ -20,7 +20,7 @@ from pml_ext.cli import main
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
 from pml_ext.experiment import FailedRunsError, draw_report, load_recipes, plan, summarize, train
-from pml_ext.experiment.evaluation import metrics_of
+from pml_ext.experiment.evaluation import evaluate_split
 from pml_ext.experiment.run import Run
 from pml_ext.experiment.runs import read_metrics
 from pml_ext.files import read_json
@@ -282,7 +282,7 @@ def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):
     run = Run(next(iter(load_recipes("cbml/digits", ["model.trunk.width=8"]).values())), "cbml/digits", tmp_path)
     torch.nn.init.constant_(run.embedder.bias, math.nan)
     with pytest.raises(TrainingError, match="the network gives nan for images to test"):
-        metrics_of(run, "test")
+        evaluate_split(run, "test")
 
 
 @pytest.mark.parametrize("validation", [(), ("evaluation.validation=0.2", "evaluation.select=map_at_r")])

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from ... import models, registry
 from ...data import PATH_FACTORIES, DataSplits, Pipeline
 from ...errors import ConfigError, PmlExtError, shortened
+from ...evaluation.metrics import metrics_of
 from ...network import Network, Normalization, Preprocessing
 from ...registry import BuildContext
 from .schema import (
@@ -216,10 +217,6 @@ def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor:
 def metric_names(recipe: Recipe) -> list[str]:
     """Return the names of the metrics that a run of the recipe reports."""
     table = recipe.evaluation
-    ranked = [f"recall_at_{k}" for k in sorted(table.recall_at)]
-    ranked += [f"precision_at_{k}" for k in sorted(table.precision_at)]
-    clusters = [
-        f"{name}_{count}" for count in sorted(table.clusters_per_class) if count > 1 for name in ("nmi", "f1", "purity")
-    ]
+    metrics = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
     classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
-    return [*ranked, "r_precision", "map_at_r", "nmi", "f1", "purity", *clusters, *classified]
+    return [*(metric.name for metric in metrics if metric.in_runs), *registry.metrics(), *classified]

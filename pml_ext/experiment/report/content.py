@@ -13,15 +13,16 @@ import tomli_w
 from markupsafe import Markup
 
 from ...errors import ConfigError, UnknownNameError
+from ...evaluation.metrics import metrics_of
 from ...files import write_atomically, write_text
 from ..evaluation import counts
 from ..recipe import Recipe, is_full, printed, quoted
+from ..recipe.schema import EvaluationTable
 from ..stages import Stages
 from ..view import SAMPLE, View
 from .figures import PHASES, figures_of_components, figures_of_run
 
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
-_HEADINGS = {"r_precision": "R-precision", "map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1", "purity": "purity"}
 _SPLITS = {
     "train": "training",
     "validation": "held-out training classes",
@@ -98,7 +99,10 @@ def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
         best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
         values = ((phase, metrics[phase].get(name)) for phase in phases)
         rows.append(
-            [_heading(name), *(_percent(value, bold=phase != "training" and value == best) for phase, value in values)]
+            [
+                _heading(name, view.recipe.evaluation),
+                *(_percent(value, bold=phase != "training" and value == best) for phase, value in values),
+            ]
         )
     apart = view.queries == "query"
     how = "Every query is searched in the gallery" if apart else "Every test image is searched among all others"
@@ -112,13 +116,12 @@ def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     return ReportTable(f"Retrieval and clustering {where}", ["%", *(PHASES[phase] for phase in phases)], rows, caption)
 
 
-def _heading(name: str) -> str:
+def _heading(name: str, table: EvaluationTable) -> str:
     stem, _, number = name.rpartition("_")
     if stem.endswith("_top"):
         return f"{_PROTOCOLS[stem.removesuffix('_top')]}, top-{number}"
-    if stem in ("recall_at", "precision_at"):
-        return f"{'Recall' if stem == 'recall_at' else 'P'}@{number}"
-    return f"{_HEADINGS[stem]}, {number} per class" if stem in _HEADINGS else _HEADINGS.get(name, name)
+    metrics = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
+    return {metric.name: metric.title for metric in metrics}.get(name, name)
 
 
 def _percent(value: float | None, bold: bool = False) -> str:
