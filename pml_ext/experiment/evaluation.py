@@ -202,7 +202,7 @@ def _searched(
 ) -> Evaluation:
     table, where = view.recipe.evaluation, view.gallery_of(split)
     metrics = [metric for metric in metrics_of(table.recall_at, table.precision_at) if not metric.clusters]
-    gallery = () if where == split else (points[where], view.true_labels(where))
+    gallery, labels = (None, None) if where == split else (points[where], view.true_labels(where))
     calculator = RetrievalAccuracyCalculator(
         _accuracies(metrics, clusters=False),
         k="max_bin_count",
@@ -213,7 +213,7 @@ def _searched(
         lone_queries=table.lone_queries,
     )
     result = calculator.evaluate(
-        points[split], view.true_labels(split), *gallery, keep=NEIGHBORS if search is None else keep
+        points[split], view.true_labels(split), gallery, labels, keep=NEIGHBORS if search is None else keep
     )
     return dataclasses.replace(result, accuracies=_named(metrics, result.accuracies))
 
