@@ -257,11 +257,3 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"labels must have shape \(12,\)"):
         AngularLoss()(points(), LABELS[:5])
     assert NPairAngularLoss(angular_weight=0)(points(), LABELS) == NPairLoss()(points(), LABELS)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ALL)
-def test_the_same_on_the_gpu(kind):
-    x = points().detach()
-    assert kind()(x.cuda(), LABELS.cuda()).item() == pytest.approx(kind()(x, LABELS).item(), rel=1e-9)

@@ -111,25 +111,6 @@ class TestProperties:
 
 
 class TestTuplesAndReferences:
-    @pytest.mark.parametrize(
-        "miner",
-        [
-            miners.TripletMarginMiner(margin=0.2, type_of_triplets="all"),
-            miners.BatchHardMiner(),
-            miners.MultiSimilarityMiner(),
-            miners.PairMarginMiner(),
-            miners.BatchEasyHardMiner(),
-            miners.AngularMiner(angle=10),
-        ],
-        ids=lambda miner: type(miner).__name__,
-    )
-    def test_tuples_of_pml_miners(self, slow, miner):
-        x, labels = slow.batch(rows=12)
-        indices = miner(x, labels)
-        assert len(indices[0]) > 0
-        found, expected = CBMLLoss()(x, labels, indices), slow.cbml(x, slow.pairs_of(indices))
-        torch.testing.assert_close(found, expected, **TIGHT)
-
     def test_empty_tuples(self, slow):
         x, labels = slow.batch()
         for length in (3, 4):
@@ -178,32 +159,6 @@ class TestPrecision:
 
 
 class TestInsidePML:
-    @pytest.mark.parametrize(
-        "reducer",
-        [
-            reducers.MeanReducer(),
-            reducers.SumReducer(),
-            reducers.AvgNonZeroReducer(),
-            reducers.ThresholdReducer(low=0.5),
-            reducers.PerAnchorReducer(),
-            reducers.DivisorReducer(),
-            reducers.ClassWeightedReducer(torch.tensor([1.0, 2, 3])),
-        ],
-        ids=lambda reducer: type(reducer).__name__,
-    )
-    def test_reducers(self, slow, reducer):
-        x, labels = slow.batch(rows=12)
-        labels[0] = 0
-        found = CBMLLoss(reducer=reducer)(x, labels)
-        terms = torch.stack([p + n + v for p, n, v in slow.terms(x, slow.pairs(labels))])
-        expected = {
-            "SumReducer": terms.sum(),
-            "AvgNonZeroReducer": terms[terms > 0].mean(),
-            "ThresholdReducer": terms[terms > 0.5].mean(),
-            "ClassWeightedReducer": (terms * (labels + 1)).mean(),
-        }.get(type(reducer).__name__, terms.mean())
-        torch.testing.assert_close(found, expected, **TIGHT)
-
     def test_distances(self, slow):
         x, labels = slow.batch()
         dot = distances.DotProductSimilarity(normalize_embeddings=False)
@@ -233,29 +188,6 @@ class TestInsidePML:
         silent = CBMLLoss()
         silent(x, labels)
         assert not hasattr(silent, "positive_loss")
-
-
-class TestModule:
-    @pytest.mark.gpu
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    def test_cuda(self, slow):
-        x, labels = slow.batch(rows=16, size=8)
-        expected = CBMLLoss()(x, labels)
-        on_gpu = x.detach().cuda().requires_grad_()
-        value = CBMLLoss()(on_gpu, labels)  # labels follow the embeddings
-        torch.testing.assert_close(value.cpu(), expected, **TIGHT)
-        torch.testing.assert_close(gradient(value, on_gpu).cpu(), gradient(expected, x), **TIGHT)
-        with torch.autocast("cuda", dtype=torch.float16):
-            assert CBMLLoss()(on_gpu.half(), labels.cuda()).dtype == torch.float32
-        single, labels = on_gpu.detach().float().requires_grad_(), labels.cuda()
-        loss, indices = CBMLLoss(), HardPairMiner()(single, labels)
-        loss(single, labels, indices).backward()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            loss(single, labels).backward()
-            loss(single, labels, indices).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 class TestBadInput:

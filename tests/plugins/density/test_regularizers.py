@@ -8,7 +8,6 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, reducers
 from pytorch_metric_learning.distances import LpDistance
-from torch.autograd import gradcheck, gradgradcheck
 
 from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
 from pml_ext.losses import RegularizationWarning
@@ -107,20 +106,6 @@ def test_slots_of_a_gpu_give_the_same(monkeypatch, compiling):
     torch.testing.assert_close(terms.densities[:3], torch.stack(expected).detach(), rtol=1e-12, atol=1e-12)
     value = sum((d - 1) ** 2 / 3 for d in expected) - 1
     torch.testing.assert_close(terms.value, value, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_of_first_and_second_order():
-    regularizer = DensityRegularizer(4, base_density=[0.3, 0.7, 0.1, 0.9]).double()
-    x, y = batch(LABELS[1])
-
-    def value(embeddings, targets):
-        batch_slots = functional.slots(y, torch.float64)
-        base = regularizer.base_density[batch_slots.classes]
-        return functional.density_adaptivity(embeddings, targets[batch_slots.classes], base, batch_slots).value
-
-    targets = torch.tensor([0.4, 0.5, 0.2, 0.7], dtype=torch.float64, requires_grad=True)
-    assert gradcheck(value, (x, targets))
-    assert gradgradcheck(value, (x, targets))
 
 
 def test_the_fixed_point_is_the_density_and_a_half():

@@ -102,14 +102,3 @@ def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
     train("density/digits", out=tmp_path / "out", overrides=overrides, device="cpu")
     state = torch.load(tmp_path / "out" / "checkpoints" / "model.pt")
     assert (state["loss"]["regularizer.base_density"] == 0).all()
-
-
-@pytest.mark.usefixtures("without_report")
-def test_whole_classes_in_a_run(tmp_path):
-    metrics = train(
-        "density/digits",
-        out=tmp_path / "out",
-        device="cpu",
-        overrides=(*QUICK, "sampler.name=whole-class", "sampler.batch_size=200", "sampler.iterations=3"),
-    )[0]
-    assert metrics["after"]["map_at_r"] > 0

@@ -292,13 +292,3 @@ def test_memory_for_pairs_is_bounded():
     x = torch.randn(512, 32, requires_grad=True)
     loss = PDDMLoss(PDDMDistance(32, memory_budget=1 << 20), per_class=True)
     assert peak_bytes(loss, x, labels) < 16 * 512 * 512 + (8 << 20)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_the_gpu():
-    x = embeddings().float()
-    for settings in ({}, {"per_class": True}, {"num_quadruplets": 4}):
-        loss = build(**settings).float()
-        expected = loss(x, LABELS)
-        torch.testing.assert_close(loss.cuda()(x.cuda(), LABELS.cuda()).cpu(), expected, rtol=1e-4, atol=1e-5)

@@ -4,14 +4,9 @@ import json
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import TripletMarginLoss
-from pytorch_metric_learning.miners import BatchHardMiner
-from pytorch_metric_learning.samplers import MPerClassSampler
-from pytorch_metric_learning.trainers import MetricLossOnly
 from sklearn.datasets import load_digits
 
-from pml_ext import PDDMDistance, RetrievalAccuracyCalculator, load_run
-from pml_ext.evaluation import neighbors_under
+from pml_ext import load_run
 from pml_ext.experiment import train
 
 QUICK = (
@@ -23,35 +18,6 @@ QUICK = (
     "sampler.batch_size=30",
     'stages=[{epochs=2, loss={name="pml/triplet-margin"}}]',
 )
-
-
-def test_as_the_distance_of_a_loss_and_a_miner_of_pml_in_its_trainer():
-    torch.manual_seed(0)
-    digits = load_digits()
-    images, labels = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(digits.target)
-    trunk = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 32))
-    metric = PDDMDistance(32, dropout=0.1)
-    calculator = RetrievalAccuracyCalculator(
-        include=("mean_average_precision_at_r",), k="max_bin_count", knn_func=neighbors_under(metric)
-    )
-
-    def by_score():
-        with torch.no_grad():
-            return calculator.get_accuracy(trunk(images[1::4]), labels[1::4])["mean_average_precision_at_r"]
-
-    before, weights = by_score(), metric.difference.weight.detach().clone()
-    MetricLossOnly(
-        models={"trunk": trunk},
-        optimizers={"trunk_optimizer": torch.optim.Adam([*trunk.parameters(), *metric.parameters()], lr=1e-3)},
-        batch_size=80,
-        loss_funcs={"metric_loss": TripletMarginLoss(margin=0.5, distance=metric)},
-        mining_funcs={"tuple_miner": BatchHardMiner(distance=metric)},
-        dataset=torch.utils.data.TensorDataset(images[0::2], labels[0::2]),
-        sampler=MPerClassSampler(labels[0::2], m=8, batch_size=80, length_before_new_iter=80 * 50),
-        dataloader_num_workers=0,
-    ).train(num_epochs=2)
-    assert not torch.equal(metric.difference.weight, weights)
-    assert by_score() > before + 0.3
 
 
 @pytest.fixture(scope="module")
@@ -89,26 +55,6 @@ def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
     run = load_run(out, "cpu")
     for name, value in run.metric.state_dict().items():
         assert torch.equal(value, saved[f"distance.{name}"])
-
-
-@pytest.mark.usefixtures("without_report")
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(finished, tmp_path, monkeypatch):
-    from pml_ext.experiment import checkpoint
-
-    saved = checkpoint.save_last
-
-    def stop_after_three(path, state):
-        saved(path, state)
-        if state["epoch"] == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save_last", stop_after_three)
-    with pytest.raises(KeyboardInterrupt):
-        train("pddm/digits", out=tmp_path / "out", overrides=QUICK, device="cpu")
-    monkeypatch.undo()
-    metrics = train("pddm/digits", out=tmp_path / "out", overrides=QUICK, device="cpu", resume=True)[0]
-    for phase in ("after", "learned_metric", "shortlist"):
-        assert metrics[phase] == finished[1][phase]
 
 
 def test_queries_by_the_learned_metric(finished, tmp_path):

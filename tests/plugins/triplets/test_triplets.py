@@ -426,12 +426,3 @@ def test_the_epoch_is_chosen_by_purity_with_three_clusters_a_class(tmp_path):
     )[0]
     state = torch.load(tmp_path / "out" / "checkpoints" / "best.pt", weights_only=True)
     assert state["epoch"] == metrics["best_epoch"] <= 3
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu(kind):
-    x, labels = batch([i // 4 for i in range(64)], size=16, dtype=torch.float32)
-    on_gpu = BatchAllTripletLoss(kind=kind)(x.cuda(), labels.cuda()).cpu()
-    torch.testing.assert_close(on_gpu, BatchAllTripletLoss(kind=kind)(x, labels), rtol=1e-5, atol=1e-6)
