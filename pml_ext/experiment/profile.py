@@ -21,7 +21,7 @@ from ..devices import choose_device
 from ..errors import ConfigError
 from .batches import BatchReader, EpochBatches, SeededImages, draw
 from .engine import Engine, Objective, Step
-from .recipe import EngineTable, load_recipes
+from .recipe import load_recipes
 from .records import Records
 from .run import Run
 
@@ -54,11 +54,10 @@ def profile_steps(
     batches: EpochBatches,
     objective: Objective,
     device: torch.device,
-    settings: EngineTable | None = None,
     workers: int = 0,
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
-    freeze_batch_norm: bool = False,
+    **engine_settings: Any,
 ) -> StepProfile:
     """Time the engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
 
@@ -76,7 +75,7 @@ def profile_steps(
         parts[-1][part] += now - last
         last = now
 
-    engine = Engine(trunk, embedder, device, settings, freeze_batch_norm, lap)
+    engine = Engine(trunk, embedder, device, lap=lap, **engine_settings)
     reader = BatchReader(SeededImages(images), workers, device, engine.memory_format)
     steps = engine.epoch(reader.read(batches), objective)
 
@@ -189,9 +188,9 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
             EpochBatches(batches, run.seed, run.epoch),
             objective,
             run.device,
-            run.recipe.engine,
             run.recipe.data.workers,
             lambda step: records.add(next(numbers), held.rows(step)),
             warm_up,
-            run.recipe.model.freeze_batch_norm,
+            settings=run.recipe.engine,
+            freeze_batch_norm=run.recipe.model.freeze_batch_norm,
         )
