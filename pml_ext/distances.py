@@ -109,7 +109,7 @@ def _check_fixed(owner: object, settings: Any, instead: str, **fixed: Any) -> No
 
 
 def require_similarity(owner: object, distance: BaseDistance) -> None:
-    """Refuses a distance where an equation is written for similarities.
+    """Refuse a distance where an equation is written for similarities.
 
     Args:
         owner: the object that needs it, for the text.
@@ -119,65 +119,42 @@ def require_similarity(owner: object, distance: BaseDistance) -> None:
         TypeError: not a PML distance.
         ValueError: smaller values of it mean nearer.
     """
-    name = type(owner).__name__
-    if not isinstance(distance, BaseDistance):
-        raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
-    if not distance.is_inverted:
-        raise ValueError(
-            f"{name} needs a similarity, where larger means nearer (CosineSimilarity, "
-            f"DotProductSimilarity); got distance={type(distance).__name__}"
-        )
+    _require(owner, distance, True, "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)")
 
 
 def require_distance(owner: object, distance: BaseDistance) -> None:
-    """Refuses a similarity where an equation is written for distances.
+    """Refuse a similarity where an equation is written for distances; see :func:`require_similarity`."""
+    _require(owner, distance, False, "a distance, where smaller means nearer (LpDistance)")
 
-    Args:
-        owner: the object that needs it, for the text.
-        distance: a PML distance.
 
-    Raises:
-        TypeError: not a PML distance.
-        ValueError: larger values of it mean nearer.
-    """
+def _require(owner: object, distance: BaseDistance, inverted: bool, wanted: str) -> None:
     name = type(owner).__name__
     if not isinstance(distance, BaseDistance):
         raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
-    if distance.is_inverted:
-        raise ValueError(
-            f"{name} needs a distance, where smaller means nearer (LpDistance); got distance={type(distance).__name__}"
-        )
+    if distance.is_inverted != inverted:
+        raise ValueError(f"{name} needs {wanted}; got distance={type(distance).__name__}")
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
-    """The matrix of a distance, and whether its columns are references.
+    """Return the matrix of a distance, ``[B, R]``, and whether its columns are references.
 
     Args:
         distance: a PML distance.
         embeddings: ``[B, D]``.
         ref_emb: ``[R, D]``; the same object as ``embeddings`` where PML got no references.
-
-    Returns:
-        ``[B, R]``, and False if the columns are the batch itself.
     """
     references = ref_emb is not embeddings
     return distance(embeddings, ref_emb if references else None), references
 
 
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
-    """The matrix of a distance for what is normalized already.
-
-    Args:
-        distance: a PML distance.
-        points: ``[T, D]``, as ``distance.maybe_normalize`` gives them.
-        columns: ``[R, D]``, likewise.
-    """
+    """Return the matrix of a distance for rows as its ``maybe_normalize`` gives them."""
     matrix: Tensor = distance.compute_mat(points, columns)
     return matrix if distance.power == 1 else matrix**distance.power
 
 
 class OneDraw:
-    """Blocks in which a distance draws the same random numbers each time, as it does for a whole matrix: its dropout.
+    """Blocks in which a distance draws the same random numbers, those of its dropout, as it does for a whole matrix.
 
     Args:
         distance: a PML distance; one without parameters, or in ``eval()``, is taken to draw nothing.

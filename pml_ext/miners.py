@@ -38,7 +38,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         self.tile_size = tile_size
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """What is mined of a tile: anchors, positives, negatives, or anchors, positives, anchors, negatives.
+        """Return the indices mined of a tile: anchors, positives, negatives, or anchors, positives, anchors, negatives.
 
         Args:
             matrix: of the miner's distance, ``[T, R]``.
@@ -51,7 +51,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         raise NotImplementedError
 
     def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
-        """What is mined of all tiles, in the order of the anchors."""
+        """Return the indices mined of all tiles, in the order of the anchors."""
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         if size is None or len(embeddings) * len(ref_emb) == 0:
             references = ref_emb is not embeddings

@@ -46,12 +46,7 @@ _OF_SUMS = (reducers.MeanReducer, reducers.SumReducer, reducers.AvgNonZeroReduce
 
 
 def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
-    """Return what reduces a sub-loss: the reducer itself, or its part of ``MultipleReducers``.
-
-    Args:
-        reducer: of a loss.
-        name: of the sub-loss.
-    """
+    """Return what reduces a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
     if not isinstance(reducer, MultipleReducers):
         return reducer
     for known, part in reducer.reducers.items():
@@ -61,12 +56,7 @@ def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
 
 
 def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
-    """Return whether :func:`row_sums` and :func:`reduced_rows` give a reducer's value.
-
-    Args:
-        reducer: one for a single sub-loss.
-        pairs: whether elements are pairs, which ``PerAnchorReducer`` takes, or triplets, which it refuses.
-    """
+    """Return whether :func:`row_sums` and :func:`reduced_rows` give a reducer's value, of pairs or of triplets."""
     if type(reducer) is reducers.PerAnchorReducer:
         return pairs and reducer.aggregation_func is per_anchor_mean and takes_row_sums(reducer.reducer, pairs)
     return type(reducer) in (SumOverDivisorReducer, *_OF_SUMS)
@@ -92,14 +82,7 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor
 
 
 def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
-    """Return what a reducer of PML gives for the elements whose :func:`row_sums` a term holds.
-
-    Args:
-        reducer: the same as there.
-        term: the sums as ``losses``, their number as ``divisor``.
-        embeddings: ``[B, D]``.
-        labels: ``[B]``, or None.
-    """
+    """Return a reducer's value of the elements whose :func:`row_sums` a term holds, their number as ``divisor``."""
     if isinstance(reducer, reducers.PerAnchorReducer):
         reducer = reducer.reducer
     elif not isinstance(reducer, reducers.SumReducer):
@@ -109,7 +92,7 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
 
 
 def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
-    """Whether a reducer is known to give every value the same weight.
+    """Return whether a reducer is known to give every value the same weight.
 
     Args:
         reducer: one of PML's, or of ours.
@@ -122,14 +105,7 @@ def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> b
 
 
 def reduced_alike(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: Tensor | float) -> Tensor:
-    """What a reducer that :func:`weighs_alike` makes of values with zeros in the place of values that are not there.
-
-    Args:
-        reducer: of which kind.
-        losses: values and zeros, ``[N]``.
-        count: how many of them are values.
-        divisor: how many elements they stand for.
-    """
+    """Return the value of a reducer that :func:`weighs_alike`, of ``count`` values among zeros."""
     total: Tensor = losses.sum()
     if isinstance(reducer, reducers.SumReducer):
         return total

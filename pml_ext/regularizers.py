@@ -54,7 +54,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         values: int = 1,
         tile_size: int | None = None,
     ) -> Sequence[Tensor]:
-        """What an equation gives for each anchor of a batch, in tiles where that is wanted or the batch is large.
+        """Return an equation's tensors ``[B]`` for the anchors of a batch, in tiles where it is large.
 
         Args:
             equation: of the matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs; it gives
@@ -63,9 +63,6 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             labels: ``[B]``.
             values: how many of its tensors have a gradient; they come first.
             tile_size: how many anchors at a time; None chooses.
-
-        Returns:
-            Its tensors, ``[B]``.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
         if size is None:
@@ -93,7 +90,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """The reduced value.
+        """Return the reduced value.
 
         Args:
             embeddings: ``[B, D]``, any floating point dtype.

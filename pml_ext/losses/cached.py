@@ -23,13 +23,11 @@ class CachedGradients(nn.Module):
 
     The network embeds one micro-batch after the other and keeps nothing but its inputs; the loss sees the embeddings
     of the whole batch; in the backward pass each micro-batch is computed again and takes its share of the gradient
-    (gradient caching). Activations of one micro-batch are held at a time, and pairs, hard negatives and memories are
-    of the whole batch: that is not gradient accumulation, whose losses see micro-batches.
+    (gradient caching). Pairs, hard negatives and memories are of the whole batch, unlike in gradient accumulation.
 
-    Random numbers are drawn as for the whole batch, so that dropout gives what it gives without micro-batches, as far
-    as random tensors have a row per image. Autocast, several processes (a :class:`pml_ext.DistributedLoss`), miners
-    and memories are as without it. Batch norm in training mode takes the statistics of each micro-batch, and says so
-    once.
+    Random numbers are drawn as for the whole batch, as far as random tensors have a row per image: dropout gives what
+    it gives without micro-batches. Batch norm in training mode takes the statistics of each micro-batch, and a warning
+    says so.
 
     *Cost:* the network twice forward and once backward; memory of one micro-batch and of the embeddings.
 
@@ -69,13 +67,7 @@ class CachedGradients(nn.Module):
             """The loss of the whole batch: see :meth:`forward`."""
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
-        """The loss of the whole batch.
-
-        Args:
-            inputs: ``[B, ...]``.
-            labels: ``[B]``, integers, or None for a loss without.
-            others: what the loss takes besides: ``indices_tuple``, ``ref_emb``, ``ref_labels``, ``enqueue_mask``.
-        """
+        """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments as of the loss."""
         embeddings = self.network(inputs)
         if self.miner is not None and others.get("indices_tuple") is None:
             others["indices_tuple"] = self.miner(embeddings, labels)
@@ -97,11 +89,7 @@ class MicroBatched(nn.Module):
         self._warned = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The outputs of the whole batch.
-
-        Args:
-            inputs: ``[B, ...]``.
-        """
+        """Return the outputs of the whole batch of inputs ``[B, ...]``."""
         if len(inputs) <= self.micro_batch:
             return self.network(inputs)  # type: ignore[no-any-return]
         self._warn_of_batch_norm()

@@ -152,7 +152,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         indices_tuple: tuple[Tensor, ...] | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Tensor:
-        """The loss of the batch against the ring; in training, after the batch has entered it.
+        """Return the loss of the batch against the ring; in training, after the batch has entered it.
 
         Args:
             embeddings: ``[B, D]``, any floating point dtype.
@@ -161,12 +161,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             enqueue_mask: ``[B]``, boolean: rows that are True enter the ring, without gradient, and are no anchors
                 (the keys of a momentum encoder, say); the others are anchors and do not enter it.
 
-        Returns:
-            A scalar; 0, with gradient 0, where there is nothing to compare with.
-
         Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: a wrong shape, more embeddings than the ring holds, or both of the last two arguments.
+            TypeError, ValueError: wrong arguments, or more embeddings than the ring holds.
             pml_ext.errors.TrainingWarning: gradients are wanted in ``eval()``, of a ring that holds nothing; once.
         """
         check_batch(embeddings, labels)
@@ -256,10 +252,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             embeddings: ``[N, D]``, any floating point dtype.
             labels: ``[N]``, integers.
             batch_size: N, as PML's memory wants it.
-
-        Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: a wrong shape, more embeddings than the ring holds, or another N than ``batch_size``.
         """
         check_batch(embeddings, labels)
         count = len(embeddings)
@@ -367,16 +359,14 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
 
 def _refusal(loss: torch.nn.Module, missing: frozenset[str]) -> str:
-    name = type(loss).__name__
     if getattr(loss, "joins_processes", False):
         return "DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))"
-    text = (
+    name = type(loss).__name__
+    more = "; type: from pml_ext import MultipleLosses, which passes references on" * (name == "MultipleLosses")
+    return (
         f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
-        f"{' and '.join(sorted(missing))}"
+        f"{' and '.join(sorted(missing))}{more}"
     )
-    if name == "MultipleLosses":
-        text += "; type: from pml_ext import MultipleLosses, which passes references on"
-    return text
 
 
 def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:

@@ -91,14 +91,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
         for key, loss in self.items():
-            mined = self._mined(key, embeddings, labels, ref_emb, ref_labels) if self.miners else indices_tuple
+            miner = self.miners[key] if self.miners and (not self.is_dict or key in self.miners) else None
+            mined = indices_tuple if miner is None else miner(embeddings, labels, ref_emb, ref_labels)
             value = call_loss(loss, embeddings, labels, mined, ref_emb, ref_labels)
             total = total + self.weights[key] * to_full_precision(value)
         return total
-
-    def _mined(self, key: Any, *batch: Tensor | None) -> tuple[Tensor, ...] | None:
-        miner = self.miners[key] if not self.is_dict or key in self.miners else None
-        return None if miner is None else miner(*batch)
 
 
 def _check_belongs(name: str, given: Any, losses: Any, whole: bool) -> None:

@@ -1,4 +1,4 @@
-"""The base of losses over pairs and triplets: what each of them does besides its equation."""
+"""The base of losses over pairs and triplets."""
 
 from __future__ import annotations
 
@@ -57,13 +57,10 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
                 self.record(violating=((hinges > 0).sum(), pairs.negatives.sum()))
                 return per_anchor(hinges.sum(1))
 
-    What the base does: it checks the batch, leaves autocast and half precision, computes the matrix of the distance and
-    the masks of positive and negative pairs (from labels, or an ``indices_tuple``, with references or without), answers
-    an empty batch with 0, and shows the settings in ``repr``.
-
-    Where the class says that its equation is one of single anchors (``tiles``), the base also computes it in tiles of
-    anchors, with the same value and gradient and in memory linear in the batch. An equation then sees some of the
-    anchors with all of their columns.
+    The base checks the batch, leaves autocast and half precision, computes the matrix of the distance and the masks of
+    positive and negative pairs (from labels, or an ``indices_tuple``, with references or without), answers an empty
+    batch with 0, and shows the settings in ``repr``. Where ``tiles`` says that the equation is one of single anchors,
+    it also computes tiles of anchors with all of their columns: same value and gradient, memory linear in the batch.
 
     Class attributes:
         nearer: ``"larger"`` where the equation is written for similarities (the default distance is then the cosine
@@ -106,11 +103,11 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         self.add_to_recordable_attributes(list_of_names=list(self.recorded), is_stat=True)
 
     def equation(self, pairs: Pairs) -> Terms:
-        """The loss's values, unreduced: :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
+        """Return the values, unreduced: :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """How the equation is compiled; asked under ``torch.compile``.
+        """Return how the equation is compiled; asked under ``torch.compile``.
 
         Args:
             rows: of the matrix.
@@ -131,7 +128,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """The reduced loss; arguments as in PML's losses."""
+        """Return the reduced loss; arguments as in PML's losses."""
         given = embeddings, labels, indices_tuple, ref_emb, ref_labels
         if torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb) is False:
             return apart(super().forward, *given)
@@ -271,7 +268,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return joined.terms(results)
 
     def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
-        """Sets recorded statistics, where they are wanted.
+        """Set recorded statistics, where they are wanted.
 
         Args:
             statistics: values by name: a tensor, whose mean over all anchors is recorded, or a total and a number that

@@ -46,19 +46,10 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Nothing: what is asked of a loss are capabilities, not its name."""
+        """Accept any name: capabilities decide, in the constructor."""
 
     def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Any:
-        """The loss of images and their views.
-
-        Args:
-            embeddings: the images', ``[B, D]``, any floating point dtype.
-            ref_emb: the views', ``[B, D]``; row i is of the image of row i.
-
-        Raises:
-            TypeError: an argument is no tensor, or not floating point.
-            ValueError: shapes that differ, or that are not of two dimensions.
-        """
+        """Return the loss of images ``[B, D]`` and their views, ``ref_emb``, row by row."""
         check_batch(embeddings)
         check_batch(ref_emb, names=("ref_emb", ""))
         if embeddings.shape != ref_emb.shape:
@@ -77,7 +68,7 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
 
 
 def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
-    """Why a loss does not fit into SelfSupervisedLoss; nothing if it does."""
+    """Return the reason why a loss does not fit into SelfSupervisedLoss, or nothing."""
     name, has = type(inside(loss)).__name__, capabilities(inside(loss))
     if "labels" not in has:
         call = (

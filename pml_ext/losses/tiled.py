@@ -1,4 +1,9 @@
-"""PML's losses over pairs and triplets in memory linear in the batch, with PML's values."""
+"""PML's losses over pairs and triplets in memory linear in the batch, with PML's values.
+
+All of them take ``tile_size``, how many anchors are computed at a time (None chooses), and PML's keyword arguments of
+losses: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``, ... *Cost:* three or four products of
+``B x D x R`` in tiles; memory linear in B + R, and in the number of positive pairs where a loss has a value for each.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +25,12 @@ _ENTRIES = 1 << 23  # of gathered rows held at a time
 
 
 class _TiledLoss(PairLoss):
-    """What the losses here share: they take any distance, and are in tiles of anchors."""
+    """A loss that takes any distance, in tiles of anchors."""
 
     nearer = "either"
     tiles: ClassVar[str | None] = "rows"
 
-    def _nearness(self, matrix: Tensor) -> Tensor:
-        """The matrix itself, or its negative: larger where two embeddings are nearer."""
+    def _nearness(self, matrix: Tensor) -> Tensor:  # larger where two embeddings are nearer
         return matrix if self.distance.is_inverted else -matrix
 
     def get_default_distance(self) -> BaseDistance:
@@ -35,19 +39,12 @@ class _TiledLoss(PairLoss):
 
 
 class _SummedByRow(_TiledLoss):
-    """A loss of elements, pairs or triplets, that a row is summed over before a reducer sees them.
-
-    A reducer of PML that is stated gives PML's value nonetheless, if it follows from such sums; others are refused.
-    """
+    """A loss that sums its elements, pairs or triplets, over rows. Reducers whose value follows from that are taken."""
 
     _of_pairs: ClassVar[bool]
 
     def set_reducer(self, reducer: BaseReducer | None) -> None:
-        """Sets the reducer.
-
-        Raises:
-            ValueError: one whose value does not follow from sums over rows.
-        """
+        """Set the reducer; a ValueError refuses one whose value does not follow from sums over rows."""
         super().set_reducer(reducer)
         for name in self._sub_loss_names():
             stated = reducer_of(self.reducer, name)
@@ -91,14 +88,12 @@ class TiledContrastiveLoss(_SummedByRow):
     (by sub-loss, ``pos_loss`` and ``neg_loss``) give PML's values too; no other reducer is taken. A pair that an
     ``indices_tuple`` lists twice counts once; one pair alone, which PML takes for none, counts.
 
-    *Cost:* four products of ``B x D x R`` in tiles; memory linear in B + R.
-
     Args:
         pos_margin: distances of positive pairs up to this cost nothing; 0.
         neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
             similarities, and signs change round.
-        tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: as in PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default), ``reducer``, ...
+        tile_size: see :mod:`pml_ext.losses.tiled`.
+        kwargs: likewise; the distance is Euclidean, of normalized embeddings, by default.
 
     Example:
         >>> TiledContrastiveLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -147,16 +142,14 @@ class TiledMultiSimilarityLoss(_TiledLoss):
 
     The reducer gets one value per anchor.
 
-    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R.
-
     *Pair with:* :class:`pml_ext.HardPairMiner`, as the paper mines; its pairs come as an ``indices_tuple``.
 
     Args:
         alpha: weight of the positives' exponent, above 0; 2.
         beta: weight of the negatives' exponent, above 0; 50.
         base: :math:`\lambda`; 0.5.
-        tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: as in PML's losses: ``distance`` (cosine similarity by default), ``reducer``, ...
+        tile_size: see :mod:`pml_ext.losses.tiled`.
+        kwargs: likewise; the distance is cosine similarity by default.
 
     Example:
         >>> TiledMultiSimilarityLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
@@ -198,13 +191,10 @@ class TiledNTXentLoss(_TiledLoss):
     The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the least number of the
     dtype inside the logarithm, which bounds its values; here they are exact.
 
-    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R and P, the positive pairs.
-
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
-        tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: as in PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
-            negated), ``reducer``, ...
+        tile_size: see :mod:`pml_ext.losses.tiled`.
+        kwargs: likewise; the distance is cosine similarity; one where smaller means nearer is negated by default.
 
     Example:
         >>> TiledNTXentLoss(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -239,13 +229,10 @@ class TiledSupConLoss(_TiledLoss):
     The reducer gets one value per anchor, with the number of values above 0 as ``divisor``: the mean runs over these,
     as PML's default reducer takes them. A batch without any negative pair gives 0.
 
-    *Cost:* three or four products of ``B x D x R`` in tiles; memory linear in B + R.
-
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
-        tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: as in PML's losses: ``distance`` (cosine similarity by default; one where smaller means nearer is
-            negated), ``reducer``, ...
+        tile_size: see :mod:`pml_ext.losses.tiled`.
+        kwargs: likewise; the distance is cosine similarity; one where smaller means nearer is negated by default.
 
     Example:
         >>> TiledSupConLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -299,17 +286,15 @@ class TiledTripletMarginLoss(_SummedByRow):
     no other reducer is taken. With references, ``swap`` compares the positive itself, where PML takes the row of
     the batch that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
 
-    *Cost:* four products of ``B x D x R`` in tiles and a few passes over ``P x R`` for P positive pairs; memory linear
-    in B + R and P.
+    *Cost:* also a few passes over ``P x R`` for P positive pairs.
 
     Args:
         margin: m; 0.05.
         swap: whether the distance of positive and negative takes the place of that of anchor and negative where it is
             smaller.
         smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
-        tile_size: how many anchors are computed at a time; None chooses.
-        kwargs: as in PML's losses: ``distance`` (Euclidean, of normalized embeddings, by default; any), ``reducer``,
-            ...
+        tile_size: see :mod:`pml_ext.losses.tiled`.
+        kwargs: likewise; the distance is Euclidean, of normalized embeddings,; any by default.
 
     Example:
         >>> TiledTripletMarginLoss(margin=0.2)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()

@@ -1,4 +1,4 @@
-"""What enters a loss: checks with helpful texts, and full precision whatever the inputs."""
+"""Checks of a loss's or miner's arguments, and full precision whatever their dtype."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LEAST_HALF = 2.0**-8  # the length that a row of float16 counts as where it is 
 
 
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
-    """Refuses embeddings and labels that do not fit together.
+    """Refuse embeddings and labels that do not fit together.
 
     Args:
-        embeddings: floating point tensor of shape ``[B, D]``.
-        labels: integer (or boolean) tensor of shape ``[B]``, or None. Floating point labels, which PML takes, are
-            refused: float32 merges 16777216 and 16777217, and whether they are whole numbers only the device knows.
-        names: what the two are called in the texts.
+        embeddings: floating point, ``[B, D]``.
+        labels: integers or booleans, ``[B]``, or None. Floating point labels, which PML takes, are refused: float32
+            merges 16777216 and 16777217.
+        names: names of the two in the texts.
 
     Raises:
-        TypeError: not a tensor, embeddings that are not floating point, labels that are not integers.
-        ValueError: wrong number of dimensions or wrong length.
+        TypeError: an argument that is no tensor, or of a wrong dtype.
+        ValueError: a wrong number of dimensions, or a wrong length.
     """
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
@@ -51,14 +51,7 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
 
 
 def check_indices_tuple(indices_tuple: Any) -> None:
-    """Refuses what a miner does not give, as where references stand in its place.
-
-    Args:
-        indices_tuple: a tuple or list of index tensors, or None.
-
-    Raises:
-        TypeError: anything else.
-    """
+    """Refuse an ``indices_tuple`` that is no tuple or list, such as references in its place, with a TypeError."""
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
         raise TypeError(
             "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
@@ -68,7 +61,7 @@ def check_indices_tuple(indices_tuple: Any) -> None:
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
-    """Refuses references that fit neither together nor to the embeddings; see :func:`check_batch`.
+    """Refuse references that fit neither together nor to the embeddings; see :func:`check_batch`.
 
     Args:
         embeddings: the batch, ``[B, D]``.
@@ -151,29 +144,24 @@ def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
     return value
 
 
-# Asked here and not at every call: torch.compile of torch 2.4 cannot trace the question.
+# Asked once, since torch.compile of torch 2.4 cannot trace the question.
 _WITH_AUTOCAST = frozenset(name for name in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(name))
 
 
-def _autocast_on(device: str) -> bool:
-    return bool(torch.compiler.is_compiling() or torch.is_autocast_enabled(device))  # the question breaks a graph
-
-
 def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
-    """A context without autocast on a device, if the device has it at all.
-
-    Args:
-        device: where the tensors are.
-    """
-    if device.type not in _WITH_AUTOCAST or not _autocast_on(device.type):
+    """Return a context without autocast on a device, if the device has autocast at all."""
+    if device.type not in _WITH_AUTOCAST:
+        return nullcontext()
+    if not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):  # the question breaks a graph
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 class FullPrecisionForward:
-    """Mixin that goes before PML's loss base: checks the batch, then runs the whole loss in float32 or float64.
+    """Mixin before PML's loss base that checks the batch and runs the whole loss in float32 or float64.
 
-    Regularizers and reducers of the loss see the widened embeddings too, so nothing is summed in half precision.
+    Regularizers and reducers see the widened embeddings too, so that nothing is summed in half precision. A number that
+    is NaN or infinite, in any row of embeddings or references, makes the value NaN.
     """
 
     def forward(
@@ -184,7 +172,7 @@ class FullPrecisionForward:
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """The reduced loss.
+        """Return the reduced loss.
 
         Args:
             embeddings: ``[B, D]``, any floating point dtype.
@@ -213,26 +201,12 @@ class FullPrecisionForward:
 
 
 class FullPrecisionMining:
-    """Mixin that goes before PML's miner base: checks the batch, then mines in float32 or float64."""
+    """Mixin before PML's miner base that checks the batch and mines in float32 or float64."""
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Indices of pairs or triplets; see the class.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers.
-            ref_emb: references ``[R, D]``, or None for the batch itself.
-            ref_labels: ``[R]``, integers.
-
-        Returns:
-            Index tensors, in row-major order.
-
-        Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: an argument has a wrong shape.
-        """
+        """Return indices of pairs or triplets, in row-major order; arguments and errors as of a loss."""
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):

@@ -67,15 +67,14 @@ class ClassMembers(NamedTuple):
 
 
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers:
-    """Sorts a batch into classes, for products within each; one group, which has all pairs too, where that is cheaper.
+    """Sort a batch into classes, for products within each; into one group, with all pairs, where that is cheaper.
 
     Compiled it is one group always, so that no shape follows from the labels.
 
     Args:
         labels: ``[B]``.
         small: a batch of at most this many rows is one group.
-        most_fill: so is one whose classes differ so much in size that the rectangle would have more than this many
-            times B entries.
+        most_fill: so is one whose rectangle would have more entries than this times B.
     """
     rows = torch.arange(len(labels), device=labels.device)
     if len(labels) <= small or torch.compiler.is_compiling():

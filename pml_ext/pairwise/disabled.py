@@ -10,5 +10,5 @@ import torch
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function(*arguments)``."""
+    """Call a function."""
     return function(*arguments)

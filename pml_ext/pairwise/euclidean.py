@@ -14,14 +14,12 @@ _CHUNK = 1 << 22  # numbers subtracted at a time
 
 
 def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Distances between rows of about unit length: one matrix product, and differences where that is inexact.
+    """Return distances between rows of about unit length: one matrix product, and differences where that is inexact.
 
-    Equal rows have distance 0 with gradient 0. The gradient is that along the sphere, as what comes before
-    (:func:`pml_ext.pairwise.normalize`) lets through. It can be differentiated repeatedly, and in forward mode; of
-    torch.func's transforms it takes all but ``vmap``, since which pairs are near depends on the values.
-
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), and ``O(D)`` for each pair
-    nearer than 0.2.
+    Equal rows have distance 0 with gradient 0. The gradient is along the sphere, as :func:`normalize` lets through.
+    It can be differentiated repeatedly, and in forward mode; ``vmap`` is not taken, since which pairs are near depends
+    on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with references), and ``O(D)`` for
+    each pair nearer than 0.2.
 
     Args:
         x: ``[B, D]``, normalized rows.

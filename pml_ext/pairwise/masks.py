@@ -1,4 +1,4 @@
-"""Which pairs there are, as boolean matrices."""
+"""Positive, negative and hard pairs as boolean matrices."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ def pair_masks(
     references: bool = False,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Positive and negative pairs, each once.
+    """Return the masks of positive and negative pairs, ``[B, R]`` each, from labels or from a miner's tuple.
 
-    They follow from the labels, or from a miner's tuple, whose pairs (or the (a, p) and the (a, n) of whose triplets)
-    are then all the pairs there are. Without references an embedding is no partner of itself, by index; with references
-    nothing is left out, since they need not hold the batch: the tuple alone keeps an embedding from its own copy.
+    A tuple's pairs (or the (a, p) and the (a, n) of its triplets) are all the pairs there are, each once. Without
+    references an embedding is no partner of itself, by index; with references nothing is left out.
 
     Args:
-        matrix: any tensor of shape ``[B, R]`` on the device wanted, such as the similarities; its values are not read.
+        matrix: any tensor of shape ``[B, R]`` on the device wanted; its values are not read.
         labels: of the rows, ``[B]``; not needed with an ``indices_tuple``.
         indices_tuple: three index tensors (anchors, positives, negatives) or four (anchors, positives, anchors,
             negatives), or None.
         ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, but for rows that are the columns.
         references: whether the columns are references and not the batch itself.
         first: without references, the column that the first row is: the rows are a part of the batch.
-
-    Returns:
-        Two boolean matrices ``[B, R]``.
 
     Raises:
         ValueError: neither labels nor a tuple, or a tuple of another length.
@@ -56,11 +52,7 @@ def pair_masks(
 
 
 def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every place of a matrix, ``[B * R]`` each, in row-major order.
-
-    Args:
-        matrix: any tensor ``[B, R]``.
-    """
+    """Return row and column of every place of a matrix ``[B, R]``, ``[B * R]`` each, in row-major order."""
     places = torch.arange(matrix.shape[0] * matrix.shape[1], device=matrix.device)
     return places // matrix.shape[1], places % matrix.shape[1]
 
@@ -158,7 +150,7 @@ def _mask(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def hard_pair_masks(
     similarity: Tensor, positives: Tensor, negatives: Tensor, epsilon: float = 0.1
 ) -> tuple[Tensor, Tensor]:
-    r"""Pairs that violate a margin (MS mining; CBML, Eq. 25 and 26).
+    r"""Return the pairs that violate a margin (MS mining; CBML, Eq. 25 and 26).
 
     .. math::
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad

@@ -15,42 +15,22 @@ from .transforms import transformed
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of each row's masked values, 0 where there are none.
-
-    Args:
-        values: finite, ``[B, R]``.
-        mask: boolean, ``[B, R]``.
-
-    Returns:
-        ``[B]``.
-    """
+    """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values ``[B, R]`` are finite."""
     return (values * mask.to(values.dtype)).sum(1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """Mean of each row's masked values, 0 where there are none.
-
-    Args:
-        values: finite, ``[B, R]``.
-        mask: boolean, ``[B, R]``.
-        count: ``mask.sum(1)``, if the caller has it already.
-
-    Returns:
-        ``[B]``.
-    """
+    """Return the mean of each row's masked values, ``[B]``, 0 where there are none; ``count`` is ``mask.sum(1)``."""
     count = mask.sum(1) if count is None else count
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Greatest masked value of each row, minus infinity where there is none.
+    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none.
 
     Args:
         values: finite, ``[B, R]``, R at least 1, far below the largest number of the dtype.
         mask: boolean, ``[B, R]``.
-
-    Returns:
-        ``[B]``.
     """
     if transformed():  # vmap takes no mask in place of the values
         return values.masked_fill(~mask, -torch.inf).amax(1)
@@ -60,15 +40,7 @@ def masked_max(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_min(values: Tensor, mask: Tensor) -> Tensor:
-    """Least masked value of each row, infinity where there is none.
-
-    Args:
-        values: finite, ``[B, R]``, R at least 1, far below the largest number of the dtype.
-        mask: boolean, ``[B, R]``.
-
-    Returns:
-        ``[B]``.
-    """
+    """Return the least masked value of each row, ``[B]``, infinity where there is none; see :func:`masked_max`."""
     if transformed():
         return values.masked_fill(~mask, torch.inf).amin(1)
     far = torch.finfo(values.dtype).max / 4
@@ -79,7 +51,7 @@ def masked_min(values: Tensor, mask: Tensor) -> Tensor:
 def log_one_plus_sum_exp(
     matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0, log_scale: Tensor | float = 0.0
 ) -> Tensor:
-    r"""Stable :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, 0 if there are none.
+    r"""Return :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, stably.
 
     The gradient is written in the same pass. It can be differentiated again. Under torch.func and in forward mode it is
     written out, of any order.
@@ -92,7 +64,7 @@ def log_one_plus_sum_exp(
         log_scale: :math:`\log \delta`, a number or ``[B]``, without gradient; minus infinity is allowed.
 
     Returns:
-        ``[B]``.
+        ``[B]``, 0 for a row without entries.
     """
     if transformed():
         exponents = ((matrix - center) * slope).masked_fill(~mask, torch.finfo(matrix.dtype).min / 4)
@@ -135,13 +107,6 @@ class _LogOnePlusSumExp(torch.autograd.Function):
 
 
 def exp_bounded(x: Tensor) -> Tensor:
-    """``exp(x)``, continued as a straight line, with equal slope, where it nears the largest number of the dtype.
-
-    Args:
-        x: any shape; the line begins at 66 in float32 and at 532 in float64.
-
-    Returns:
-        A tensor like ``x``, finite, with finite gradients.
-    """
+    """Return ``exp(x)``, continued as a straight line with equal slope from 66 (float64: 532) on: finite."""
     limit = 0.75 * math.log(torch.finfo(x.dtype).max)
     return x.clamp(max=limit).exp() * (1 + (x - limit).clamp(min=0))

@@ -65,16 +65,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def gram(x: Tensor) -> Tensor:
-    """``x @ x.T``, whose backward takes one matrix product instead of two. Can be differentiated repeatedly.
-
-    Under torch.func and in forward mode it is the product itself.
-
-    Args:
-        x: ``[B, D]``.
-
-    Returns:
-        ``[B, B]``, symmetric.
-    """
+    """Return ``x @ x.T``, ``[B, B]``, whose backward takes one matrix product, not two; differentiable repeatedly."""
     if transformed():
         return x @ x.T
     product: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
@@ -95,14 +86,6 @@ class _Gram(torch.autograd.Function):
 
 
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Cosines of the angles between rows.
-
-    Args:
-        x: ``[B, D]``.
-        references: ``[R, D]``, or None for ``x`` itself.
-
-    Returns:
-        ``[B, R]`` or ``[B, B]``.
-    """
+    """Return the cosines of the angles between rows ``[B, D]`` and references ``[R, D]``, or the rows themselves."""
     x = normalize(x)
     return gram(x) if references is None else x @ normalize(references).T

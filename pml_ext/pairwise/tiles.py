@@ -1,8 +1,8 @@
 """Functions of the rows of a pair matrix, computed a tile of rows at a time, forward and backward.
 
-A tile holds whole rows, so that whatever belongs to one anchor (its hardest negative, the mean of its similarities) is
-computed as in a dense matrix. Nothing of a tile is kept: where a gradient is wanted, a tile is computed again in the
-backward pass, or its gradient is written in the same pass as its values. Memory is then linear in the batch.
+A tile holds whole rows, so that an anchor's hardest negative, or the mean of its similarities, is that of the dense
+matrix. No tile is kept: where a gradient is wanted, a tile is computed again in the backward pass, or its gradient is
+written in the same pass as its values. Memory is then linear in the batch.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ _sharing: list[Sharing] = []
 
 @contextlib.contextmanager
 def shared(sharing: Sharing) -> Iterator[None]:
-    """A block in which processes share tiles: all of them call the same functions with the same tensors.
-
-    Args:
-        sharing: how they do.
-    """
+    """Run a block in which processes share tiles: all of them call the same functions with the same tensors."""
     _sharing.append(sharing)
     try:
         yield
@@ -62,15 +58,15 @@ def shared(sharing: Sharing) -> Iterator[None]:
 
 
 def sharing() -> Sharing | None:
-    """How processes share tiles here; None where each computes all of them."""
+    """Return how processes share tiles here; None where each computes all of them."""
     return _sharing[-1] if _sharing else None
 
 
 def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.device) -> int | None:
-    """How many rows a tile is to have; None for the dense matrix.
+    """Return how many rows a tile is to have; None for the dense matrix.
 
     Args:
-        tile_size: what the user wants; None chooses: dense where that fits well and is as fast.
+        tile_size: the user's number; None chooses: dense where that fits well and is as fast.
         rows: of the matrix.
         columns: of the matrix.
         device: where it would be.
@@ -85,7 +81,7 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 
 
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
-    """Slices of rows, at least one.
+    """Return slices of rows, at least one.
 
     Args:
         rows: how many.
@@ -144,7 +140,7 @@ def in_tiles(
     values: int = 1,
     at_once: bool = False,
 ) -> tuple[Tensor, ...]:
-    """A function of rows in tiles, each of its results joined over the tiles.
+    """Compute a function of rows in tiles and return each of its results, joined over the tiles.
 
     Under torch.func and torch.compile, in forward mode, and where a gradient is to be differentiated, tiles are kept:
     that has the memory of a dense matrix.
@@ -157,12 +153,8 @@ def in_tiles(
         tiles: slices of the rows.
         parameters: what else ``part`` uses that may want a gradient.
         values: how many of the results have a gradient; they come first.
-        at_once: whether the gradient is written in the forward pass. That saves computing tiles again, and is used
-            where there is one value and all of its entries are weighted alike, as in a mean; where they are not, tiles
-            are computed again.
-
-    Returns:
-        As many tensors as ``part`` gives.
+        at_once: whether the gradient is written in the forward pass, which saves computing tiles again where there is
+            one value and all of its entries are weighted alike, as in a mean.
     """
     plan = _Plan(part, tiles, len(by_row), len(whole), values, at_once and values == 1, sharing())
     tensors = (*by_row, *whole, *parameters)
@@ -189,12 +181,7 @@ class _Gradients:
         self.parameters = list(tensors[kept:])
 
     def add(self, tile: slice, weights: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        """Computes a tile and adds its gradient; gives its results.
-
-        Args:
-            tile: the rows.
-            weights: gives the gradient of each of the values.
-        """
+        """Compute a tile, add its gradient, each value weighted by ``weights(values)``, and return its results."""
         sliced = [x[tile].detach().requires_grad_(want) for x, want in zip(self.by_row, self.needed, strict=False)]
         with torch.enable_grad():
             results = self.plan.part(tile, tuple(sliced), tuple(self.whole))
@@ -223,7 +210,7 @@ class _Gradients:
             total.add_(gradient)
 
     def everywhere(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """The totals, of all processes where they share the tiles."""
+        """Return the totals, of all processes where they share the tiles."""
         if self.plan.sharing is None:
             return self.total
         numbers = [number for number, want in enumerate(self.needed) if want]
@@ -236,8 +223,7 @@ class _Gradients:
 class _Results:
     """Results of tiles, written into memory that is there before the tiles are.
 
-    A small tensor that outlives its tile would lie where the tile's large ones were: the next tile would not fit there,
-    and the process would grow by a tile each time.
+    A small tensor that outlives its tile would lie among the large ones: the process would grow by a tile each time.
     """
 
     def __init__(self, tiles: int) -> None:

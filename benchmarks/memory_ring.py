@@ -1,6 +1,6 @@
 """A step of ``CrossBatchMemory`` over a large ring: seconds and peak memory, in a process of its own.
 
-python tests/memory_scale.py --rows 1000000 --batch 512 --size 128
+python benchmarks/memory_ring.py --rows 1000000 --batch 512 --size 128
 """
 
 import argparse
