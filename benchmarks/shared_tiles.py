@@ -23,6 +23,7 @@ LOSSES = ("CBMLLoss", "AngularLoss", "BatchAllTripletLoss", "TiledMultiSimilarit
 
 
 def timed(loss, embeddings, labels):
+    """Return the seconds of a forward and a backward pass."""
     x = embeddings.clone().requires_grad_()
     dist.barrier()
     start = time.perf_counter()
@@ -31,6 +32,7 @@ def timed(loss, embeddings, labels):
 
 
 def work(rank, options, port):
+    """Measure all losses in one process of the group."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=options.processes)
     torch.set_num_threads(1)
