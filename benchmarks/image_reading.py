@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from pml_ext.data import LabeledImages, build_transforms, prepare
-from pml_ext.experiment.workers import Watched
+from pml_ext.experiment.batches import Watched
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PASSES = 9

@@ -1,43 +1,41 @@
-"""Files that are replaced in one step and carry a checksum: a reader sees a whole one, or says that it is damaged.
-
-A reader sees the old file or the new one, never half of either. JSON and TOML have the number of the format and the
-SHA-256 of the rest as values of their own; files of other formats end in a line that has both.
-"""
+"""Files that are replaced in one step: a reader sees the old file or the new one, never half of either."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .errors import ConfigError, UnwritableError
 
-FORMAT = 2  # of all that is written here; the files of format 1 had no checksums
-_SEAL = re.compile(rb"\npml-ext format (\d{1,6}) sha256 ([0-9a-f]{64})\n")
-_SEAL_BYTES = 128  # at most
 _LEFT_OVER = re.compile(r"\.(.+)\.(\d+)(?:-\d+)?\.tmp")
-_KEYS = ("format", "sha256")
-_written: set[Path] = set()  # temporary files of this process, by its threads
 
 
 class DamagedError(ValueError):
-    """A file is not what was written; the text says how, without the path."""
+    """A file that cannot be read; the text says why, without the path."""
 
 
-class EarlierFormatError(DamagedError):
-    """A file without a checksum, as earlier versions wrote it."""
+def temporary_path(path: Path) -> Path:
+    """Return the name under which this thread writes a file before it is moved into place."""
+    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
+    return path.with_name(f".{path.name}.{os.getpid()}{thread}.tmp")
+
+
+def left_over(path: Path) -> tuple[Path | None, int]:
+    """Return the file that a temporary file was to become, and the number of its process; None for other files."""
+    match = _LEFT_OVER.fullmatch(path.name)
+    return (path.with_name(match[1]), int(match[2])) if match is not None else (None, 0)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls ``write(temporary_path)`` and moves the result into place.
+    """Call ``write(temporary_path)`` and move the result into place.
 
     Args:
         path: the file to write; its folder is made, if the folder above exists.
@@ -46,24 +44,26 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     Raises:
         UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
     """
-    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{thread}.tmp")
+    temporary = temporary_path(path)
     with writing(path):
         path.parent.mkdir(exist_ok=True)
-        _written.add(temporary.absolute())
         try:
             write(temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+            flush(temporary)
             os.replace(temporary, path)
-            _flush_folder(path.parent)
+            flush_folder(path.parent)
         finally:
-            _written.discard(temporary.absolute())
             with contextlib.suppress(OSError):  # the first error says more
                 temporary.unlink(missing_ok=True)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush(path: Path) -> None:
+    """Write a file's bytes to the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
     """Write a folder's entries to the disk, so that a file moved into it survives a power loss."""
     if os.name == "nt":  # which opens no folders
         return
@@ -76,10 +76,7 @@ def _flush_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file: what the system refuses becomes an error that has the path.
-
-    Args:
-        path: the file.
+    """Turn the system's errors about a file into an error that has its path.
 
     Raises:
         UnwritableError: the system refused.
@@ -94,39 +91,8 @@ def writing(path: Path) -> Iterator[None]:
         raise UnwritableError(reason) from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text in UTF-8, in one step."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
-
-
-def is_left_over(path: Path) -> bool:
-    """Whether a file is one that a process did not come to move into place."""
-    return _LEFT_OVER.fullmatch(path.name) is not None
-
-
-def remove_left_overs(folder: Path, names: Collection[str] | None = None) -> None:
-    """Removes the temporary files that killed processes have left in a folder.
-
-    Args:
-        folder: need not exist; its sub-folders are left alone.
-        names: of the files that the caller alone writes; None for all of them. The temporary file of another one stays
-            while a process of its number lives.
-    """
-    for path in folder.glob(".*.tmp"):
-        match = _LEFT_OVER.fullmatch(path.name)
-        if match is None or path.absolute() in _written:
-            continue
-        process = int(match[2])
-        if names is None or match[1] in names or process == os.getpid() or not is_alive(process):
-            path.unlink(missing_ok=True)
-
-
 def is_alive(process: int) -> bool:
-    """Whether a process of this machine lives.
-
-    Args:
-        process: its number.
-    """
+    """Whether a process of this machine lives, by its number."""
     if os.name == "nt":  # os.kill would end it
         return True
     try:
@@ -185,44 +151,42 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
             os.close(handle)
 
 
-# JSON and TOML
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, in one step."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a value as indented JSON with its checksum, in one step."""
-    write_text(path, json.dumps(sealed(value), indent=2) + "\n")
+    """Write a value as indented JSON, in one step."""
+    write_text(path, json_text(value))
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """Return a value as indented JSON."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The value that :func:`write_json` wrote; without a checksum, as earlier versions wrote it, too.
+    """Read a table from JSON.
 
     Raises:
         DamagedError: anything else.
     """
     try:
-        return unsealed(json.loads(path.read_bytes()))
-    except DamagedError:
-        raise
+        value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"no JSON: {error}") from None
-
-
-def write_toml(path: Path, value: Mapping[str, Any], table: str) -> None:
-    """Writes tables as TOML with their checksum, in one step.
-
-    Args:
-        path: the file.
-        value: the tables.
-        table: the one that gets the format and the checksum.
-    """
-    import tomli_w
-
-    seal = {key: item for key, item in sealed(value).items() if key in _KEYS}
-    write_text(path, tomli_w.dumps({**value, table: {**value[table], **seal}}))
+    if not isinstance(value, dict):
+        raise DamagedError(f"it holds a {type(value).__name__}, not a table")
+    return value
 
 
 def read_toml(path: Path, table: str) -> dict[str, Any]:
-    """What :func:`write_toml` wrote; without a checksum, as earlier versions wrote it, too.
+    """Read tables from TOML.
+
+    Args:
+        path: the file.
+        table: the name of one that must be there.
 
     Raises:
         DamagedError: anything else.
@@ -231,118 +195,13 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
         value = tomllib.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8 is a ValueError too
         raise DamagedError(f"no TOML: {error}") from None
-    own = value.get(table)
-    if not isinstance(own, dict):
+    if not isinstance(value.get(table), dict):
         raise DamagedError(f"no table [{table}] in it")
-    seal = {key: own.pop(key) for key in _KEYS if key in own}
-    return unsealed({**value, **seal})
-
-
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A value with the number of the format and its checksum, ``"format"`` and ``"sha256"``, the first of its keys.
-
-    Args:
-        value: of what JSON has.
-    """
-    return {"format": FORMAT, "sha256": _digest(value), **value}
-
-
-def unsealed(value: Any) -> dict[str, Any]:
-    """What :func:`sealed` was given; a value of earlier versions, which has neither key, as it is.
-
-    Args:
-        value: as it was read.
-
-    Raises:
-        DamagedError: it is not what was written.
-    """
-    if not isinstance(value, dict):
-        raise DamagedError(f"it holds a {type(value).__name__}, not a table")
-    rest = {key: item for key, item in value.items() if key not in _KEYS}
-    if not any(key in value for key in _KEYS):
-        return rest
-    _check_format(value.get("format"))
-    if value.get("sha256") != _digest(rest):
-        raise DamagedError("its checksum does not fit")
-    return rest
-
-
-def _digest(value: Mapping[str, Any]) -> str:
-    text = json.dumps(json.loads(json.dumps(value, default=str)), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _check_format(number: Any) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 2:
-        raise DamagedError("its format is unknown")
-    if number > FORMAT:
-        raise DamagedError(f"it has format {number}, of a later pml-ext; this one reads format {FORMAT}")
-
-
-# Files of other formats
-
-
-def write_sealed(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls ``write(temporary_path)``, adds a line with the checksum, and moves the result into place.
-
-    Args:
-        path: the file to write, of a format whose readers do not mind bytes behind its end, as readers of zip files.
-        write: called with a path in the same folder.
-
-    Raises:
-        UnwritableError: as of :func:`write_atomically`.
-    """
-
-    def write_and_seal(temporary: Path) -> None:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            file.write(f"\npml-ext format {FORMAT} sha256 {digest}\n".encode())
-
-    write_atomically(path, write_and_seal)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal digits.
-
-    Args:
-        path: of the file.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_seal(file: IO[bytes]) -> None:
-    """Checks that an open file is what :func:`write_sealed` wrote; afterwards it stands at its beginning.
-
-    Raises:
-        EarlierFormatError: a zip file without a checksum.
-        DamagedError: anything else.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _SEAL_BYTES))
-    end = file.read()
-    match = next((match for match in _SEAL.finditer(end) if match.end() == len(end)), None)
-    file.seek(0)
-    if match is None:
-        if end[-22:-18] == b"PK\x05\x06":  # the last record of a zip file
-            raise EarlierFormatError("it is of an earlier format, without a checksum")
-        raise DamagedError("the file is damaged (cut, or with something else behind its end)")
-    _check_format(int(match[1]))
-    digest, left = hashlib.sha256(), size - (match.end() - match.start())
-    while left > 0 and (block := file.read(min(left, 1 << 20))):
-        digest.update(block)
-        left -= len(block)
-    file.seek(0)
-    if digest.hexdigest() != match[2].decode():
-        raise DamagedError("the file is damaged (its checksum does not fit)")
-
-
-# What is typed
+    return value
 
 
 def toml_value(text: str) -> Any:
-    """A value that somebody typed: as TOML reads it, or else the text itself.
+    """Return a value that somebody typed: as TOML reads it, or else the text itself.
 
     Args:
         text: ``0.1``, ``true``, ``[1, 2]``, ``"text"`` or ``text``.

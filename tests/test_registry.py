@@ -17,8 +17,8 @@ from pml_ext import registry
 from pml_ext.cli.app import app
 from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
+from pml_ext.experiment.launch import plan
 from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
-from pml_ext.experiment.runs import plan
 from pml_ext.registry import BuildContext, filled, required
 from pml_ext.retrieval import load_run
 from pml_ext.testing.targets import components_of

@@ -69,7 +69,7 @@ def _check(group: Group, phase: str, metrics: list[str]) -> None:
 
 
 def _spread(group: Group, phase: str, metric: str) -> str:
-    from ..experiment.runs import spread
+    from ..experiment.launch import spread
 
     values = group.values(phase, metric)
     return mean_and_std(spread([*values.values()])) if values else ""
@@ -83,7 +83,7 @@ def _cells(mine: Difference) -> tuple[str, str]:
 
 
 def _print_json(groups: list[Group], differences: list[dict[str, Difference]], phase: str, metrics: list[str]) -> None:
-    from ..experiment.runs import spread
+    from ..experiment.launch import spread
 
     recipes: list[dict[str, Any]] = []
     for group in groups:

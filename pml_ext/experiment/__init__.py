@@ -6,11 +6,10 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:
     from ..devices import choose_device
-    from .plans import Plan, plan
+    from .launch import FailedRunsError, Plan, draw_report, execute, plan, summarize, train
     from .progress import Listener
     from .recipe import Recipe, load_recipes, validate
     from .run import Run
-    from .runs import FailedRunsError, draw_report, execute, summarize, train
 
 __getattr__ = lazily(__name__, "train", "training", ("matplotlib", "pydantic", "sklearn", "torchvision"))
 

@@ -1,9 +1,18 @@
-"""An epoch's batches: the part of each that a process trains on, the seed of each image's augmentation, the reading."""
+"""Batches of an epoch: the part that a process trains on, the seed of each image's augmentation, and the reading."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,22 +20,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, get_worker_info
 
+from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
-from .workers import Watched, begin
+from ..errors import DataError, shortened
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 
 
 def draw(sampler: Sampler[Any], batch_size: int, iterations: int) -> list[list[int]]:
-    """The first batches of one pass of a sampler.
-
-    Args:
-        sampler: gives indices, or batches of them.
-        batch_size: images in a batch; of no meaning where the sampler gives batches.
-        iterations: how many batches are wanted.
-    """
+    """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own."""
     batches = sampler if isinstance(sampler, BatchSampler) else BatchSampler(sampler, batch_size, drop_last=True)
     return [list(map(int, batch)) for batch in islice(batches, iterations)]
 
@@ -54,21 +58,13 @@ class EpochBatches(BatchSampler):
             self._batches.append(items[_share(len(items), rank, processes)])
 
     def after(self, count: int) -> EpochBatches:
-        """The batches that are left after some were trained on.
-
-        Args:
-            count: of those.
-        """
+        """Return the batches that are left after the first ``count``."""
         left = copy.copy(self)
         left._batches = self._batches[count:]
         return left
 
     def indices(self, number: int) -> Tensor:
-        """The images of this process's part of a batch, ``[B]``, int64.
-
-        Args:
-            number: of the batch, from 0.
-        """
+        """Return the images of this process's part of a batch, ``[B]``, int64; batches are counted from 0."""
         return torch.as_tensor([index for index, _ in self._batches[number]], dtype=torch.int64)
 
     def __iter__(self) -> Iterator[list[Item]]:  # type: ignore[override]  # an image's index and seed
@@ -79,16 +75,12 @@ class EpochBatches(BatchSampler):
 
 
 def _share(length: int, rank: int, processes: int) -> slice:
-    """Rank's part: consecutive parts whose lengths differ by 1 at most."""
+    """Return a rank's part: consecutive parts whose lengths differ by 1 at most."""
     return slice(length * rank // processes, length * (rank + 1) // processes)
 
 
 class SeededImages(Dataset[tuple[Tensor, int]]):
-    """Images whose augmentation is drawn from a seed that comes with the index.
-
-    Args:
-        images: items are ``(image, label)``; their transforms draw from torch's generator of the CPU.
-    """
+    """Images ``(image, label)`` whose transforms draw, from torch's generator, by a seed that comes with the index."""
 
     def __init__(self, images: Dataset[tuple[Tensor, int]]) -> None:
         self._images = images
@@ -97,11 +89,7 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         return len(self._images)  # type: ignore[arg-type]
 
     def watched(self, workers: int) -> Watched:
-        """From now on it is known which image each worker reads.
-
-        Args:
-            workers: how many there will be. With any, images are as :meth:`LabeledImages.for_workers` gives them.
-        """
+        """Watch which image each worker reads, from now on."""
         self._images = watched = Watched(self._images, workers)
         return watched
 
@@ -109,7 +97,7 @@ class SeededImages(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[Item]) -> list[tuple[Tensor, int]]:
-        """A whole batch, as a data loader asks for it: torch's generator is put aside once, not once per image."""
+        """Return a whole batch, as a data loader asks for it: torch's generator is put aside once, not per image."""
         state = torch.get_rng_state()
         try:
             read = []
@@ -158,20 +146,15 @@ class BatchReader:
         )
 
     def read(self, batches: EpochBatches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch on the device, in order.
+        """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
 
         One number is drawn from torch's generator of the CPU at once, as a data loader made for the epoch draws it:
-        with any number of workers, and in a run that goes on, random numbers are the same.
+        with any number of workers, and in a resumed run, random numbers are the same. Take the batches inside of
+        :meth:`naming_images`.
 
         Args:
             batches: the epoch's.
             labels: of all images, in place of their own, ``[N]``.
-
-        Returns:
-            Images ``[B, C, H, W]`` and labels ``[B]``, batch by batch.
-
-        Raises:
-            DataError: a worker died, or an image cannot be read; while batches are taken.
         """
         if self._loader is None:
             raise RuntimeError("the reader is closed")
@@ -181,13 +164,17 @@ class BatchReader:
 
     def _read(self, batches: EpochBatches, others: NDArray[np.int64] | None) -> Iterator[tuple[Tensor, Tensor]]:
         assert self._loader is not None
-        for number, (images, labels) in enumerate(self._watched.batches(self._loader)):
+        for number, (images, labels) in enumerate(self._loader):
             if others is not None:
                 labels = torch.from_numpy(others[batches.indices(number).numpy()])
             yield self._on_device(images, labels)
 
+    def naming_images(self) -> contextlib.AbstractContextManager[None]:
+        """Name the image that a worker was reading when it died; see :meth:`Watched.naming_images`."""
+        return self._watched.naming_images()
+
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         self._loader = None
 
     def _on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,7 +194,7 @@ class BatchReader:
 
 
 class _Batches(BatchSampler):
-    """The batches that the loader reads next; asked in this process, also where others read."""
+    """The batches that the loader reads next; it asks for them in this process, also where others read."""
 
     def __init__(self) -> None:
         self.now: EpochBatches | list[list[Item]] = []
@@ -220,16 +207,98 @@ class _Batches(BatchSampler):
 
 
 def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> EpochBatches:
-    """The epoch's batches as rank 0 draws them; the other processes' networks have random numbers of their own.
-
-    Args:
-        sampler: as of :func:`draw`.
-        batch_size: images per batch, over all processes.
-        iterations: how many batches.
-        seed: of the run.
-        epoch: from 1.
-    """
+    """Return the epoch's batches as rank 0 draws them; other processes' networks get random numbers of their own."""
     drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
     return EpochBatches(from_rank_0(drawn), seed, epoch, rank(), num_processes())
+
+
+# Workers
+
+_read: weakref.WeakSet[Watched] = weakref.WeakSet()  # images that workers of this process may read
+
+
+class Watched(Dataset[tuple[Tensor, int]]):
+    """Images of which it is known which one each worker reads.
+
+    Args:
+        images: items are ``(image, label)``; with workers, :class:`LabeledImages` are read by
+            :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest.
+        workers: how many read; 0 for none but this process.
+    """
+
+    def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
+        self.finish: Callable[[Tensor], Tensor] = lambda batch: batch
+        if workers > 0 and isinstance(images, LabeledImages):
+            images, self.finish = images.for_workers()
+        self._images = images
+        # of each worker: the number of its process, and the image that it reads
+        self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        if workers > 0:
+            _read.add(self)
+
+    def __len__(self) -> int:
+        return len(self._images)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        worker = get_worker_info()
+        if worker is not None:
+            self.reading[worker.id] = torch.tensor([os.getpid(), index])
+        return self._images[index]
+
+    def read(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Yield the batches of a loader of these images, inside of :meth:`naming_images`."""
+        with self.naming_images():
+            yield from loader
+
+    @contextlib.contextmanager
+    def naming_images(self) -> Iterator[None]:
+        """Add to torch's error about a worker that died the image that it was reading.
+
+        Raises:
+            DataError: a worker died.
+        """
+        try:
+            yield
+        except (RuntimeError, EOFError, OSError) as error:
+            # EOFError and OSError are raised where a process ended while it passed a batch on
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+                raise
+            dead = set(map(int, re.findall(r"\d+", str(error))))
+            dead |= {each.pid or 0 for each in multiprocessing.active_children() if not each.is_alive()}
+            images = [self._name(image) for process, image in self.reading.tolist() if process in dead]
+            if not images and not isinstance(error, RuntimeError):
+                raise
+            raise DataError(
+                f"a data-loader worker died while it read {', '.join(images) or 'no image yet'} "
+                f"({shortened(error, 200)}). If memory ran out, lower data.workers; else mend or remove the file"
+            ) from error
+
+    def _name(self, number: int) -> str:
+        paths = getattr(self._images, "paths", None)
+        return str(paths[number]) if paths is not None else f"image {number}"
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Before multiprocessing ends what is left by one SIGTERM, for which workers stay, and waits without end."""
+    own = {process for images in list(_read) for process, _ in images.reading.tolist()}
+    left = [child for child in multiprocessing.active_children() if child.pid in own]
+    if left and hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises errors about workers that end
+    for child in left:
+        child.kill()
+
+
+def begin(_worker: int) -> None:
+    """Begin a worker that ignores the signals which a scheduler sends to every process of a job.
+
+    The run ends it: it must not end before the iteration that the run finishes. A second SIGTERM ends it.
+    """
+    gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))

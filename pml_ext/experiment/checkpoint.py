@@ -1,20 +1,24 @@
-"""What a run needs to go on as if it had not been stopped, in files that are replaced in one step.
+"""Checkpoints: all that a run needs to go on as if it had not been stopped, in files that run no code when read.
 
-``last.pt`` has the end of the last epoch, ``previous.pt`` the end of the one before, ``within.pt`` a place inside of an
-epoch, where a signal ended the run. All hold tensors, numbers, texts and tables alone, and end in their checksum.
+``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
+epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's embeddings.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
 import random
 import shutil
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +27,10 @@ import numpy as np
 import torch
 
 from .. import __version__
+from ..checksums import SUMS, read_sums, replace_file, sha256_of
 from ..devices import random_states, set_random_states
-from ..errors import DataError, shortened
-from ..files import FORMAT, DamagedError, EarlierFormatError, check_seal, write_atomically, write_sealed
-from .plain import from_plain, to_plain
+from ..errors import DataError, PluginWarning, shortened
+from ..samplers import sampler_state, set_sampler_state
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 _KEYS = {
@@ -37,40 +41,38 @@ _KEYS = {
     "before.pt": ("embeddings",),
 }
 _KEYS["previous.pt"] = _KEYS["last.pt"]
-_TO_RESUME = ("last.pt", "previous.pt", "within.pt")
+# Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
+_SAFE: list[Any] = [
+    *(np.dtype, np.ndarray, np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]),  # type: ignore[index]
+    *{type(np.dtype(kind)) for kind in np.typecodes["All"] if kind not in "OV"},
+    *(collections.Counter, frozenset, range, set),
+]
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint; the old one stays until the new one is whole.
+    """Write a checkpoint and its checksum; the old one stays until the new one is whole.
 
     Args:
-        path: the file.
-        state: tensors, numbers, texts, and what else :func:`~.plain.to_plain` writes.
+        path: ``RUN/checkpoints/NAME.pt``.
+        state: tensors, numbers, texts, containers of these, and numpy's arrays.
 
     Raises:
         UnwritableError: the disk is full, or the folder gone.
-        UnplainError: something in it that no checkpoint holds.
     """
-    plain = to_plain({**state, "format": FORMAT, "versions": versions()})
 
     def write(temporary: Path) -> None:
         try:
-            torch.save(plain, temporary)
+            torch.save({**state, "versions": versions()}, temporary)
         except RuntimeError as error:  # torch has no error of its own for a full disk
             raise OSError(None, shortened(error, 200)) from error
 
-    write_sealed(path, write)
+    replace_file(path.parent.parent, f"{path.parent.name}/{path.name}", write)
 
 
 def save_last(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint, and keeps the one that it replaces as ``previous.pt``.
-
-    Args:
-        path: ``last.pt``.
-        state: as of :func:`save`.
-    """
+    """Write ``last.pt``, and keep the one that it replaces as ``previous.pt``."""
     if path.exists():
-        write_atomically(path.with_name("previous.pt"), lambda temporary: _link(path, temporary))
+        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(_link, path))
     save(path, state)
 
 
@@ -82,48 +84,40 @@ def _link(old: Path, new: Path) -> None:
 
 
 def identity(recipe: Mapping[str, Any], seed: int) -> str:
-    """What the checkpoints of a run have in common, unlike checkpoints of another recipe or seed.
-
-    Args:
-        recipe: its tables.
-        seed: of the run.
-    """
+    """Return a name that the checkpoints of a run have in common, unlike those of another recipe or seed."""
     return hashlib.sha256(json.dumps([recipe, seed], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def load(path: Path, device: torch.device | str = "cpu", of: str | None = None) -> dict[str, Any]:
-    """Reads a checkpoint; no code of its author's is run.
+def load(
+    path: Path, device: torch.device | str = "cpu", of: str | None = None, digest: str | None = None
+) -> dict[str, Any]:
+    """Read a checkpoint without running code that may be in it.
 
     Args:
-        path: the file.
+        path: ``RUN/checkpoints/NAME.pt``.
         device: where its tensors go.
         of: the :func:`identity` of the run that asks; None takes a checkpoint of any run.
+        digest: the file's SHA-256, where the caller has it.
 
     Raises:
-        DataError: no such file, an empty or damaged one, one of an earlier format that has to be whole to go on, one
-            of another run, or one that holds something else; the text says what to do.
+        DataError: no such file, an empty or damaged one, one of another run or with something else in it; the text
+            says what to do.
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
     if path.stat().st_size == 0:
         raise _refused(path, "the file is empty")
+    wanted = read_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+    if wanted is not None and (digest or sha256_of(path)) != wanted:
+        raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
     try:
-        with path.open("rb") as file:
-            try:
-                check_seal(file)
-            except EarlierFormatError as error:
-                if path.name in _TO_RESUME:
-                    raise _earlier(path) from error
-            state = torch.load(file, map_location=device, weights_only=True)
-        state = from_plain(state)
-    except (DataError, torch.cuda.OutOfMemoryError):
+        with torch.serialization.safe_globals(_SAFE):
+            state = torch.load(path, map_location=device, weights_only=True)
+    except torch.cuda.OutOfMemoryError:
         raise
-    except DamagedError as error:
-        raise _refused(path, str(error)) from error
-    except Exception as error:  # what a damaged archive or pickle raises is not limited, and torch's advice misleads
+    except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
-    wanted = _KEYS.get(path.name, ())
-    missing = [key for key in wanted if not isinstance(state, dict) or key not in state]
+    missing = [key for key in _KEYS.get(path.name, ()) if not isinstance(state, dict) or key not in state]
     if missing:
         raise _refused(path, f"the file holds something else (no {missing[0]!r} in it)")
     if of is not None and state.get("of", of) != of:
@@ -134,18 +128,12 @@ def load(path: Path, device: torch.device | str = "cpu", of: str | None = None) 
 def load_to_resume(
     path: Path, device: torch.device | str = "cpu", of: str | None = None
 ) -> tuple[dict[str, Any], str] | None:
-    """The last checkpoint that can be read; None where there is none.
+    """Return the state of ``last.pt``, or if that cannot be read, of ``previous.pt`` beside it, and a warning or "".
 
-    Args:
-        path: ``last.pt``, beside which ``previous.pt`` may lie.
-        device: where its tensors go.
-        of: as of :func:`load`.
-
-    Returns:
-        Its state, and what to tell of it: "" unless the last one could not be read.
+    Returns None where there is neither.
 
     Raises:
-        DataError: there are checkpoints, and none can be read.
+        DataError: none of the two can be read.
     """
     previous = path.with_name("previous.pt")
     if not path.exists() and not previous.exists():
@@ -161,75 +149,126 @@ def load_to_resume(
         return state, f"{reason}; the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
 
 
-class _Misfit(Exception):
-    """A part of a state does not fit what it is for."""
+class _MisfitError(Exception):
+    """A part of a state does not fit the object that it is for."""
 
 
 @contextlib.contextmanager
 def part(name: str) -> Iterator[None]:
-    """Around what takes a part of a state; inside :func:`taking`, the text of an error names it.
-
-    Args:
-        name: of the part, as ``"the trunk"``.
-    """
+    """Add the name of a part, such as ``"the trunk"``, to errors of loading it; see :func:`taking`."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
         raise
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
         reason = f"{type(error).__name__}: {shortened(error, 200)}"
-        raise _Misfit(f"{name} does not fit the run's recipe ({reason})") from error
+        raise _MisfitError(f"{name} does not fit the run's recipe ({reason})") from error
 
 
 @contextlib.contextmanager
 def taking(path: Path, state: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Around what puts a checkpoint's state into networks: a state that does not fit is refused by the file's name.
-
-    Args:
-        path: the file.
-        state: what it holds, of which the text has the versions that wrote it.
-    """
+    """Add a checkpoint's path, and the versions that wrote its state, to errors of loading it into networks."""
     try:
         with part("it"):
             yield
-    except _Misfit as error:
-        raise _refused(path, f"{error}{_written_by(state or {})}") from error
-
-
-def _written_by(state: Mapping[str, Any]) -> str:
-    """What wrote a state, where that is not what reads it."""
-    old, now = state.get("versions"), versions()
-    if not isinstance(old, dict):
-        return ""
-    changed = [f"{name} {old.get(name)} (now {now.get(name)})" for name in now if old.get(name) != now.get(name)]
-    return f" (written by {', '.join(changed)})" if changed else f" (written by pml-ext {__version__}, as this one is)"
+    except _MisfitError as error:
+        old, now = (state or {}).get("versions"), versions()
+        written = ""
+        if isinstance(old, dict):
+            changed = [f"{key} {old.get(key)} (now {now.get(key)})" for key in now if old.get(key) != now.get(key)]
+            written = f" (written by {', '.join(changed) or f'pml-ext {__version__}, as this one is'})"
+        raise _refused(path, f"{error}{written}") from error
 
 
 def _refused(path: Path, reason: str) -> DataError:
-    if path.name == "model.pt":
-        metrics = path.parent.parent / "metrics.json"
-        remedy = f"delete {metrics} and train with --resume: the network is tested and written again"
-    elif path.name == "before.pt":
-        remedy = "pml-ext report makes it again"
-    elif path.name == "within.pt":
-        remedy = "the epoch begins again"
-    else:
-        remedy = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
-    return DataError(f"{path}: {reason}; {remedy}")
+    remedies = {
+        "model.pt": "train with --resume: it is made again from last.pt",
+        "before.pt": "pml-ext report makes it again",
+        "within.pt": "the epoch begins again",
+    }
+    anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
+    return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
 
 
-def _earlier(path: Path) -> DataError:
-    return DataError(
-        f"{path}: it is of an earlier format, without a checksum, which is not resumed; finish the run with the "
-        f"pml-ext that began it, or begin again: delete the folder {path.parent} and train with --resume"
-    )
+# Samplers and random generators
+
+_kept: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()  # attributes by sampler
 
 
-# Random generators and versions
+def state_of_sampler(sampler: Any) -> Any:
+    """Return a sampler's ``state_dict()``, or those attributes that a checkpoint can hold; warn of the others, once."""
+    if hasattr(sampler, "state_dict"):
+        return sampler_state(sampler)
+    state = {
+        name: getter(value) if (getter := _generator_methods(value)[0]) else _plain(value)
+        for name, value in vars(sampler).items()
+    }
+    if sampler not in _kept:
+        _kept[sampler] = frozenset(name for name, value in state.items() if _can_be_held(value))
+        for name in state.keys() - _kept[sampler]:
+            warnings.warn(
+                f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(state[name]).__name__}); a "
+                "state_dict() and load_state_dict() of its own would keep it",
+                PluginWarning,
+                stacklevel=2,
+            )
+    return {name: value for name, value in state.items() if name in _kept[sampler]}
+
+
+def set_state_of_sampler(sampler: Any, state: Any) -> None:
+    """Put a sampler back to what :func:`state_of_sampler` returned."""
+    if not hasattr(sampler, "load_state_dict"):
+        state = dict(state)
+        for name, value in vars(sampler).items():
+            if name in state and (setter := _generator_methods(value)[1]):
+                setter(value, state.pop(name))
+            elif name in state:
+                state[name] = _refilled(value, state[name])
+    set_sampler_state(sampler, state)
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping, of any class, as a dict; other values as they are."""
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _refilled(own: Any, saved: Any) -> Any:
+    """Return a saved value in the mapping that it was taken from, which may be a defaultdict."""
+    if not isinstance(own, dict) or not isinstance(saved, dict):
+        return saved
+    before = dict(own)
+    own.clear()
+    own.update({key: _refilled(before.get(key), item) for key, item in saved.items()})
+    return own
+
+
+def _generator_methods(value: Any) -> tuple[Any, Any]:
+    """Return the functions that get and set the state of a random generator; None for other values."""
+    if isinstance(value, np.random.Generator):
+        return lambda it: it.bit_generator.state, lambda it, state: setattr(it.bit_generator, "state", state)
+    if isinstance(value, random.Random):
+        return random.Random.getstate, random.Random.setstate
+    if isinstance(value, np.random.RandomState):
+        return np.random.RandomState.get_state, np.random.RandomState.set_state
+    if isinstance(value, torch.Generator):
+        return torch.Generator.get_state, lambda it, state: it.set_state(state.cpu())
+    return None, None
+
+
+def _can_be_held(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        with torch.serialization.safe_globals(_SAFE):
+            torch.load(file, weights_only=True)
+    except Exception:  # of any kind, as pickling raises them
+        return False
+    return True
 
 
 def random_state() -> dict[str, Any]:
-    """The states of the generators of torch, numpy and Python."""
+    """Return the states of the generators of torch, numpy and Python."""
     return {
         "torch": torch.get_rng_state(),
         "accelerators": random_states(),
@@ -239,7 +278,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the generators back to what :func:`random_state` found."""
+    """Put the generators back to what :func:`random_state` returned."""
     torch.set_rng_state(state["torch"].cpu())
     set_random_states(state["accelerators"])
     np.random.set_state(state["numpy"])
@@ -247,7 +286,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds the generators of torch, numpy and Python."""
+    """Seed the generators of torch, numpy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -263,5 +302,5 @@ def _found_versions() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what a run depends on."""
+    """Return the versions of what a run depends on."""
     return dict(_found_versions())

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..checksums import check_unchanged
 from ..errors import ConfigError, DataError, one_line, shortened
 from ..files import DamagedError, read_toml
-from ..sums import check_unchanged
-from .runs import read_metrics
+from .launch import read_metrics
 
 
 @dataclass

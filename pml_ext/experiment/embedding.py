@@ -12,23 +12,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..devices import Precision, autocast
 from ..pairwise import to_full_precision
-from .workers import Watched, begin
+from .batches import Watched, begin
 
 
 @dataclass(frozen=True)
 class EmbeddedSplit:
-    """The images of a split as the network sees them, in the split's order.
+    """The embeddings of a split, in its order.
 
     Args:
         embeddings: ``[N, D]``, float32 or float64, not normalized.
         labels: ``[N]``, int64.
-        features: of the trunk, ``[N, F]``; None where they were not kept.
-        also: what else was wanted of the images, ``[N, ...]``; None where nothing was.
+        also: what else was computed of the images, ``[N, ...]``, or None.
     """
 
     embeddings: Tensor
     labels: Tensor
-    features: Tensor | None = None
     also: Tensor | None = None
 
 
@@ -43,7 +41,7 @@ def embed_batches(
     precision: Precision = "float32",
     look: Callable[[Tensor], None] = lambda _: None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """One pass over a split, batch by batch, so that not all of it is held at a time.
+    """Yield a split batch by batch: features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``, on the device.
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends. Torch's generators are left
     alone.
@@ -57,9 +55,6 @@ def embed_batches(
         workers: processes that read; 0 for this one.
         precision: of the network.
         look: called with each batch of images, ``[B, C, H, W]``, on the device.
-
-    Yields:
-        Features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``, on the device.
     """
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(images, workers)
@@ -68,15 +63,16 @@ def embed_batches(
     )
     modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
     try:
-        for batch, labels in watched.batches(loader):
-            trunk.eval()
-            embedder.eval()
-            batch = watched.finish(batch.to(device, non_blocking=pinned))
-            look(batch)
-            with autocast(device, precision):
-                features = trunk(batch)
-                embeddings = embedder(features)
-            yield to_full_precision(features), to_full_precision(embeddings), labels.to(device, non_blocking=pinned)
+        with watched.naming_images():
+            for batch, labels in loader:
+                trunk.eval()
+                embedder.eval()
+                batch = watched.finish(batch.to(device, non_blocking=pinned))
+                look(batch)
+                with autocast(device, precision):
+                    features = trunk(batch)
+                    embeddings = embedder(features)
+                yield to_full_precision(features), to_full_precision(embeddings), labels.to(device, non_blocking=pinned)
     finally:
         for module, training in modes.items():
             module.training = training
@@ -90,33 +86,20 @@ def embed_split(
     batch_size: int = 256,
     workers: int = 0,
     precision: Precision = "float32",
-    keep_features: bool = False,
     also: Callable[[Tensor], Tensor] | None = None,
 ) -> EmbeddedSplit:
-    """A whole split in one pass; every image is read once.
+    """Return a whole split, embedded in one pass; arguments as of :func:`embed_batches`.
 
-    Args:
-        trunk: from images to features.
-        embedder: from features to embeddings.
-        images: items are ``(image, label)``; one or more.
-        device: where both modules are.
-        batch_size: images at a time.
-        workers: processes that read; 0 for this one.
-        precision: of the network.
-        keep_features: whether the trunk's features are kept as well.
-        also: gives something else of each batch of images, ``[B, ...]`` of ``[B, C, H, W]``.
+    ``also`` computes something else of each batch of images, ``[B, ...]`` of ``[B, C, H, W]``.
     """
     count = len(images)  # type: ignore[arg-type]
     held: dict[str, Tensor] = {}
     seen: list[Tensor] = []
     start = 0
     look = seen.append if also is not None else lambda _: None
-    for features, embeddings, labels in embed_batches(
-        trunk, embedder, images, device, batch_size, workers, precision, look
-    ):
+    passing = embed_batches(trunk, embedder, images, device, batch_size, workers, precision, look)
+    for _, embeddings, labels in passing:
         parts = {"embeddings": embeddings, "labels": labels}
-        if keep_features:
-            parts["features"] = features
         if also is not None:
             parts["also"] = also(seen.pop())
         if not held:  # filled in place: joining the batches at the end would hold everything twice

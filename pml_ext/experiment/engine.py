@@ -1,9 +1,9 @@
 """A training step and an epoch of steps, in plain PyTorch.
 
 A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit: gradients cleared,
-trunk, embedder, miner, loss, backward, optimizers; the learning rates' schedules at the end of the epoch. What it adds:
-precision, compilation, clipping, a look at the loss and every gradient before anything changes, and one wait for the
-device per step.
+trunk, embedder, miner, loss, backward, optimizers; the learning rates' schedules at the end of the epoch. It adds
+precision, compilation, clipping, a check of the loss and every gradient before anything changes, and waits for the
+device once per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ..distributed import most_of_ranks, num_processes
 from ..errors import TrainingError
 from ..losses import MicroBatched, inside
 from ..pairwise import to_full_precision
-from .finite import first_bad, stored
 from .recipe import EngineTable
 
 MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
@@ -35,14 +34,14 @@ class NotFiniteError(TrainingError):
 
 @dataclass
 class Objective:
-    """What is minimized, and by what means.
+    """The loss that is minimized, with its miner and the optimizers.
 
     Args:
-        loss: called as ``loss(embeddings, labels, indices_tuple)``; gives one value.
+        loss: called as ``loss(embeddings, labels, indices_tuple)``; returns one value.
         optimizers: of trunk, embedder and loss, by name, in the order in which they step.
         miner: called as ``miner(embeddings, labels)`` for the ``indices_tuple``, or None.
         schedulers: stepped at the end of every epoch.
-        recorded: gives what is recorded of a step, numbers and tensors of one element, once the loss is computed.
+        recorded: returns numbers and tensors of one element to record of a step, once the loss is computed.
     """
 
     loss: nn.Module
@@ -70,10 +69,9 @@ class Step:
 
 
 class Engine:
-    """Trains a network of a trunk and an embedder.
+    """Trainer of a network of a trunk and an embedder, whose gradients are averaged over the processes.
 
-    Over several processes their gradients are averaged. The modules that are passed stay what is saved, tested and
-    loaded: what wraps or compiles them shares their parameters.
+    The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters.
 
     Args:
         trunk: from images to features, on its device.
@@ -118,11 +116,11 @@ class Engine:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """How images are to lie in memory."""
+        """The order in memory that images should have."""
         return torch.channels_last if self.settings.channels_last else torch.contiguous_format
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
-        """Trains on batches, one after the other; the epoch ends when all its steps have been taken from it.
+        """Train on batches, one after the other; the epoch ends when all its steps have been taken from it.
 
         Args:
             batches: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
@@ -161,7 +159,7 @@ class Engine:
             scheduler.step()
 
     def _forward_and_backward(self, images: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-        """The loss of a batch and its embeddings; every parameter has its gradient."""
+        """Return the loss of a batch and its embeddings, and give every parameter its gradient."""
         for module in (*self._parts, objective.loss):
             module.zero_grad()
         with autocast(self.device, self.settings.precision):
@@ -185,7 +183,7 @@ class Engine:
     def _take(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
-        """Looks at loss, embeddings and gradients, and steps if all are finite."""
+        """Check loss, embeddings and gradients, and step if all are finite."""
         optimizers = objective.optimizers.values()
         if self._scaler is not None:
             for optimizer in optimizers:
@@ -219,10 +217,7 @@ class Engine:
         return Step(value, embeddings, recorded, bad is not None)
 
     def _skip(self, name: str, value: float) -> None:
-        """What is not finite: an error, or a step that is left out.
-
-        In float16 that is so for gradients, and the loss scale falls; with ``skip_nonfinite`` for everything.
-        """
+        """Leave a step out: in float16 one whose gradients overflow, with ``skip_nonfinite`` any; else raise."""
         self._overflows += 1
         if self._skips:
             if self._overflows > MOST_SKIPPED:
@@ -266,7 +261,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
-        """What torch.compile fails at, most often for want of a C compiler, is told in one line."""
+        """Turn a failure of torch.compile, mostly for want of a C compiler, into an error of one line."""
         try:
             yield
         except RuntimeError as error:
@@ -281,39 +276,30 @@ class Engine:
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that goes on needs besides parameters and optimizers: the loss scale of float16."""
+        """Return the loss scale of float16 and the number of steps left out in a row."""
         scaler = self._scaler.state_dict() if self._scaler is not None else {}
         return {"scaler": scaler, "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the state of :meth:`state_dict`.
-
-        Args:
-            state: of an engine with the same precision.
-        """
+        """Take the state of an engine with the same precision."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         self._overflows = state["overflows"]
 
 
 def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
-    """A module whose gradients are averaged over the processes; itself where there is one process, or no parameter.
-
-    Args:
-        module: on its device.
-        settings: of torch's DistributedDataParallel.
-    """
+    """Return a module with gradients averaged over the processes; itself for one process, or without parameters."""
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
 
 
 def _nothing() -> None:
-    """There is nothing to put back."""
+    """Undo nothing."""
 
 
 def _no_lap(_part: str) -> None:
-    """Nothing is measured."""
+    """Measure nothing."""
 
 
 def _freeze(module: nn.Module) -> None:
@@ -327,3 +313,67 @@ def _check_loss(loss: Any) -> None:
         raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
     if not loss.requires_grad:
         raise TrainingError("the loss depends on no parameter that is trained, so there is nothing to learn from it")
+
+
+# Values that are not finite, found in many tensors with one wait for the device
+
+
+def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
+    """Return name and value, NaN or infinity, of the first tensor that is not finite; None if all are.
+
+    Args:
+        tensors: floating point tensors by name, of any shapes, sparse ones too, on one device.
+    """
+    filled = {name: stored(tensor) for name, tensor in tensors.items() if tensor.numel()}
+    if not filled:
+        return None
+    # the greatest absolute value of each: NaN stays NaN, and nothing is squared, which would overflow
+    greatest = torch.stack(torch._foreach_norm(list(filled.values()), math.inf)).tolist()
+    return next(((name, value) for name, value in zip(filled, greatest, strict=True) if not math.isfinite(value)), None)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
+    tensor = tensor.detach()
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def bad_weight(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
+    """Return name and value of the first parameter of some modules that is not finite; None if all are."""
+    return first_bad(
+        {
+            f"weight {group}.{name}": parameter
+            for group, module in modules.items()
+            for name, parameter in module.named_parameters()
+        }
+    )
+
+
+def bad_buffer(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
+    """Return name and value of the first buffer that makes NaN of every image; None if there is none.
+
+    An infinite variance does not: what it divides becomes 0. Other buffers may be infinite by design, as masks are.
+    """
+    return first_bad(
+        {
+            name: buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
+            for name, buffer in _buffers(modules).items()
+        }
+    )
+
+
+def infinite_variance(modules: Mapping[str, nn.Module]) -> str:
+    """Return a warning about the first running variance of a batch norm that is not finite; "" if all are."""
+    bad = first_bad({name: buffer for name, buffer in _buffers(modules).items() if name.endswith("running_var")})
+    if bad is None:
+        return ""
+    return f"{bad[0]} has become infinite: features are the same for every image there; try a lower optimizer.lr"
+
+
+def _buffers(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{group}.{name}": buffer
+        for group, module in modules.items()
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point()
+    }

@@ -31,7 +31,7 @@ from ..evaluation.metrics import Metric, metrics_of
 from ..files import write_atomically
 from ..pml import BaseDistance
 from . import checkpoint
-from .finite import first_bad
+from .engine import first_bad
 from .recipe import plugins_in
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages

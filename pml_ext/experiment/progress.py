@@ -1,4 +1,4 @@
-"""How a run says how it goes on: what it tells its listener, epoch by epoch, and the warnings that it keeps."""
+"""The progress of a run: its listener, its pace, and warnings that it forwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnNonfinite = Literal["stop", "skip"]  # a loss, an embedding or a gradient that
 
 
 class Listener(Protocol):
-    """Hears how a run goes on; the command line draws it."""
+    """The observer of a run; the command line's draws it."""
 
     def step(self, text: str) -> None:
         """Something begins, for example ``"testing"``."""
@@ -36,55 +36,31 @@ class Listener(Protocol):
 class Silence:
     """A listener that does nothing."""
 
-    def step(self, text: str) -> None:
-        """Nothing."""
+    def _nothing(self, *_: object) -> None: ...
 
-    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
-        """Nothing."""
-
-    def iteration(self, loss: float) -> None:
-        """Nothing."""
-
-    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
-        """Nothing."""
-
-    def warn(self, text: str) -> None:
-        """Nothing."""
+    step = epoch = iteration = epoch_done = warn = _nothing
 
 
 class Pace:
-    """How long the iterations that are left will take, at the pace since this was made.
+    """The pace of iterations since this was made, from ``done`` of all ``iterations`` on."""
 
-    Args:
-        done: iterations before now.
-        everything: iterations of the whole run.
-    """
-
-    def __init__(self, done: int, everything: int) -> None:
-        self._before, self._everything, self._begun = done, everything, time.perf_counter()
+    def __init__(self, done: int, iterations: int) -> None:
+        self._before, self._iterations, self._begun = done, iterations, time.perf_counter()
 
     def seconds_left(self, done: int) -> float:
-        """The time from now to the end.
-
-        Args:
-            done: iterations before now; more than when this was made.
-        """
+        """Return the time to the end at this pace, when more iterations are done than at the beginning."""
         pace = (time.perf_counter() - self._begun) / (done - self._before)
-        return pace * (self._everything - done)
+        return pace * (self._iterations - done)
 
 
-class Alarm:
-    """Rings when some time has passed since it last rang, or was made.
-
-    Args:
-        minutes: None for never.
-    """
+class Interval:
+    """A number of minutes that recurs; None for never."""
 
     def __init__(self, minutes: float | None) -> None:
         self._seconds = math.inf if minutes is None else 60 * minutes
         self._since = time.monotonic()
 
-    def rings(self) -> bool:
+    def due(self) -> bool:
         """Whether the time has passed; then it begins anew."""
         if time.monotonic() - self._since < self._seconds:
             return False
@@ -93,12 +69,8 @@ class Alarm:
 
 
 @contextlib.contextmanager
-def heard(warn: Callable[[str], None]) -> Iterator[None]:
-    """Inside, each :class:`TrainingWarning` goes to a run; other warnings are shown as always.
-
-    Args:
-        warn: called with the text.
-    """
+def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Inside, call ``warn`` with the text of each :class:`TrainingWarning`; show other warnings as always."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
 

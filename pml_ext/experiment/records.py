@@ -107,10 +107,13 @@ class Records:
 
     def close(self) -> None:
         """Write what is left, and the CSV files with one header each."""
+        if not self._events:
+            return
         self.save()
         with self._forgiving():
             for events in self._events.values():
                 events.close()
+            self._events.clear()
             if self._database.exists():
                 write_csv_files(self._folder)
 

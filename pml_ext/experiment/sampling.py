@@ -15,12 +15,12 @@ from .recipe import SHUFFLE, PseudoTable, SamplerTable
 
 
 def classes_of(images: LabeledImages) -> list[int]:
-    """The labels that occur, in rising order."""
+    """Return the labels that occur, in rising order."""
     return sorted({int(label) for label in images.labels})
 
 
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
-    """A sampler, and how many batches an epoch has.
+    """Return a sampler, and how many batches an epoch has.
 
     Args:
         table: ``[sampler]``.
@@ -75,16 +75,9 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """A sampler of clusters of one size, to see before training whether batches can be composed at all.
+    """Return a sampler of clusters of one size, to check before training that batches can be composed at all.
 
-    Args:
-        table: ``[sampler]``.
-        pseudo: ``[data.pseudo]``.
-        images: to draw from; their labels are not looked at.
-        seed: as of :func:`build_sampler`.
-
-    Returns:
-        The sampler, and how many batches each epoch has: as one pass has with batches between the two sizes.
+    Arguments and results as of :func:`build_sampler`; labels of the images are not looked at.
 
     Raises:
         ConfigError: more clusters than images, or a sampler that cannot compose batches of a size that may be drawn.
@@ -113,15 +106,7 @@ def sampler_before_clusters(
 def sampler_of_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, iterations: int, seed: int, epoch: int
 ) -> tuple[Any, int]:
-    """The sampler of an epoch, and its batch size.
-
-    Args:
-        table: ``[sampler]``.
-        pseudo: ``[data.pseudo]``, of which the batch size is drawn.
-        images: to draw from, with the epoch's clusters as their labels.
-        iterations: batches per epoch.
-        seed: of the run.
-        epoch: from 1.
+    """Return the sampler of an epoch for images with clusters as labels, and its batch size, which is drawn too.
 
     Raises:
         ConfigError: a sampler that cannot compose its batches from these clusters.
@@ -142,7 +127,7 @@ def sampler_of_clusters(
 
 
 def _sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
-    """A sampler's table with another batch size, a multiple of the images per class where that is a setting."""
+    """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
     per_class = table.settings.get("m", 1)
     whole = max(1, size // per_class) * per_class if isinstance(per_class, int) and per_class > 0 else size
     return table.model_copy(update={"batch_size": whole, "iterations": iterations})

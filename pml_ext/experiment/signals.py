@@ -1,7 +1,7 @@
 """Signals that end a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP, which schedulers and terminals send.
 
-The first one is waited for where work would be lost, until an iteration is finished and a checkpoint written; elsewhere
-it ends the run at the next line. A second one ends the run at once.
+Where work would be lost, the first one ends the run once an iteration is finished and a checkpoint written; elsewhere
+at the next line. A second one ends the run at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _now = _State()
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Inside, the signals end a run as this module says; in a thread that is not the main one, nothing changes."""
+    """Inside, signals end a run as this module says; in another thread than the main one, nothing changes."""
     if threading.current_thread() is not threading.main_thread() or _now.process == os.getpid():
         yield
         return
@@ -91,31 +91,19 @@ def _while_waiting(value: bool) -> Iterator[None]:
 
 
 def received() -> int | None:
-    """The signal that was noted; None if there was none, or nobody listens."""
+    """Return the signal that was noted; None if there was none, or nobody listens."""
     return _now.received if _now.process == os.getpid() else None
 
 
 def check(where: str = "") -> None:
-    """Ends the run if a signal was noted.
-
-    Args:
-        where: the run is, for the text.
-
-    Raises:
-        StoppedError: it was.
-    """
+    """End the run by a :class:`StoppedError` if a signal was noted; ``where`` the run is, for the text."""
     number = received()
     if number is not None:
         raise stopped(number, where)
 
 
 def stopped(number: int, where: str = "") -> StoppedError:
-    """The error that ends a run for a signal.
-
-    Args:
-        number: of the signal.
-        where: the run is.
-    """
+    """Return the error that ends a run for a signal; ``where`` the run is, for the text."""
     return StoppedError(number, f"stopped by {_name(number)}{' ' * bool(where)}{where}")
 
 

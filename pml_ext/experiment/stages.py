@@ -1,17 +1,22 @@
-"""The stages of a training, each with its own loss, miner and sampler, and the optimizers of the networks."""
+"""The stages of a training, each with its own loss, miner and sampler, the networks' optimizers, and pseudo labels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import LabeledImages
-from ..distributed import DistributedLoss, DistributedMiner, join, num_processes
+from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, join, num_processes
+from ..evaluation import kmeans, nmi
 from .engine import over_processes
 from .recipe import (
+    PseudoTable,
     Recipe,
     SamplerTable,
     ScheduleTable,
@@ -20,7 +25,7 @@ from .recipe import (
     loss_context,
     own_optimizer,
 )
-from .sampling import build_sampler, classes_of, sampler_before_clusters
+from .sampling import build_sampler, classes_of, sampler_before_clusters, sampler_of_clusters
 from .view import View
 
 
@@ -31,10 +36,10 @@ class Stage:
     Args:
         first: its first epoch, from 1.
         last: its last epoch.
-        loss: what is minimized.
-        miner: what chooses pairs or triplets for it.
-        sampler: what composes batches.
-        table: what the sampler is made of.
+        loss: that is minimized.
+        miner: that chooses pairs or triplets for it.
+        sampler: that composes batches.
+        table: ``[sampler]``.
         batch_size: images per batch, over all processes.
         iterations: batches per epoch.
         optimizer: of the loss's own parameters, where it has some.
@@ -61,15 +66,15 @@ class Stages(list[Stage]):
     """The stages of a run, in their order."""
 
     def of(self, epoch: int) -> Stage:
-        """The stage that has an epoch."""
+        """Return the stage of an epoch."""
         return next(stage for stage in self if stage.first <= epoch <= stage.last)
 
     def iterations_before(self, epoch: int) -> int:
-        """How many iterations all epochs before one have together."""
+        """Return how many iterations all epochs before one have together."""
         return sum(stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self)
 
     def parts(self) -> list[Any]:
-        """All modules and samplers of the stages, each once: any of them may take part in the run."""
+        """Return all modules and samplers of the stages, each once: any of them may take part in the run."""
         parts: list[Any] = []
         for stage in self:
             for owner in (stage.loss, stage.miner, stage.sampler):
@@ -80,7 +85,7 @@ class Stages(list[Stage]):
 
 
 def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) -> None:
-    """Calls the components of a stage that have ``after_step(run, indices, embeddings)``.
+    """Call the components of a stage that have ``after_step(run, indices, embeddings)``.
 
     Args:
         view: of the run.
@@ -97,12 +102,12 @@ def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) ->
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
-    """The stages of a recipe, the recipe's own loss in the last.
+    """Return the stages of a recipe, the recipe's own loss in the last.
 
     Args:
         recipe: what to train.
         images: to train with.
-        device: where losses and miners are.
+        device: of losses and miners.
         seed: of samplers that draw.
 
     Raises:
@@ -149,11 +154,11 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
 
 @dataclass
 class Optimizers:
-    """What trains the networks.
+    """The optimizers of the networks that have parameters to train, and the schedules of their learning rates.
 
     Args:
-        steps: ``"trunk_optimizer"`` and ``"embedder_optimizer"``, of the networks that have parameters to train.
-        schedules: of their learning rates, by the same names, where the recipe has a schedule.
+        steps: ``"trunk_optimizer"`` and ``"embedder_optimizer"``.
+        schedules: by the same names, where the recipe has a schedule.
     """
 
     steps: dict[str, torch.optim.Optimizer]
@@ -161,13 +166,7 @@ class Optimizers:
 
 
 def build_optimizers(recipe: Recipe, trunk: nn.Module, embedder: nn.Module) -> Optimizers:
-    """The optimizers of a recipe.
-
-    Args:
-        recipe: what to train.
-        trunk: from images to features, on its device.
-        embedder: from features to embeddings, likewise; its learning rate is ``head_lr_factor`` times the trunk's.
-    """
+    """Return the optimizers of a recipe; the embedder's learning rate is ``head_lr_factor`` times the trunk's."""
     table = recipe.optimizer
     steps = {
         f"{key}_optimizer": build_optimizer(table, parameters, factor)
@@ -179,7 +178,7 @@ def build_optimizers(recipe: Recipe, trunk: nn.Module, embedder: nn.Module) -> O
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
-    """How a learning rate falls that is stepped from an epoch of the run on; None where it does not."""
+    """Return the schedule of a learning rate from an epoch of the run on; None for a constant one."""
     before = first - 1
     if schedule.name == "multi-step":
         milestones = [epoch - before for epoch in schedule.milestones if epoch > before]
@@ -187,3 +186,52 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
     if schedule.name == "cosine":
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs - before)
     return None
+
+
+# Training without labels: clusters of the training images are the labels of an epoch (Kan et al., 2022, Sec. 4.6)
+
+Labels = NDArray[np.int64]
+
+
+def clusters_of(view: View, table: PseudoTable) -> Labels:
+    """Return the cluster of every training image by the network as it is, ``[N]``, the same in every process."""
+    labels = None
+    if view.rank == 0:
+        points = nn.functional.normalize(view.embeddings("train", table.features))
+        labels = kmeans(points, table.clusters).cpu().numpy().astype(np.int64)
+    return from_rank_0(labels)  # type: ignore[no-any-return]
+
+
+def renew_clusters(
+    view: View, stage: Stage, before: Labels | None, kept: Labels | None, tell: Callable[[str], None]
+) -> tuple[Labels | None, dict[str, Any]]:
+    """Make clusters the labels of an epoch: of its batches, of its sampler, and in what components see.
+
+    Args:
+        view: of the run, at the epoch. Epoch 0 is before components prepare themselves; epoch 1 has its clusters.
+        stage: of the epoch.
+        before: the clusters of the epoch before; None where there is none.
+        kept: this epoch's, where a run goes on inside of it.
+        tell: called with a line before images are clustered.
+
+    Returns:
+        The cluster of every training image, and facts about the clusters: how many have an image, the share of the
+        images that the largest has, and the NMI to the epoch before. Nothing where labels are given.
+    """
+    if (table := view.recipe.data.pseudo) is None:
+        return None, {}
+    labels = kept if kept is not None else before if view.epoch == 1 else None
+    if labels is None:
+        tell(f"clustering the training images before epoch {max(1, view.epoch)}")
+        labels = clusters_of(view, table)
+    view.pseudo_labels = labels
+    names = [f"cluster {number}" for number in range(table.clusters)]
+    images = view.training_images.replace(labels=labels, class_names=names)
+    stage.sampler, stage.batch_size = sampler_of_clusters(
+        stage.table, table, images, stage.iterations, view.seed, max(1, view.epoch)
+    )
+    sizes = np.bincount(labels)
+    about: dict[str, Any] = {"clusters": int((sizes > 0).sum()), "largest": float(sizes.max() / len(labels))}
+    if view.epoch > 1 and before is not None:
+        about["nmi_to_epoch_before"] = nmi(before, labels)
+    return labels, about

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,9 +30,7 @@ Layer = Literal["embedder", "trunk"]
 
 
 class View:
-    """The part of a run that components see (:class:`pml_ext.plugin.RunView`), with what it rests on.
-
-    The embeddings of a split are computed in one pass, and kept until the network changes.
+    """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings.
 
     Args:
         recipe: what to train.
@@ -116,7 +115,7 @@ class View:
         return self.network.embedder
 
     def network_json(self) -> dict[str, Any]:
-        """What the networks were made for: with the recipe and ``model.pt`` it is enough to use them."""
+        """Return what is needed besides the recipe and ``model.pt`` to use the networks."""
         classes, names = classes_of(self.training_images), self.training_images.class_names
         facts = {
             "features": self.network.features,
@@ -134,17 +133,17 @@ class View:
 
     @property
     def tested_training(self) -> str | None:
-        """The split of the training images that are tested: ``"train"``, a sample of it, or None for no such test."""
+        """The split of training images that are tested: ``"train"``, a sample of it, or None for no such test."""
         if self.recipe.evaluation.training_images == 0:
             return None
         return SAMPLE if SAMPLE in self.splits else "train"
 
     def gallery_of(self, split: str) -> str:
-        """The split in which the images of a split are searched: ``"gallery"`` for queries, else the split itself."""
+        """Return the split in which a split's images are searched: ``"gallery"`` for queries, else the split itself."""
         return "gallery" if split == "query" else split
 
     def _test_batch(self) -> int:
-        """Images per forward pass of a test; on a CPU larger passes take more memory and no less time."""
+        """Return images per forward pass of a test; on a CPU larger passes take more memory and no less time."""
         most = self.recipe.evaluation.batch_size
         if self.device.type != "cpu":
             return most
@@ -153,7 +152,7 @@ class View:
     # What components see
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
-        """The network's output for all images of a split, not normalized.
+        """Return the network's output for all images of a split, not normalized.
 
         Args:
             split: a key of ``splits``: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``; ``"validation"``
@@ -169,15 +168,7 @@ class View:
         return torch.cat([features for features, _ in self.batches(split, layer)])
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
-        """What :meth:`embeddings` and :meth:`labels` give, batch by batch, so that not all is in memory at one time.
-
-        Args:
-            split: as of :meth:`embeddings`.
-            layer: likewise.
-
-        Yields:
-            The output ``[B, D]`` and the labels ``[B]``.
-        """
+        """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
         size = self._test_batch()
@@ -191,7 +182,7 @@ class View:
             yield features.float() if layer == "trunk" else embeddings.float(), labels
 
     def labels(self, split: str) -> Tensor:
-        """The labels of a split, ``[N]``, int64, on the run's device; of ``"train"``, clusters if they are labels."""
+        """Return the labels of a split, ``[N]``, int64, on the run's device; of ``"train"``, perhaps clusters."""
         if split == "train" and self.pseudo_labels is not None:
             return torch.as_tensor(self.pseudo_labels, device=self.device)
         return self.true_labels(split)
@@ -199,42 +190,27 @@ class View:
     # What the run itself uses
 
     def true_labels(self, split: str) -> Tensor:
-        """The labels that the data have, as of :meth:`labels`: tests go by them."""
+        """Return the labels that the data have, which tests go by."""
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:
-        """The images of a split, without augmentation.
-
-        Raises:
-            ValueError: the run has no such split.
-        """
+        """Return the images of a split, without augmentation; ValueError if the run has no such split."""
         if split not in self.splits:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
     def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> EmbeddedSplit:
-        """A split as the network sees it now, in one pass, which is kept until the network changes.
-
-        In full precision, as a finished run embeds images, whatever the precision of the training.
+        """Return a split's embeddings by the network as it is, in full precision, kept until the network changes.
 
         Args:
             split: a key of ``splits``.
-            also: gives something else of each batch of images; see :func:`embed_split`. Then a new pass is made, and
-                what it gave is not kept.
+            also: computes something else of each batch of images; see :func:`embed_split`. Then a new pass is made,
+                and its result is not kept.
         """
-        key = ("embedded", split)
-
-        def embed() -> EmbeddedSplit:
-            return embed_split(
-                self.trunk,
-                self.embedder,
-                self.images(split),
-                self.device,
-                self._test_batch(),
-                self.recipe.data.workers,
-                also=also,
-            )
-
+        key, size, workers = ("embedded", split), self._test_batch(), self.recipe.data.workers
+        embed = functools.partial(
+            embed_split, self.trunk, self.embedder, self.images(split), self.device, size, workers, also=also
+        )
         if also is None:
             return self.once(key, embed)
         with_also = embed()
@@ -242,25 +218,17 @@ class View:
         return with_also
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
-        """What is computed of the network as it is, by whoever asks first.
-
-        Args:
-            key: names it.
-            compute: gives it.
-        """
+        """Return what ``compute`` returns, computed once under its key until the network changes."""
         if key not in self._kept:
             self._kept[key] = compute()
         return self._kept[key]  # type: ignore[no-any-return]
 
     def changed(self) -> None:
-        """The network has changed: what was computed of it is forgotten."""
+        """Forget what was computed of the network, which has changed."""
         self._kept.clear()
 
     def embeddings_before(self) -> Tensor:
-        """The embeddings of the untrained network, of the test images or the queries, ``[N, D]``.
-
-        They are made again where their file cannot be read.
-        """
+        """Return the untrained network's embeddings of test images or queries, ``[N, D]``."""
         path = self.checkpoint("before")
         try:
             return checkpoint.load(path, self.device, self.identity)["embeddings"]  # type: ignore[no-any-return]
@@ -277,11 +245,11 @@ class View:
         return untrained
 
     def checkpoint(self, name: str) -> Path:
-        """The file of a checkpoint: ``"before"``, ``"last"``, ``"best"`` or ``"model"``."""
+        """Return the path of ``"before"``, ``"last"``, ``"within"``, ``"best"`` or ``"model"``."""
         return self.folder / "checkpoints" / f"{name}.pt"
 
     def call(self, part: Any, method: str, *more: Any) -> Any:
-        """What a part's method returns when called with the run, and more; None if it has no such method."""
+        """Call a part's method with the run, and more; return None if it has no such method."""
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
         return function(view, *more) if callable(function) else None

@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checksums import sha256_of
 from ..errors import DataError, UnwritableError, shortened
-from ..files import alone_in, sha256_of, writing
+from ..files import alone_in, writing
 from .checks import StoreWarning
 from .search import FaissIndex
 

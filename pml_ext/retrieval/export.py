@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checksums import is_unchanged, sha256_of, write_sums
 from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..experiment.recipe import Recipe
-from ..files import sha256_of, write_atomically, write_json, write_text
+from ..files import write_atomically, write_json, write_text
 from ..network import Network
-from ..sums import is_summed, write_sums
 from .card import CARD, card
 from .checks import StoreWarning
 
@@ -61,7 +61,7 @@ def write_export(
         from safetensors.torch import save_file
     folder.mkdir(parents=True, exist_ok=True)
     for name in {ONNX, TORCH_EXPORT} - set(graphs):
-        if is_summed(folder, name):
+        if is_unchanged(folder, name):
             (folder / name).unlink(missing_ok=True)
     about = _about(recipe, network)
     files: dict[str, Any] = {}
@@ -80,13 +80,13 @@ def write_export(
     weights = {"weights": {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}}
     write_json(folder / ABOUT, {**about, **weights, **files})
     own = {WEIGHTS, ABOUT, CARD, *graphs}
-    if (folder / CARD).exists() and not is_summed(folder, CARD):
+    if (folder / CARD).exists() and not is_unchanged(folder, CARD):
         text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
         warnings.warn(text, StoreWarning, stacklevel=3)
         own.remove(CARD)
     else:
         write_text(folder / CARD, card(run, recipe, network.trunk, about, [WEIGHTS, *graphs]))
-    write_sums(folder, leave_out=lambda name: name not in own)
+    write_sums(folder, sorted(own))
 
 
 def _about(recipe: Recipe, network: Network) -> dict[str, Any]:

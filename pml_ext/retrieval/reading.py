@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..data import Steps, image_tensor, read_image
 from ..errors import ConfigError, DataError
-from ..experiment.workers import Watched, begin
+from ..experiment.batches import Watched, begin
 from .checks import check_images_folder
 
 MOST_WORKERS, FEW = 8, 256
@@ -160,7 +160,7 @@ def read_batches(
         worker_init_fn=begin,
         collate_fn=_joined,
     )
-    for images, numbers, unreadable in watched.batches(loader):
+    for images, numbers, unreadable in watched.read(loader):
         yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
 
 

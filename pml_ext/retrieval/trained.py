@@ -14,14 +14,14 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
+from ..checksums import check_unchanged, sha256_of
 from ..devices import choose_device
 from ..errors import ConfigError, DataError, shortened, unknown
 from ..experiment import checkpoint
 from ..experiment.recipe import Recipe, build_loss, build_network, load_recipes, loss_context
-from ..files import DamagedError, read_json, read_toml, sha256_of
+from ..files import DamagedError, read_json, read_toml
 from ..models import builtin_trunk
 from ..network import Network, Preprocessing
-from ..sums import check_unchanged
 from .checks import RetrievalWarning, check_folder, check_images_folder, reason_of
 from .collection import COLLECTION, Changes, Collection, Vectors
 from .embedding import Embedded, ImageEmbedder, Images, Listener, names_of
@@ -105,10 +105,9 @@ class TrainedRun:
         self.recipe = self._read_recipe()
         self._facts = self._read_facts()
         digest = sha256_of(folder / _WEIGHTS)
-        state = checkpoint.load(folder / _WEIGHTS, self.device)
+        state = checkpoint.load(folder / _WEIGHTS, self.device, digest=digest)
         for name in ("recipe.toml", "network.json"):
             check_unchanged(folder, name)
-        check_unchanged(folder, _WEIGHTS, digest)
         self.identity = digest[:16]
         """The start of the SHA-256 of ``model.pt``."""
         self.network = self._build_network(state).to(self.device).eval()

@@ -1,7 +1,6 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,11 +14,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, draw
+from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, Watched, begin, draw
 from pml_ext.experiment.embedding import embed_batches
 from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
 from pml_ext.experiment.stages import build_stages
-from pml_ext.experiment.workers import Watched, begin, processes_of
 
 CPU = torch.device("cpu")
 
@@ -212,52 +210,27 @@ class Deadly(torch.utils.data.Dataset):
 
 
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
-    wanted = r"worker died: process \d+, ended by SIGKILL, while it read photographs/13.jpg\. If memory"
+    wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
     reader = BatchReader(SeededImages(Deadly()), 2, CPU)
-    with pytest.raises(DataError, match=wanted):
+    with pytest.raises(DataError, match=wanted), reader.naming_images():
         list(reader.read(EpochBatches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
 
 
-class Cut:
-    """A loader whose worker, ended, has left a batch that cannot be had."""
-
-    num_workers = 0
-
-    def __init__(self, error):
-        self.error, process = error, multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
-        process.start()
-        self._workers = [process]
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self._workers[0].join()
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    "error", [EOFError(), ConnectionResetError("reset"), RuntimeError("DataLoader worker (pid 1)")]
-)
-def test_a_worker_that_ends_while_it_passes_a_batch_on_is_named(error):
-    with pytest.raises(DataError, match=r"worker died: process \d+, exit code 3, while it read no image yet\."):
-        list(Watched(Deadly(), 1).batches(Cut(error)))
-
-
-def test_what_is_no_death_of_a_worker_is_raised_as_it_is():
-    cut = Cut(RuntimeError("of the network"))
-    with pytest.raises(RuntimeError, match="of the network"):
-        list(Watched(Deadly(), 1).batches(cut))
+@pytest.mark.parametrize("error", [RuntimeError("of the network"), OSError("of the disk"), EOFError()])
+def test_what_is_no_death_of_a_worker_is_raised_as_it_is(error):
+    with pytest.raises(type(error)) as caught, Watched(Deadly(), 1).naming_images():
+        raise error
+    assert caught.value is error
 
 
 def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
     reader = BatchReader(SeededImages(Noisy()), 1, CPU)
     batches = reader.read(EpochBatches([[number] for number in range(12)], 0, 1))
     next(batches)
-    (worker,) = processes_of(reader._loader._iterator)
+    worker = int(reader._watched.reading[0, 0])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(worker, number)
     assert len(list(batches)) == 11

@@ -1,22 +1,25 @@
-"""Checkpoints that cannot be used are named in one line, with what to do."""
+"""Checkpoints: they hold the state of any sampler, run no code, and name in a line what is damaged."""
 
+import collections
 import errno
 import os
-import sys
+import random
 
+import numpy as np
 import pytest
 import torch
+from pytorch_metric_learning import samplers
 
-from pml_ext.errors import DataError, UnwritableError
+from pml_ext.errors import DataError, PluginWarning, UnwritableError
 from pml_ext.experiment import checkpoint
-from pml_ext.files import write_sealed
 
+ANEW = r"delete the folder .*checkpoints and train with --resume"
 REMEDY = {
-    "last": r"delete the folder .*checkpoints and train with --resume",
-    "previous": r"delete the folder .*checkpoints and train with --resume",
+    "last": ANEW,
+    "previous": ANEW,
     "within": r"the epoch begins again",
-    "model": r"delete .*run/metrics.json and train with --resume",
-    "best": r"delete the folder .*checkpoints and train with --resume",
+    "model": r"train with --resume: it is made again from last.pt",
+    "best": ANEW,
     "before": r"pml-ext report makes it again",
 }
 
@@ -25,56 +28,38 @@ def a_state(name):
     return {key: torch.zeros(400) for key in checkpoint._KEYS[f"{name}.pt"]}
 
 
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    return tmp_path / "run" / "checkpoints"
+
+
 @pytest.mark.parametrize("name", REMEDY)
-def test_a_damaged_checkpoint_is_one_line_with_its_path(tmp_path, name):
-    path = tmp_path / "run" / "checkpoints" / f"{name}.pt"
+def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
+    path = folder / f"{name}.pt"
     with pytest.raises(DataError, match=rf"{name}.pt: no such checkpoint; {REMEDY[name]}"):
         checkpoint.load(path)
-    path.parent.mkdir(parents=True)
     checkpoint.save(path, a_state(name))
+    assert checkpoint.load(path).keys() > a_state(name).keys()
     whole = path.read_bytes()
     flipped = [bytearray(whole) for _ in range(20)]
     for number, content in enumerate(flipped):
         content[number * (len(whole) - 1) // 19] ^= 1 << number % 8
-    damaged = {
-        "the file is empty": [b""],
-        "the file is damaged": [
-            whole[:500],
-            whole[:-1],
-            whole + b"\0",
-            bytes(500),
-            b"no checkpoint",
-            b"\x80",
-            *flipped,
-        ],
-    }
-    for reason, contents in damaged.items():
-        for content in contents:
-            path.write_bytes(content)
-            with pytest.raises(DataError, match=rf"{name}.pt: {reason}.*; {REMEDY[name]}") as caught:
-                checkpoint.load(path)
-            assert "\n" not in str(caught.value)
-            assert "weights_only" not in str(caught.value)  # what torch advises instead
+    contents = [whole[:500], whole[:-1], whole + b"\0", bytes(500), b"no checkpoint", b"\x80", *flipped]
+    for content in (b"", *contents):
+        path.write_bytes(content)
+        reason = "the file is damaged" if content else "the file is empty"
+        with pytest.raises(DataError, match=rf"{name}.pt: {reason}.*; {REMEDY[name]}") as caught:
+            checkpoint.load(path)
+        assert "\n" not in str(caught.value)
+        assert "weights_only" not in str(caught.value)  # what torch advises instead
     checkpoint.save(path, {"something": "else"})
     with pytest.raises(DataError, match=rf"{name}.pt: the file holds something else \(no '.*' in it\); {REMEDY[name]}"):
         checkpoint.load(path)
 
 
-def test_a_checkpoint_of_an_earlier_or_a_later_format(tmp_path, monkeypatch):
-    for name in ("last", "model"):
-        torch.save(a_state(name), tmp_path / f"{name}.pt")
-    with pytest.raises(DataError, match=r"last.pt: it is of an earlier format.*finish the run with the pml-ext"):
-        checkpoint.load(tmp_path / "last.pt")
-    assert set(checkpoint.load(tmp_path / "model.pt")) == set(a_state("model"))  # what was trained can still be used
-    monkeypatch.setattr("pml_ext.files.FORMAT", 3)
-    checkpoint.save(tmp_path / "last.pt", a_state("last"))
-    monkeypatch.undo()
-    with pytest.raises(DataError, match=r"last.pt: it has format 3, of a later pml-ext; this one reads format 2; "):
-        checkpoint.load(tmp_path / "last.pt")
-
-
-def test_the_checkpoint_before_the_last_is_kept_and_used(tmp_path):
-    last = tmp_path / "last.pt"
+def test_the_checkpoint_before_the_last_is_kept_and_used(folder):
+    last = folder / "last.pt"
     assert checkpoint.load_to_resume(last) is None
     for epoch in (1, 2, 3):
         checkpoint.save_last(last, a_state("last") | {"epoch": epoch})
@@ -86,11 +71,11 @@ def test_the_checkpoint_before_the_last_is_kept_and_used(tmp_path):
     state, word = checkpoint.load_to_resume(last)
     assert state["epoch"] == 2
     assert word.startswith(
-        f"{last}: the file is damaged (its checksum does not fit); the run goes on from the checkpoint"
+        f"{last}: the file is damaged (its checksum is not that in SHA256SUMS); the run goes on from"
     )
     last.unlink()
     assert checkpoint.load_to_resume(last)[0]["epoch"] == 2
-    (tmp_path / "previous.pt").write_bytes(b"")
+    (folder / "previous.pt").write_bytes(b"")
     last.write_bytes(content)
     with pytest.raises(DataError, match=r"last.pt: the file is damaged"):
         checkpoint.load_to_resume(last)
@@ -107,19 +92,19 @@ class Opens:
 
 
 @pytest.mark.parametrize("name", REMEDY)
-def test_no_code_of_a_checkpoints_author_is_run(tmp_path, name):
+def test_no_code_of_a_checkpoints_author_is_run(folder, name):
     """With a right checksum too."""
-    path, written = tmp_path / f"{name}.pt", tmp_path / "written"
-    write_sealed(path, lambda place: torch.save(a_state(name) | {"epoch": Opens(written)}, place))
+    path, written = folder / f"{name}.pt", folder / "written"
+    checkpoint.save(path, a_state(name) | {"epoch": Opens(written)})
     with pytest.raises(DataError, match=rf"{name}.pt: the file is damaged \(UnpicklingError\)") as caught:
         checkpoint.load(path)
     assert "weights_only" not in str(caught.value)
     assert not written.exists()
 
 
-def test_a_state_that_does_not_fit_is_refused_by_its_files_name(tmp_path):
-    with pytest.raises(DataError, match=r"model.pt: it does not fit the run's recipe \(RuntimeError: .*; delete"):  # noqa: SIM117
-        with checkpoint.taking(tmp_path / "model.pt"):
+def test_a_state_that_does_not_fit_is_refused_by_its_files_name(folder):
+    with pytest.raises(DataError, match=r"best.pt: it does not fit the run's recipe \(RuntimeError: .*; delete"):  # noqa: SIM117
+        with checkpoint.taking(folder / "best.pt"):
             torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
 
 
@@ -139,31 +124,69 @@ def test_a_state_of_other_versions_says_which_part_and_which_version(tmp_path):
     assert len(text) < 600 + len(str(tmp_path))
 
 
-def test_disk_errors_have_the_path(tmp_path, monkeypatch):
+def test_disk_errors_have_the_path(folder, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    (tmp_path / "last.pt").write_bytes(b"old")
-    for function in ("pml_ext.experiment.checkpoint.torch.save", "pml_ext.files.os.fsync", "pml_ext.files.os.replace"):
-        monkeypatch.setattr(function, full)
-        with pytest.raises(
-            UnwritableError, match=rf"^{tmp_path}/last.pt: cannot be written \(No space left on device\)"
-        ):
-            checkpoint.save(tmp_path / "last.pt", {"epoch": 1})
-        monkeypatch.undo()
-        assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
-    assert (tmp_path / "last.pt").read_bytes() == b"old"
-    with pytest.raises(UnwritableError, match=r"gone/checkpoints/last.pt: cannot be written .*; the folder .* is gone"):
-        checkpoint.save(tmp_path / "gone" / "checkpoints" / "last.pt", {"epoch": 1})
+    monkeypatch.setattr("pml_ext.experiment.checkpoint.torch.save", full)
+    with pytest.raises(UnwritableError, match=rf"^{folder}/last.pt: cannot be written \(No space left on device\)"):
+        checkpoint.save(folder / "last.pt", {"epoch": 1})
+    assert not list(folder.iterdir())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_file_that_was_moved_into_place_survives_a_power_loss(tmp_path, monkeypatch):
-    """Its bytes are flushed before it is moved, and afterwards the folder that names it."""
-    flushed, fsync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle)
-    )
-    checkpoint.save(tmp_path / "last.pt", {"epoch": 1})
-    assert flushed[-1] == str(tmp_path)
-    assert len(flushed) > 1
+class OfItsOwn:
+    """A sampler without a ``state_dict``, with generators and containers of every kind."""
+
+    def __init__(self, seed):
+        self.numpy, self.old = np.random.default_rng(seed), np.random.RandomState(seed)
+        self.python, self.torch = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.members = collections.defaultdict(list, {np.int64(3): np.arange(seed, seed + 5)})
+        self.order, self.seen, self.pair, self.all = [seed, 2.5, "x", None], {seed}, (seed, True), range(seed)
+
+    def draw(self):
+        self.numpy.shuffle(self.members[3])
+        drawn = self.numpy.random(), self.old.rand(), self.python.random(), float(torch.rand((), generator=self.torch))
+        return (*drawn, self.members[3].tolist(), self.order, self.seen, self.pair, self.all)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sampler_without_a_state_dict_goes_on_where_it_was_saved(folder):
+    one, other = OfItsOwn(1), OfItsOwn(2)
+    one.draw()
+    checkpoint.save(folder / "x.pt", {"sampler": checkpoint.state_of_sampler(one)})
+    checkpoint.set_state_of_sampler(other, checkpoint.load(folder / "x.pt")["sampler"])
+    assert [other.draw() for _ in range(3)] == [one.draw() for _ in range(3)]
+    assert other.members[99] == []  # still a defaultdict
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: samplers.MPerClassSampler(np.arange(40) % 4, 2, 8, 40),
+        lambda: samplers.HierarchicalSampler(np.stack([np.arange(400) % 8, np.arange(400) % 4]).T, 8, 4, 4),
+        lambda: torch.utils.data.RandomSampler(range(40), generator=torch.Generator()),
+    ],
+    ids=["m-per-class", "hierarchical", "random"],
+)
+def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
+    one, other = make(), make()
+    list(one)
+    state = {"sampler": checkpoint.state_of_sampler(one), "random": checkpoint.random_state()}
+    checkpoint.save(folder / "x.pt", state)
+    wanted = [list(one), list(one)]
+    state = checkpoint.load(folder / "x.pt")
+    checkpoint.set_state_of_sampler(other, state["sampler"])
+    checkpoint.set_random_state(state["random"])
+    assert [list(other), list(other)] == wanted
+
+
+def test_an_attribute_that_no_checkpoint_can_hold_is_named_once(recwarn):
+    sampler = OfItsOwn(1)
+    sampler.secret = object()
+    with pytest.warns(PluginWarning, match=r"OfItsOwn: checkpoints leave out its secret \(a object\); a state_dict"):
+        state = checkpoint.state_of_sampler(sampler)
+    assert "secret" not in state
+    recwarn.clear()
+    checkpoint.state_of_sampler(sampler)
+    assert not recwarn.list

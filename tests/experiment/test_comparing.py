@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+import tomli_w
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -12,7 +13,7 @@ from pml_ext.cli.app import app
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import summarize
 from pml_ext.experiment.comparing import difference, groups_below
-from pml_ext.files import write_json, write_toml
+from pml_ext.files import write_json
 
 ONE = [0.70, 0.72, 0.71, 0.75, 0.69]
 OTHER = [0.73, 0.74, 0.72, 0.75, 0.74]
@@ -21,7 +22,7 @@ OTHER = [0.73, 0.74, 0.72, 0.75, 0.74]
 def finished(folder, recipe, seed, recall, **settings):
     folder.mkdir(parents=True)
     tables = {"description": "a test", "loss": {"name": "cbml", **settings}, "data": {"name": "digits"}}
-    write_toml(folder / "recipe.toml", tables | {"run": {"recipe": recipe, "seed": seed}}, "run")
+    (folder / "recipe.toml").write_text(tomli_w.dumps(tables | {"run": {"recipe": recipe, "seed": seed}}))
     after = {"recall_at_1": recall, "map_at_r": recall / 2, "nmi": 0.5, "k": "word"}
     write_json(folder / "metrics.json", {"recipe": recipe, "seed": seed, "after": after, "seconds": {"total": 1.0}})
 

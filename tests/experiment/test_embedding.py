@@ -40,7 +40,7 @@ def test_one_pass_in_order_that_leaves_modes_and_random_numbers_alone(images, ne
     passed = []
     trunk.register_forward_pre_hook(lambda _, inputs: passed.append(len(inputs[0])))
     before = torch.get_rng_state()
-    split = embed_split(trunk, embedder, images, CPU, batch_size=8, workers=workers, keep_features=True)
+    split = embed_split(trunk, embedder, images, CPU, batch_size=8, workers=workers)
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in trunk] == [True, False, True, True, True]
     assert trunk.training
@@ -50,11 +50,9 @@ def test_one_pass_in_order_that_leaves_modes_and_random_numbers_alone(images, ne
     trunk.eval()
     with torch.no_grad():
         features = trunk(torch.stack([images[index][0] for index in range(23)]))
-        assert torch.allclose(split.features, features, atol=1e-6)
         assert torch.allclose(split.embeddings, embedder(features), atol=1e-6)
     assert split.labels.tolist() == images.labels.tolist()
     assert not split.embeddings.requires_grad
-    assert embed_split(trunk, embedder, images, CPU).features is None
 
 
 def test_half_precision_gives_embeddings_in_full(images, network):

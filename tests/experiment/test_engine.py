@@ -16,7 +16,7 @@ from pml_ext.data import LabeledImages
 from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
-from pml_ext.experiment.engine import MOST_SKIPPED, Engine, NotFiniteError, Objective
+from pml_ext.experiment.engine import MOST_SKIPPED, Engine, NotFiniteError, Objective, first_bad
 from pml_ext.experiment.recipe import EngineTable
 
 CPU = torch.device("cpu")
@@ -402,3 +402,31 @@ def test_a_step_that_is_left_out_leaves_the_memory_as_it_was_and_copies_the_rows
     assert (memory.filled, memory.queue_idx) == (8, 8)
     assert memory.embedding_memory.data_ptr() == place  # the ring itself stays where it is
     assert all(value.numel() < 100 for value in copied if torch.is_tensor(value))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_first_bad_tensor_is_named(value):
+    tensors = {
+        "empty": torch.zeros(0),
+        "huge": torch.full((3, 4), 3e38),
+        "small": torch.tensor(1.0, dtype=torch.float64),
+        "bad": torch.tensor([[0.0, value], [1.0, 2.0]], requires_grad=True),
+        "worse": torch.full((2,), math.nan),
+    }
+    name, found = first_bad(tensors)
+    assert name == "bad"
+    assert math.isnan(found) if math.isnan(value) else found == math.inf
+    del tensors["bad"], tensors["worse"]
+    assert first_bad(tensors) is None
+    assert first_bad({}) is None
+
+
+def test_infinity_does_not_hide_nan():
+    assert math.isnan(first_bad({"both": torch.tensor([math.inf, math.nan, math.inf])})[1])
+
+
+def test_sparse_gradients_too():
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    (embedding(torch.tensor([1, 1])) * math.inf).sum().backward()
+    assert embedding.weight.grad.is_sparse
+    assert first_bad({"sparse": embedding.weight.grad}) == ("sparse", math.inf)

@@ -19,10 +19,10 @@ from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
-from pml_ext.experiment.pseudo import clusters_of
 from pml_ext.experiment.recipe import PseudoTable
 from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
 from pml_ext.experiment.sampling import sampler_before_clusters, sampler_of_clusters
+from pml_ext.experiment.stages import clusters_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 import kills  # the tests are no package
@@ -139,9 +139,9 @@ def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(t
     """Right before a checkpoint is replaced, and inside of the epoch that follows."""
     scenario, out = kills.SCENARIOS["clusters"], tmp_path / "killed"
     whole = kills.Whole.of(scenario, tmp_path)
-    at = [number for number, name in enumerate(whole.places, 1) if name == "before replace last.pt"][1]
+    at = next(number for number, name in enumerate(whole.places, 1) if name == "after replace previous.pt")
     assert kills.execute(scenario, out, at) == -signal.SIGKILL
-    log, rehearsal = tmp_path / "places.txt", tmp_path / "rehearsal"
+    log, rehearsal = tmp_path / "places again.txt", tmp_path / "rehearsal"
     kills.shutil.copytree(out, rehearsal)
     assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
     at = log.read_text().splitlines().index("after iteration or epoch 5") + 1

@@ -82,7 +82,7 @@ def interrupting(function, condition=lambda *_: True):
 
 TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
 PHASES = {  # what is interrupted, when, and whether a run is there before
-    "the check of the recipe": ("pml_ext.experiment.recipe.checking.build_optimizer", lambda *_: True, False),
+    "the check of the recipe": ("pml_ext.experiment.recipe.validation.build_optimizer", lambda *_: True, False),
     "reading last.pt": ("torch.load", lambda *_: True, True),
     "drawing a figure": ("pml_ext.experiment.report.figures.recall_curve", lambda *_: True, False),
 }
@@ -107,7 +107,7 @@ def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monke
 
 
 def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
-    from pml_ext.experiment import runs
+    from pml_ext.experiment import launch as runs
 
     begun = []
     monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", interrupting(lambda *_: None))

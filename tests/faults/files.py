@@ -190,7 +190,7 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
 def _finished(folder: Path, whole: Path, name: str) -> str:
     """Goes on with a run that has ended, and loads it."""
     from pml_ext import load_run
-    from pml_ext.sums import changed_files
+    from pml_ext.checksums import changed_files
 
     told = trained(folder, resume=True)
     recovered = name == "SHA256SUMS" and (folder / name).read_bytes() == (whole / name).read_bytes()
@@ -237,8 +237,10 @@ def _resumed(folder: Path, whole: Path, name: str) -> str:
 
 def _weights(whole: Path, folder: Path) -> str:
     """What differs between checkpoints, beside warnings and times; of an untrained network the embeddings count."""
+    from pml_ext.experiment import checkpoint
+
     for path in sorted(whole.rglob("*.pt")):
-        states = [torch.load(each, weights_only=True) for each in (path, folder / path.relative_to(whole))]
+        states = [checkpoint.load(each) for each in (path, folder / path.relative_to(whole))]
         for state in states:
             for key in [*state] if path.name == "before.pt" else ("train_seconds", "test_seconds", "warnings"):
                 if key != "embeddings":
@@ -253,7 +255,7 @@ def _different(whole: Path, folder: Path, checks: Sequence[Callable[[Path, Path]
     metrics = []
     for each in (whole, folder):
         values = json.loads((each / "metrics.json").read_bytes())
-        metrics.append({key: value for key, value in values.items() if key not in ("seconds", "sha256", "warnings")})
+        metrics.append({key: value for key, value in values.items() if key not in ("seconds", "warnings")})
     if metrics[0] != metrics[1]:
         return "metrics.json differs"
     one, other = (dict(np.load(each / "neighbors.npz")) for each in (whole, folder))

@@ -28,6 +28,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
@@ -245,8 +246,7 @@ def _metrics(one: Path, other: Path) -> str:
     for path in sorted(one.rglob("metrics.json")):
         values = [json.loads(each.read_bytes()) for each in (path, other / path.relative_to(one))]
         for value in values:
-            for key in ("seconds", "sha256"):
-                del value[key]
+            del value["seconds"]
         for key in values[0]:
             if values[0][key] != values[1].get(key):
                 return f"{path.name}: {key} {values[0][key]} became {values[1].get(key)}"
@@ -254,8 +254,10 @@ def _metrics(one: Path, other: Path) -> str:
 
 
 def _weights(one: Path, other: Path) -> str:
+    from pml_ext.experiment import checkpoint
+
     for path in sorted(one.rglob("*.pt")):
-        states = [torch.load(each, weights_only=True) for each in (path, other / path.relative_to(one))]
+        states = [checkpoint.load(each) for each in (path, other / path.relative_to(one))]
         for state in states:
             for key in ("train_seconds", "test_seconds"):
                 state.pop(key, None)
@@ -273,6 +275,8 @@ def _unequal(one: Any, other: Any, place: str = "") -> str:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
         return "" if same else f"{place} differs"
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return "" if np.array_equal(one, other) else f"{place} differs"
     return "" if one == other else f"{place}: {one!r} became {other!r}"[:300]
 
 

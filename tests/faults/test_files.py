@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import files
 
-from pml_ext.sums import SUMS, changed_files
+from pml_ext.checksums import SUMS, changed_files
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_what_lies_beside_a_run_is_left_alone(made, tmp_path):
 
 
 def test_what_a_killed_process_left_beside_several_runs_is_removed(tmp_path):
-    from pml_ext.experiment.runs import _write_summary
+    from pml_ext.experiment.launch import _write_summary
 
     (tmp_path / ".summary.json.4194305.tmp").write_text("half")  # no process has this number
     _write_summary(tmp_path, [], [])

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext.experiment import train
+from pml_ext.experiment import checkpoint, train
 from pml_ext.experiment.records import loss_series
 
 pytestmark = pytest.mark.timeout(3600)  # against processes that wait for each other for ever, on any machine
@@ -157,5 +157,5 @@ def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
     others = [line for line in done.stderr.splitlines() if line.startswith("pml-ext (rank 0): ")]
     assert all("rank 1 ran out of luck" in line or "stopped by SIGTERM" in line for line in others), others
     assert "Connection closed" not in "".join(others)
-    assert torch.load(out / "checkpoints" / "last.pt", weights_only=True)["epoch"] == 1
+    assert checkpoint.load(out / "checkpoints" / "last.pt")["epoch"] == 1
     assert not (out / "metrics.json").exists()

@@ -16,15 +16,15 @@ from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
 from pml_ext import registry
+from pml_ext.checksums import changed_files, missing_files
 from pml_ext.cli import main
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
-from pml_ext.experiment import FailedRunsError, draw_report, load_recipes, plan, summarize, train
+from pml_ext.experiment import FailedRunsError, checkpoint, draw_report, load_recipes, plan, summarize, train
 from pml_ext.experiment.evaluation import evaluate_split
+from pml_ext.experiment.launch import read_metrics
 from pml_ext.experiment.run import Run
-from pml_ext.experiment.runs import read_metrics
 from pml_ext.files import read_json
-from pml_ext.sums import changed_files, gone_files
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {
@@ -59,7 +59,6 @@ def test_what_a_run_leaves(finished):
     out, metrics = finished
     written = json.loads((out / "metrics.json").read_text())
     assert {k: v for k, v in metrics.items() if k != "folder"} == read_metrics(out / "metrics.json")
-    assert written["format"] == 2
     assert written["recipe"] == "cbml/digits"
     assert (written["seed"], written["device"], written["best_epoch"]) == (0, "cpu", 3)
     assert {"torch", "pytorch-metric-learning", "pml-ext", "python"} <= set(written["versions"])
@@ -74,7 +73,7 @@ def test_what_a_run_leaves(finished):
     for wanted in ("positive", "negative", "variance"):
         assert wanted in report
     recipe = tomllib.loads((out / "recipe.toml").read_text())
-    assert recipe["run"].items() >= {"recipe": "cbml/digits", "seed": 0, "format": 2}.items()
+    assert recipe["run"].items() >= {"recipe": "cbml/digits", "seed": 0}.items()
     assert recipe["schedule"]["epochs"] == 3
     assert (out / "checkpoints" / "last.pt").exists()
     assert list((out / "tensorboard").iterdir())
@@ -254,7 +253,7 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what,
             quick(tmp_path / "out", "loss.name=exploding")
     finally:
         registry.unregister_local()
-    state = torch.load(tmp_path / "out" / "checkpoints" / "last.pt", weights_only=True)
+    state = checkpoint.load(tmp_path / "out" / "checkpoints" / "last.pt")
     assert state["epoch"] == 1
     assert all(value.isfinite().all() for value in state["networks"]["embedder"].values())
 
@@ -305,7 +304,7 @@ def test_each_image_is_read_and_embedded_once_for_each_state_of_the_network(tmp_
 
     mine = {}
     monkeypatch.setattr(LabeledImages, "__getitem__", counted)
-    monkeypatch.setattr("pml_ext.experiment.runs.Run", Counted)
+    monkeypatch.setattr("pml_ext.experiment.launch.Run", Counted)
     epochs = 3
     overrides = [o for o in QUICK if "sampler" not in o] + ["sampler={name = 'shuffle', batch_size = 64}", *validation]
     train("cbml/digits", tmp_path / "out", overrides=overrides, device="cpu")
@@ -373,7 +372,7 @@ def test_a_finished_run_whose_model_is_gone_makes_it_again_or_says_why_not(finis
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     for name in ("model.pt", "last.pt"):
         model.with_name(name).unlink()
-    with pytest.raises(DataError, match=r"model.pt is gone, and .*last.pt.*; delete .*metrics.json and train with"):
+    with pytest.raises(DataError, match=r"model.pt is gone or damaged, and .*last.pt.*; delete .*metrics.json"):
         quick(out, resume=True)
 
 
@@ -454,7 +453,7 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     assert ear.warnings[1] == (
         "the figure 'Recall@K before and after training' is left out of the report: ValueError: bins must increase"
     )
-    states = [torch.load(run / "checkpoints" / "before.pt") for run in (out, finished[0])]
+    states = [checkpoint.load(run / "checkpoints" / "before.pt") for run in (out, finished[0])]
     assert torch.equal(*(state["embeddings"] for state in states))
     assert ear.warnings[-1].startswith(
         "the figure 'Figures of CBMLLoss' is left out of the report: SystemExit: no more"
@@ -476,7 +475,7 @@ def test_what_is_gone_of_a_finished_run_is_made_again(finished, tmp_path):
     names = ", ".join(sorted(path.relative_to(out).as_posix() for path in gone))
     assert ear.warnings == [f"{out}: not what SHA256SUMS says, and made again: {names}"]
     assert {path: path.read_bytes() for path in whole} == whole
-    assert (changed_files(out), gone_files(out)) == ([], [])
+    assert (changed_files(out), missing_files(out)) == ([], [])
     assert "notes.txt" not in (out / "SHA256SUMS").read_text()
     assert "neighbors.npz" in (out / "SHA256SUMS").read_text()
 
@@ -523,7 +522,7 @@ def test_a_damaged_checkpoint_is_one_line(finished, tmp_path, monkeypatch, capsy
             main()
         error = capsys.readouterr().err.splitlines()[-1]
         assert left.value.code == 2
-        assert error.startswith(f"pml-ext: {out}/checkpoints/{name}.pt: the file is empty; delete ")
+        assert error.startswith(f"pml-ext: {out}/checkpoints/{name}.pt: the file is empty; ")
 
 
 @pytest.mark.usefixtures("without_report")
@@ -535,7 +534,9 @@ def test_a_damaged_last_checkpoint_costs_an_epoch_and_a_damaged_recipe_nothing(f
         content[place] ^= 1
         (out / name).write_bytes(content)
     assert same(quick(out, resume=True, listener=ear), finished[1])
-    assert "last.pt: the file is damaged (its checksum does not fit); the run goes on from" in ear.warnings[0]
+    assert (
+        "last.pt: the file is damaged (its checksum is not that in SHA256SUMS); the run goes on from" in ear.warnings[0]
+    )
     assert "previous.pt (epoch 2)" in ear.warnings[0]
     assert (out / "recipe.toml").read_bytes() == (finished[0] / "recipe.toml").read_bytes()
 
@@ -548,7 +549,7 @@ def test_a_damaged_file_of_a_run_is_one_line(finished, tmp_path, name):
     for content in (b"", whole[:60], whole.replace(b"0.", b"1.", 1), b"\xff" + whole, b"[[[[" * 5000):
         (out / name).write_bytes(content)
         with pytest.raises(
-            PmlExtError, match=rf"{name}.*; delete .*{name}|delete it and train with --resume"
+            PmlExtError, match=rf"{name}.*(; put it back, or delete|delete .*{name}|delete it and train with --resume)"
         ) as caught:
             quick(out, resume=True)
         assert "\n" not in str(caught.value)

@@ -75,7 +75,7 @@ def runs(monkeypatch) -> list[Run]:
             super().__init__(*arguments, **settings)
             made.append(self)
 
-    monkeypatch.setattr("pml_ext.experiment.runs.Run", Kept)
+    monkeypatch.setattr("pml_ext.experiment.launch.Run", Kept)
     return made
 
 

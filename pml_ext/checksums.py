@@ -1,0 +1,139 @@
+"""Checksums of a folder's files in ``SHA256SUMS``, in the lines that the program sha256sum writes and checks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import DataError
+from .files import flush, flush_folder, is_alive, left_over, temporary_path, write_text, writing
+
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the checksums of a folder by path; nothing where ``SHA256SUMS`` is missing or damaged."""
+    try:
+        text = (folder / SUMS).read_text("utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return {}
+    matches = [_LINE.fullmatch(line) for line in text.splitlines()]
+    sums = {match[2]: match[1] for match in matches if match is not None}
+    return sums if text.endswith("\n") and None not in matches else {}
+
+
+def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
+    """Write the checksums of files of a folder.
+
+    Args:
+        folder: their folder.
+        names: paths in it; there is no checksum of a missing file.
+        keep: whether the checksum of another file stays, by its path, as long as the file is there.
+    """
+    kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
+    _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})
+
+
+def _write(folder: Path, sums: Mapping[str, str]) -> None:
+    lines = (f"{digest}  {name}" for name, digest in sorted(sums.items()))
+    write_text(folder / SUMS, "".join(f"{line}\n" for line in lines if _LINE.fullmatch(line)))
+
+
+def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
+    """Replace a file of a folder, and its checksum.
+
+    The checksum is replaced first. A process that is killed between the two leaves the new file under a temporary
+    name, and :func:`recover` moves it into place.
+
+    Args:
+        folder: with ``SHA256SUMS``, or without it.
+        name: the file's path in it; its own folder is made, if the folder above exists.
+        write: called with the temporary path.
+
+    Raises:
+        UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
+    """
+    path = folder / name
+    temporary = temporary_path(path)
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            write(temporary)
+            flush(temporary)
+            _write(folder, {**read_sums(folder), name: sha256_of(temporary)})
+            os.replace(temporary, path)
+        except Exception:
+            with contextlib.suppress(OSError):  # the first error says more
+                temporary.unlink(missing_ok=True)
+            raise
+        temporary.unlink(missing_ok=True)  # stays where it was another link to the same file
+        flush_folder(path.parent)
+
+
+def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
+    """Finish or undo what killed processes were replacing. The caller has the folder for itself.
+
+    Args:
+        folder: with ``SHA256SUMS``, or without it.
+        subfolders: of it, in which files are replaced too.
+    """
+    sums = read_sums(folder)
+    for place in (folder, *(folder / name for name in subfolders)):
+        for temporary in place.glob(".*.tmp"):
+            path, process = left_over(temporary)
+            if path is None or (process != os.getpid() and is_alive(process)):
+                continue
+            if sums.get(path.relative_to(folder).as_posix()) == sha256_of(temporary):
+                os.replace(temporary, path)
+            else:
+                temporary.unlink()
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Return the files of a folder that differ from their checksums, by path, and ``SHA256SUMS`` if it is damaged."""
+    sums = read_sums(folder)
+    if not sums:
+        return [SUMS] if (folder / SUMS).exists() else []
+    return [name for name in sums if (folder / name).is_file() and sha256_of(folder / name) != sums[name]]
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the files that have a checksum and are no longer there, by path."""
+    return [name for name in read_sums(folder) if not (folder / name).exists()]
+
+
+def is_unchanged(folder: Path, name: str) -> bool:
+    """Whether a file is there and has its checksum."""
+    wanted = read_sums(folder).get(name)
+    return wanted is not None and (folder / name).is_file() and sha256_of(folder / name) == wanted
+
+
+def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
+    """Refuse a file of a run that differs from its checksum.
+
+    Args:
+        folder: of the run; a file without a checksum is taken as it is.
+        name: the file's path in it.
+        digest: its SHA-256, where the caller has it.
+
+    Raises:
+        DataError: the text says what writes it again.
+    """
+    wanted = read_sums(folder).get(name)
+    if wanted is not None and (digest or sha256_of(folder / name)) != wanted:
+        raise DataError(
+            f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
+            f"{folder / 'metrics.json'} and train with --resume: it is written again"
+        )

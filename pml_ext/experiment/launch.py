@@ -1,0 +1,541 @@
+"""Start runs: which ones, in which folders, on which devices, resumed or not; and their summary."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import shlex
+import socket
+import statistics
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from ..checksums import (
+    SUMS,
+    changed_files,
+    check_unchanged,
+    missing_files,
+    read_sums,
+    recover,
+    replace_file,
+    sha256_of,
+    write_sums,
+)
+from ..devices import choose_device
+from ..distributed import from_rank_0, num_processes, process_group, rank
+from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
+from ..evaluation.figures import sweep_curve
+from ..files import DamagedError, left_over, read_json, read_toml, write_atomically, write_json, writing
+from . import checkpoint, signals
+from .progress import Listener, OnNonfinite
+from .recipe import Recipe, load_recipes, plugins_in
+from .run import FILES, METRICS, RECIPE, REPORT, Run
+
+Metrics = dict[str, Any]
+LOCK = "run.lock"
+MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to do.
+
+    Args:
+        name: the recipe's name, with its variant.
+        recipe: what to train.
+        seed: of all generators.
+        folder: where it is written.
+    """
+
+    name: str
+    recipe: Recipe
+    seed: int
+    folder: Path
+
+
+def plan(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+) -> list[Plan]:
+    """Return the runs of a recipe, checked before any begins; see :func:`train` for the arguments.
+
+    Raises:
+        ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: wanted 1 or more")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed}: wanted 0 or more")
+    if resume and out is None:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    if resume and out is not None and not out.exists() and not _restarted():
+        raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
+    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        raise ConfigError("torchrun --max-restarts needs --out, the folder in which a restart finds the run")
+    recipes = load_recipes(name, overrides)
+    if out is None:
+        time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
+        out = Path("runs") / f"{shown}-{seed}-{time}"
+    if out.exists() and not resume:
+        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; --out wants a folder")
+    several = len(recipes) * seeds > 1
+    if several and (out / RECIPE).exists():
+        raise ConfigError(f"{out} holds one run; several runs want a folder of their own, choose another --out")
+    plans = []
+    for full_name, recipe in recipes.items():
+        variant = _folder_name(full_name.partition("@")[2])
+        for number in range(seed, seed + seeds):
+            parts = [variant] * (len(recipes) > 1) + [f"seed-{number}"] * (seeds > 1)
+            plans.append(Plan(full_name, recipe, number, out.joinpath("-".join(parts)) if several else out))
+    for each in plans:
+        _check_same(each)
+    return plans
+
+
+def _folder_name(variant: str) -> str:
+    """Return a variant's name as that of a folder, which lies in the run's folder and nowhere else."""
+    name = printable(variant).replace("/", "-").replace("\\", "-")
+    if len(name) > 100:
+        name = f"{name[:80]}-{hashlib.sha256(variant.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
+    return name.replace(".", "-") if name.strip(".") == "" else name
+
+
+def _restarted() -> bool:
+    """Whether torchrun has started the processes again after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _check_same(plan: Plan) -> None:
+    """Refuse a folder that holds a run of another recipe or seed."""
+    if (before := _saved_recipe(plan.folder)) is None:
+        return
+    tables, run = before
+    if run.get("seed") != plan.seed:
+        raise ConfigError(
+            f"{plan.folder} holds a run with seed {run.get('seed')}, not {plan.seed}; type --seed {run.get('seed')}"
+        )
+    if (difference := _first_difference(tables, plan.recipe.as_dict())) is not None:
+        key, old, new = difference
+        raise ConfigError(
+            f"{plan.folder / RECIPE}: {key} is {old!r} in the run to resume, but {new!r} now; resume it with the same"
+        )
+
+
+def _saved_recipe(folder: Path) -> tuple[Metrics, Metrics] | None:
+    """Return the tables and the ``[run]`` of the run in a folder, from its last checkpoint if need be; or None."""
+    if not folder.exists():
+        return None
+    saved, reason = folder / RECIPE, f"no {RECIPE} in it"
+    if saved.is_file():
+        reason = f"{RECIPE} is damaged: its checksum is not that in {SUMS}"
+        if read_sums(folder).get(RECIPE) in (None, sha256_of(saved)):
+            try:
+                tables = read_toml(saved, "run")
+                return tables, tables.pop("run")
+            except DamagedError as error:
+                reason = f"{RECIPE} is damaged: {error}"
+    last = checkpoint.load_to_resume(folder / LAST)
+    if last is not None and "recipe" in last[0]:
+        return last[0]["recipe"], last[0]["run"]
+    if saved.is_file():
+        raise ConfigError(
+            f"{shortened(f'{folder} cannot be resumed ({reason})')}; delete {saved} and train with "
+            "--resume: training begins again"
+        )
+    if all(path.name in {*FILES, LOCK, SUMS} or left_over(path)[0] is not None for path in folder.iterdir()):
+        return None
+    raise ConfigError(f"{folder} holds no run ({reason}); choose another --out")
+
+
+def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for part in [*old, *(part for part in new if part not in old)]:
+            inner = f"{key}.{part}" if key else part
+            if (difference := _first_difference(old.get(part), new.get(part), inner)) is not None:
+                return difference
+        return None
+    return None if old == new else (key or "recipe", old, new)
+
+
+# One run
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a run's folder, so that one process at a time writes it; the system unlocks it when that process ends.
+
+    Raises:
+        ConfigError: another process has it; the text says which, on which machine, and since when.
+    """
+    path = folder / LOCK
+    lock, holder = FileLock(path), ""
+    with writing(path):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                holder = printable(path.read_text("utf-8").strip())
+            raise ConfigError(
+                f"{folder} is being written by another run ({holder or 'of this machine'}); wait for it or stop it, "
+                "or choose another --out"
+            ) from None
+        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", "utf-8")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+def execute(
+    plan: Plan,
+    device: str = "auto",
+    data: Path | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    on_nonfinite: OnNonfinite = "stop",
+) -> Metrics:
+    """Do one run.
+
+    Args:
+        plan: what to do.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        data: the folder of the data.
+        listener: hears how it goes on.
+        resume: go on with what the folder holds. Of a finished run, derived files that are damaged or gone are
+            written again.
+        on_nonfinite: ``"stop"``, or ``"skip"`` to leave out iterations whose loss, embeddings or gradients are NaN or
+            infinite.
+
+    Returns:
+        The contents of ``metrics.json``.
+    """
+    metrics, damaged = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, []))
+    if metrics is not None and not damaged:
+        return metrics  # type: ignore[no-any-return]
+    with contextlib.ExitStack() as stack:
+        existed = plan.folder.exists()
+        if existed and rank() == 0:
+            stack.enter_context(locked(plan.folder))
+        run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
+        run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
+        again = metrics is not None and MODEL not in damaged  # else the run goes on from its last checkpoint
+        if rank() == 0:
+            if not existed:
+                with writing(plan.folder):
+                    plan.folder.mkdir(parents=True)
+                stack.enter_context(locked(plan.folder))
+            if MODEL in damaged:
+                run.listener.warn(
+                    f"{plan.folder / MODEL} is gone or damaged; it is made again from {plan.folder / LAST}"
+                )
+            if not again:
+                _tidy(plan.folder)
+            if not again or RECIPE in damaged:
+                _write_recipe(plan)
+            if again:
+                _finish_again(run, metrics, damaged)
+        from_rank_0(None)  # the others read what lies in the folder now
+        return metrics if again else run.train(resume)  # type: ignore[no-any-return]
+
+
+def _write_recipe(plan: Plan) -> None:
+    tables = plan.recipe.as_dict()
+    about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
+    replace_file(plan.folder, RECIPE, lambda path: path.write_text(tomli_w.dumps(tables | about), "utf-8"))
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed run has left: temporary files, and checkpoints whose recipe is not known."""
+    recover(folder, ("checkpoints", "figures", "records"))
+    if (folder / SUMS).exists():  # of a run that had ended, whose records and report are written anew
+        write_sums(folder, (), keep=lambda name: name.startswith("checkpoints/") or name in (RECIPE, "network.json"))
+    if not (folder / RECIPE).exists() and not (folder / LAST).exists():
+        for name in ("before", "best", "within"):
+            (folder / "checkpoints" / f"{name}.pt").unlink(missing_ok=True)
+
+
+def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
+    """Return the metrics of a finished run, else None, and which of its files are gone or damaged.
+
+    Raises:
+        DataError: ``metrics.json`` is damaged, or neither the model nor a checkpoint of it is left.
+    """
+    if not (folder / METRICS).exists():
+        return None, []
+    check_unchanged(folder, METRICS)
+    metrics, sums = read_metrics(folder / METRICS), read_sums(folder)
+    gone = [name for name in missing_files(folder) if not name.startswith("checkpoints/")]
+    damaged = [*changed_files(folder), *gone, *([REPORT] if REPORT not in sums and sums else [])]
+    if not (folder / SUMS).exists():
+        damaged.append(SUMS)
+    if not (folder / MODEL).exists():
+        damaged.append(MODEL)
+    if MODEL in damaged and not (folder / LAST).exists():
+        raise DataError(
+            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone "
+            f"too; delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
+        )
+    return metrics, sorted(set(damaged))
+
+
+def _finish_again(run: Run, metrics: Metrics, damaged: Sequence[str]) -> None:
+    """Write the derived files of a finished run again; without them it is finished all the same."""
+    try:
+        run.finish_again(metrics, damaged)
+    except PmlExtError as error:
+        kept = (run.folder / REPORT).exists()
+        run.listener.warn(f"{'the report is not drawn again' if kept else 'there is no report'}: {error}")
+
+
+def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
+    """Draw the report of a finished run again, and write its derived files again where they are damaged or gone.
+
+    Args:
+        folder: the run's folder, with ``recipe.toml``, ``metrics.json`` and its checkpoints.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        data: the folder of the data.
+        listener: hears how it goes on.
+
+    Returns:
+        The HTML file.
+
+    Raises:
+        DataError: no finished run in the folder, or a checkpoint that cannot be read.
+    """
+    if (folder / "summary.json").is_file():
+        raise DataError(f"{folder} holds several runs; wanted the folder of one of them")
+    for name in (RECIPE, METRICS):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder}: no finished run (no {name} in it); type: pml-ext train RECIPE --out {folder} --resume"
+            )
+    recipe = next(iter(load_recipes(str(folder / RECIPE)).values()))
+    metrics, damaged = _finished(folder)
+    assert metrics is not None
+    check_unchanged(folder, RECIPE)
+    with locked(folder):
+        run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
+        run.finish_again(metrics, damaged)
+    return folder / REPORT
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a ``metrics.json``.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        return read_json(path)
+    except DamagedError as error:
+        raise DataError(
+            f"{path}: not the metrics of a run ({shortened(error, 200)}); delete it and train with --resume: they are "
+            "measured and written again"
+        ) from None
+
+
+# Several runs
+
+
+def train(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    device: str = "auto",
+    data: Path | None = None,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    listener: Listener | None = None,
+    on_nonfinite: OnNonfinite = "stop",
+) -> list[Metrics]:
+    """Train a recipe: all its variants, with every seed.
+
+    SIGINT, SIGTERM and SIGHUP end training after the iteration, with a checkpoint; a second one ends it at once.
+
+    Args:
+        name: a recipe's name or file.
+        out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
+        seed: the first seed.
+        seeds: how many seeds, counted up from the first.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        data: the folder of the data.
+        overrides: ``KEY=VALUE`` pairs.
+        resume: go on with the runs in the folder.
+        listener: hears how a run goes on.
+        on_nonfinite: as of :func:`execute`.
+
+    Returns:
+        The contents of each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
+        the common folder has mean and spread.
+
+    Raises:
+        FailedRunsError: some of several runs failed; the others were done, and are in the error and the summary. With
+            several processes the first run that fails ends them all.
+        StoppedError: a signal ended it; the text says what to type to go on.
+    """
+    resume = resume or _restarted()
+    settings = {"--seed": (seed, 0), "--seeds": (seeds, 1), "--device": (device, "auto"), "--data": (data, None)}
+    settings["--on-nonfinite"] = (on_nonfinite, "stop")
+    plans: list[Plan] = []
+    results: list[Metrics] = []
+    failures: list[Failure] = []
+    with signals.listening():
+        try:
+            with process_group(choose_device(device).partition(":")[0]):
+                # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
+                plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
+                for each in plans:
+                    signals.check("before a run began")
+                    try:
+                        metrics = execute(each, device, data, listener, resume, on_nonfinite)
+                        results.append(metrics | {"folder": str(each.folder)})
+                    except Exception as error:
+                        if len(plans) == 1 or num_processes() > 1:  # the others may wait for this one
+                            raise
+                        failures.append(Failure.of(each, error))
+                        if listener is not None:
+                            listener.warn(str(failures[-1]))
+                place = plans[0].folder.parent
+                if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
+                    _write_summary(place, results, failures)
+        except StoppedError as error:
+            again = _command_to_resume(plans, name, settings, overrides)
+            raise StoppedError(error.signal, f"{error}; {again}") from None
+    if failures:
+        raise FailedRunsError(results, failures, len(plans))
+    return results
+
+
+def _command_to_resume(
+    plans: Sequence[Plan], name: str, settings: dict[str, tuple[Any, Any]], overrides: Iterable[str]
+) -> str:
+    """Return the command that goes on with runs that a signal has ended; settings have their value and default."""
+    if not any(plan.folder.exists() for plan in plans):
+        return "nothing was written yet"
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
+    words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
+    for option, (value, default) in settings.items():
+        words += [option, str(value)] if value != default else []
+    for override in overrides:
+        words += ["--set", override]
+    return f"go on with: {shlex.join([*words, '--resume'])}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run of several that failed; the error itself would keep the networks of its run in memory.
+
+    Args:
+        recipe: the recipe's name, with its variant.
+        seed: of the run.
+        folder: of the run.
+        error: the text of the error.
+        where: its traceback.
+    """
+
+    recipe: str
+    seed: int
+    folder: str
+    error: str
+    where: str
+
+    @classmethod
+    def of(cls, plan: Plan, error: Exception) -> Failure:
+        """Return text and traceback of an error."""
+        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+        return cls(plan.name, plan.seed, str(plan.folder), text, "".join(traceback.format_exception(error)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, without the traceback."""
+        return {"recipe": self.recipe, "seed": self.seed, "folder": self.folder, "error": self.error}
+
+    def __str__(self) -> str:
+        return f"{self.recipe}, seed {self.seed}, in {self.folder} failed: {self.error}"
+
+
+class FailedRunsError(PmlExtError):
+    """Some runs of several failed.
+
+    Args:
+        results: the metrics of the others, as :func:`train` returns them.
+        failures: the failed runs, and why they failed.
+        runs: how many there were.
+    """
+
+    def __init__(self, results: list[Metrics], failures: list[Failure], runs: int) -> None:
+        self.results, self.failures = results, failures
+        super().__init__(f"{len(failures)} of {runs} runs failed: {'; '.join(map(str, failures))}")
+        for failure in failures:
+            self.add_note(failure.where)
+
+
+def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
+    """Return mean and spread of several runs.
+
+    Args:
+        results: the contents of their ``metrics.json``.
+
+    Returns:
+        ``{recipe: {"raw" | "before" | "after" | ...: {metric: {"mean": ..., "std": ...}}}}``; the spread is the
+        sample standard deviation, None for one run.
+    """
+    summary: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+    for name in dict.fromkeys(result["recipe"] for result in results):
+        mine = [result for result in results if result["recipe"] == name]
+        phases = [phase for phase, value in mine[0].items() if isinstance(value, dict) and "recall_at_1" in value]
+        summary[name] = {
+            phase: {metric: spread([result[phase][metric] for result in mine]) for metric in mine[0][phase]}
+            for phase in phases
+        }
+    return summary
+
+
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def _write_summary(folder: Path, results: list[Metrics], failures: list[Failure]) -> None:
+    """Write ``summary.json``, with ``failures`` where there are some, and ``sweep.png``."""
+    summary: dict[str, Any] = dict(summarize(results))
+    if failures:
+        summary["failures"] = [failure.as_dict() for failure in failures]
+    recover(folder)
+    write_json(folder / "summary.json", summary)
+    _draw_sweep(results, folder / "sweep.png")
+
+
+def _draw_sweep(results: Sequence[Metrics], path: Path) -> None:
+    """Draw Recall@1, MAP@R and NMI after training over the values of a sweep, where those are numbers."""
+    variants = [result["recipe"].partition("@")[2] for result in results]
+    try:
+        values = [float(variant) for variant in variants]
+    except ValueError:
+        return
+    if len(set(values)) < 2:
+        return
+    curves: dict[str, dict[float, list[float]]] = {}
+    for value, result in zip(values, results, strict=True):
+        for metric in ("recall_at_1", "map_at_r", "nmi"):
+            curves.setdefault(metric, {}).setdefault(value, []).append(result["after"][metric])
+    figure = sweep_curve(curves, results[0]["recipe"].partition("@")[0])
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
