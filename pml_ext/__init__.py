@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     try:
         return registry.class_by_name(name)
     except UnknownNameError as error:
-        if registry.loading():  # an AttributeError's text is lost in "from pml_ext import X"
+        if registry.load():  # an AttributeError's text is lost in "from pml_ext import X"
             raise ImportError(
                 f"pml_ext has no {name} yet, since plugins are being imported; import it from the package that defines "
                 "it, or inside of the function that needs it"

@@ -41,13 +41,7 @@ _ALONE = "PML Contrastive without it"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The shape of a batch.
-
-    Args:
-        batch: number of embeddings.
-        size: their size.
-        per_class: samples per class.
-    """
+    """The number of embeddings in a batch, their size, and the samples per class."""
 
     batch: int
     size: int
@@ -85,17 +79,14 @@ SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The measurement of one function at one shape.
+    """The measurement of one function at one shape: the median time of forward and backward in several rounds.
 
     Args:
-        shape: the batch.
         loss: the loss that this row belongs to; ``"floor"`` in the floor's own.
         what: the loss's name again, the label of one of its peers, or ``"floor"``.
-        milliseconds: median of forward and backward.
-        to_floor: that, divided by the floor's.
-        to_loss: that, divided by the loss's; None in the floor's row.
+        to_floor: the time divided by the floor's.
+        to_loss: the time divided by the loss's; None in the floor's row.
         peak_bytes: the most memory held at one time beyond the inputs.
-        rounds: how many times it was timed.
     """
 
     shape: Shape
@@ -152,9 +143,9 @@ def bench(
         losses: names of registered losses or regularizers (measured beside PML's contrastive loss), or losses; None
             for every registered one, PML's left out, that needs no settings.
         shapes: the batches.
-        repeats: how many rounds; in each, every function runs once.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
-        threads: of torch on the CPU, while measuring; None leaves them.
+        repeats: rounds; in each, every function runs once.
+        device: as in :func:`pml_ext.devices.choose_device`.
+        threads: torch's threads on the CPU while measuring; None leaves them.
         seconds: a function that has taken this long is left out of further rounds, after three.
         progress: called with a line before each shape.
 
@@ -248,13 +239,7 @@ def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
 
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the most memory that forward and backward of a loss hold at one time beyond the inputs, after a warm-up.
-
-    Args:
-        function: a loss.
-        embeddings: ``[B, D]``, a leaf with gradient.
-        labels: ``[B]``.
-    """
+    """Return the most memory that forward and backward of a warm loss hold at one time beyond the inputs."""
     _seconds(function, embeddings, labels)
     if embeddings.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(embeddings.device)
@@ -305,11 +290,10 @@ class Point:
 
     Args:
         what: a loss's name, the label of a peer, or ``"tiled floor"``.
-        batch: number of embeddings.
-        seconds: of forward and backward, the least of the repeats; None where it failed.
+        seconds: the least time of forward and backward; None where it failed.
         peak_bytes: memory above what the process held before; None where it failed.
         failed: why it failed, or nothing.
-        floor_seconds: of the tiled floor, in turns with it.
+        floor_seconds: the least time of the tiled floor, in turns with it.
     """
 
     what: str
@@ -339,20 +323,18 @@ def scale(
 ) -> list[Point]:
     """Measure losses, their peers and the tiled floor at batches that double. A function that fails is not run again.
 
+    Other arguments and errors are those of :func:`bench`.
+
     Args:
         losses: names of registered losses.
         start: the first batch.
         to: the largest batch.
         repeats: how often each is timed.
-        device: as of :func:`bench`.
-        threads: of torch on the CPU; None leaves them.
-        seconds: how long one measurement may take.
+        device: where to compute.
+        threads: torch's threads on the CPU.
+        seconds: the limit of one measurement.
         memory: GiB of address space that a measurement may have on a CPU.
         progress: called with a line for each measurement.
-
-    Raises:
-        UnknownNameError: no loss has the name.
-        ConfigError: a wrong device or batch, or a loss that needs settings.
     """
     if to < start.batch:
         raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")

@@ -17,14 +17,7 @@ CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "state", "til
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """The paper that a method comes from.
-
-    Args:
-        title: the paper's title.
-        authors: its authors, for example ``"Musgrave et al."``.
-        year: the year it appeared.
-        url: where to read it.
-    """
+    """The paper that a method comes from; ``authors`` such as ``"Musgrave et al."``."""
 
     title: str
     authors: str
@@ -111,9 +104,6 @@ _OF_PML: dict[str, frozenset[str]] = {
 
 def capabilities(component: object) -> frozenset[str]:
     """Return the capabilities of a class or an instance.
-
-    Args:
-        component: a class or an instance of one.
 
     Returns:
         Some of ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and

@@ -37,14 +37,9 @@ _warned: set[str] = set()  # plugins whose classes have names of ours
 _HOOKS = {"data set": "pml_ext_datasets", "trunk": "pml_ext_trunks"}
 
 
-def load() -> None:
-    """Load the plugins, unless that was done already; raise PluginError for a wrong allow list or deny list."""
+def load() -> bool:
+    """Load the plugins, unless that was done; return whether that goes on, so that later ones are not there yet."""
     _plugins.load()
-
-
-def loading() -> bool:
-    """Return whether the caller runs while plugins are being imported, so that later ones are not there yet."""
-    load()  # waits for another thread
     return _plugins.loading
 
 
@@ -150,18 +145,10 @@ def short_name(component: Component) -> str:
 
 
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:
-    """Register a class in the running process, for notebooks and scripts.
+    """Register a class in the running process, as ``@register`` or ``@register(name="mine", paper=Paper(...))``.
 
-    Use it as ``@register`` or ``@register(name="mine", paper=Paper(...))``. The class is then known to
-    :func:`get`, :func:`build` and ``from pml_ext import X``. Registering the same name again replaces the class.
-
-    Args:
-        cls: the class.
-        name: its name, kebab-case; by default made of the class name (``MyOwnLoss`` becomes ``my-own``).
-        paper: where the method comes from.
-
-    Returns:
-        The class itself, so that it serves as a decorator.
+    The class is then known to :func:`get`, :func:`build` and ``from pml_ext import X``. Registering the same name again
+    replaces the class. The name is kebab-case, by default that of the class (``MyOwnLoss`` becomes ``my-own``).
     """
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
@@ -374,16 +361,14 @@ class BuildContext(TypedDict, total=False):
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
-    """Return an instance of a component.
-
-    A setting that is a table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is that
-    of the setting's name.
+    """Return an instance of the component of a name and a kind: see :func:`get`.
 
     Args:
-        name: as in :func:`get`.
-        kind: as in :func:`get`; ``kind="loss"`` is understood too, beside classes that have a setting ``kind``.
-        context: a :class:`BuildContext`, from which settings are filled that are left out, here and in such tables.
-        settings: keyword arguments of the class.
+        name: the component's name.
+        kind: its kind, also as ``kind="loss"`` where its class has no such setting.
+        context: a :class:`BuildContext`, which fills settings that are left out.
+        settings: keyword arguments of the class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is
+            built first, as the kind that the setting's name ends in.
 
     Raises:
         ConfigError: a setting that the class does not have; the text has the nearest ones.
@@ -412,15 +397,10 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
 def required(
     target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of settings without a default, and the names of those that are still missing.
+    """Return values of the settings of ``target`` without a default, and the names of those still missing.
 
-    One that the context does not have, but whose annotation is a component's class (``distance: MyDistance``), is an
-    instance of that, made from the context in the same way.
-
-    Args:
-        target: a class or a function.
-        context: a :class:`BuildContext`.
-        given: names that need no value.
+    Values come from a :class:`BuildContext`; a setting whose annotation is a component's class (``distance: My``)
+    is an instance of that, made from the context in the same way. Names in ``given`` need none.
 
     Raises:
         ConfigError: a key of the context that is no name of a :class:`BuildContext`.
