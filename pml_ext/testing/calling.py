@@ -1,4 +1,4 @@
-"""How checks call a component, compare its values, and watch what it does."""
+"""Calls of components, comparisons of their values, and watchers of their operations."""
 
 from __future__ import annotations
 

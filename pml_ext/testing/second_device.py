@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,16 +81,16 @@ class _Elsewhere(Tensor):
         return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        """Refused, as on any device but the CPU."""
+        """Refuse, as any device but the CPU does."""
         raise TypeError("can't convert a tensor of another device to numpy; call .cpu() first")
 
 
 class SecondDevice:
     """A device to run on where there is none but the CPU; a context manager.
 
-    Inside, ``device="meta"`` names it. What is made there, or moved there by ``.to``, says so and keeps its values; an
-    operation that mixes it with a tensor on the CPU of one or more dimensions is refused, as a GPU does. What makes the
-    host wait for a device is counted.
+    Inside, ``device="meta"`` names it. A tensor that is made there, or moved there by ``.to``, says so and keeps its
+    values; an operation that mixes it with a tensor on the CPU of one or more dimensions is refused, as a GPU does.
+    Operations that make the host wait for a device are counted.
 
     Attributes:
         device: its name, for ``.to(...)``.
@@ -124,7 +122,7 @@ class SecondDevice:
         self._stack.close()
 
     def clear(self) -> None:
-        """Counts from here on."""
+        """Count from here on."""
         self.waits.clear()
         self.shapes.clear()
 
@@ -139,7 +137,7 @@ class SecondDevice:
 
 
 class _Factories(TorchFunctionMode):
-    """Makes tensors of Python's numbers: on the meta device torch would drop the values."""
+    """Tensors of Python's numbers keep their values, which torch would drop on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -163,26 +161,14 @@ def _number(leaf: Any) -> Any:
 
 def _index(index: Any) -> Any:
     """An index whose lists and arrays of numbers are tensors."""
-    if isinstance(index, tuple) or (isinstance(index, list) and _nested(index) and _nested_lists_are_tuples()):
+    if isinstance(index, tuple):
         return tuple(_index(part) for part in index)
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
     return torch.as_tensor(index).to(DEVICE) if numbers else index
 
 
-def _nested(index: list[Any]) -> bool:
-    return any(isinstance(part, (list, np.ndarray, Tensor)) for part in index)
-
-
-@functools.cache
-def _nested_lists_are_tuples() -> bool:
-    """Whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.eye(2)[[[0, 1], [1, 0]]].ndim == 1
-
-
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operations on the values that the tensors hold."""
+    """Operations run on the values that the tensors hold."""
 
     def __init__(self, owner: SecondDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -230,7 +216,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def in_words(counted: Counter[str]) -> str:
-    """What was counted, the most first; empty where nothing was."""
+    """The counts in words, the most frequent first; empty without any."""
     return ", ".join(f"{what} ({count} times)" if count > 1 else what for what, count in counted.most_common())
 
 

@@ -1,4 +1,4 @@
-"""What ``pml-ext check`` is asked to check."""
+"""The components that ``pml-ext check`` checks, their settings and their expected failures, by name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from ..errors import ConfigError, unknown
 from ..files import toml_value
 from .runner import checks_of
 
+Named = Sequence[tuple[str, Any]]
+
 
 def components_of(what: str) -> list[tuple[str, Any]]:
-    """Components by name.
+    """Return components by name.
 
     Args:
         what: an importable package, whose registered components are meant (all of its classes of a component's kind if
@@ -25,25 +27,24 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    components = registry.components()
-    for matching in ([c for c in components if c.plugin == what or _package(c.cls) == what], registry.candidates(what)):
-        if matching:
-            names = [c.name for c in matching]
-            return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in matching]
+    served = [c for c in registry.components() if what in (c.plugin, c.cls.__module__.partition(".")[0])]
+    if found := served or registry.candidates(what):
+        names = [c.name for c in found]
+        return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]
     imported = _imported(what)
     if isinstance(imported, type):
         return [(imported.__name__, imported)]
     classes = [(name, value) for name, value in vars(imported).items() if _is_component(value, imported.__name__)]
     if not classes:
         raise ConfigError(
-            f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, "
-            "distances, samplers or reducers"
+            f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, distances, "
+            "samplers or reducers"
         )
     return classes
 
 
-def with_settings(components: Sequence[tuple[str, Any]], texts: Iterable[str]) -> list[tuple[str, Any]]:
-    """Components that are built with settings.
+def with_settings(components: Named, texts: Iterable[str]) -> Named:
+    """Return components that are built with settings.
 
     Args:
         components: as of :func:`components_of`.
@@ -59,20 +60,17 @@ def with_settings(components: Sequence[tuple[str, Any]], texts: Iterable[str]) -
         if not equals or not dot:
             raise ConfigError(f"--set {text}: wanted NAME.SETTING=VALUE, for example my-loss.margin=0.1")
         for each, component in _named(name, components, f"--set {text}"):
-            cls = getattr(component, "cls", component)
-            if setting not in registry.settings_of(cls):
-                raise ConfigError(f"--set {text}: {unknown(f'setting of {name}', setting, registry.settings_of(cls))}")
+            known = registry.settings_of(_class_of(component))
+            if setting not in known:
+                raise ConfigError(f"--set {text}: {unknown(f'setting of {name}', setting, known)}")
             settings.setdefault(each, {})[setting] = toml_value(value.strip())
     return [
-        (name, functools.partial(getattr(component, "cls", component), **settings[name]))
-        if name in settings
-        else (name, component)
-        for name, component in components
+        (name, functools.partial(_class_of(c), **settings[name]) if name in settings else c) for name, c in components
     ]
 
 
-def expectations(components: Sequence[tuple[str, Any]], texts: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The checks that components are expected to fail, with reasons, by component.
+def expectations(components: Named, texts: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the checks that components are expected to fail, with reasons, by component.
 
     Args:
         components: as of :func:`components_of`.
@@ -85,66 +83,55 @@ def expectations(components: Sequence[tuple[str, Any]], texts: Iterable[str]) ->
     for text in texts:
         key, _, reason = text.partition("=")
         name, _, check = key.strip().rpartition(".")
+        option, known = f"--expect-failure {text}", dict[str, None]()
         if not reason.strip():
-            raise ConfigError(
-                f"--expect-failure {text}: wanted CHECK=REASON, such as check_reducers='a value of the whole batch'"
-            )
-        known: list[str] = []
-        for each, component in _named(name, components, f"--expect-failure {text}") if name else components:
-            names = [one.__name__ for one in checks_of(_kind(component))]
-            known += names
-            if check in names:
+            raise ConfigError(f"{option}: wanted CHECK=REASON, such as check_reducers='a value of the whole batch'")
+        for each, component in _named(name, components, option) if name else components:
+            checks = dict.fromkeys(one.__name__ for one in checks_of(registry.kind_of(_class_of(component))))
+            known |= checks
+            if check in checks:
                 reasons.setdefault(each, {})[check] = reason.strip()
         if check not in known:
-            raise ConfigError(f"--expect-failure {text}: {unknown('check', check, dict.fromkeys(known))}")
+            raise ConfigError(f"{option}: {unknown('check', check, known)}")
     return reasons
 
 
-def _kind(component: Any) -> str:
-    cls: Any = component.func if isinstance(component, functools.partial) else getattr(component, "cls", component)
-    return registry.kind_of(cls)
+def _class_of(component: Any) -> Any:
+    return component.func if isinstance(component, functools.partial) else getattr(component, "cls", component)
 
 
-def _named(name: str, components: Sequence[tuple[str, Any]], option: str) -> list[tuple[str, Any]]:
+def _named(name: str, components: Named, option: str) -> Named:
     """The components of a name, of whatever kind."""
-    matching = [(each, component) for each, component in components if name in (each, each.partition(" (")[0])]
-    if not matching:
+    found = [(each, component) for each, component in components if name in (each, each.partition(" (")[0])]
+    if not found:
         raise ConfigError(f"{option}: {unknown('component that is checked', name, (each for each, _ in components))}")
-    return matching
-
-
-def _package(cls: type) -> str:
-    return cls.__module__.partition(".")[0]
+    return found
 
 
 def _imported(what: str) -> Any:
+    module, _, name = what.rpartition(".")
     try:
         return importlib.import_module(what)
     except SystemExit as error:
         raise ConfigError(
-            f"{what}: importing it ends the program (sys.exit({error.code!r})); leave that to a function "
-            "under 'if __name__ == \"__main__\":'"
+            f"{what}: importing it ends the program (sys.exit({error.code!r})); leave that to a function under 'if "
+            '__name__ == "__main__":\''
         ) from error
     except ModuleNotFoundError as error:
-        module, _, name = what.rpartition(".")
-        if error.name not in (what, module, what.partition(".")[0]) or not module:
-            raise ConfigError(_unknown(what, error)) from None
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(_unknown(what, error)) from None
-
-
-def _unknown(what: str, error: Exception) -> str:
+        missing: Exception = error
+        if module and error.name in (what, module, what.partition(".")[0]):
+            try:
+                return getattr(importlib.import_module(module), name)
+            except (ModuleNotFoundError, AttributeError) as another:
+                missing = another
     plugins = ", ".join(record.name for record in registry.plugins())
-    return f"{what}: no package, class, entry point or component ({error}); entry points: {plugins}; or pml"
+    raise ConfigError(
+        f"{what}: no package, class, entry point or component ({missing}); entry points: {plugins}; or pml"
+    )
 
 
 def _is_component(value: Any, module: str) -> bool:
-    if not isinstance(value, type) or not value.__module__.startswith(module):
-        return False
     try:
-        registry.kind_of(value)
+        return isinstance(value, type) and value.__module__.startswith(module) and bool(registry.kind_of(value))
     except TypeError:
         return False
-    return True
