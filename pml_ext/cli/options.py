@@ -42,3 +42,18 @@ Workers = Annotated[
         help="Processes that read images (default: none for fewer than 256, else the number of processors, up to 8)."
     ),
 ]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FOLDER",
+        help="The collection: where embeddings are kept, so that none is computed twice (default RUN/collection).",
+    ),
+]
+Effort = Annotated[
+    int | None,
+    typer.Option(
+        help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW. By default the least with which "
+        "recall@10 reaches 0.95 on a sample of 200 images."
+    ),
+]

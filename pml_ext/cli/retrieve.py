@@ -9,53 +9,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import AsJson, Device, ImageFolder, OnDevice, RunFolder, Workers
+from .options import AsJson, Device, ImageFolder, OnDevice, RunFolder, StoreFolder, Workers
+from .output import print_json, print_table, process_number, say, stdout
 from .progress import progress
 
 if TYPE_CHECKING:
     from ..retrieval import TrainedRun
 
-StoreFolder = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="The collection: where embeddings are kept, so that none is computed twice (default RUN/collection).",
-    ),
-]
-
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Names the files that are left out, on stderr, and counts them."""
+    """Name the files that are left out, on stderr, and count them."""
     from ..retrieval import forward_warnings
-    from .output import stderr
 
     with forward_warnings() as texts:
         try:
             yield
         finally:
             for text in texts:
-                stderr().print(f"pml-ext: {text}", soft_wrap=True)
+                say(text)
             if texts:
-                stderr().print(f"pml-ext: {len(texts)} file{'s' * (len(texts) > 1)} skipped", soft_wrap=True)
+                say(f"{len(texts)} file{'s' * (len(texts) > 1)} skipped")
 
 
 @contextmanager
 def embedding(
     run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, out: Path | None = None
 ) -> Iterator[TrainedRun | None]:
-    """A run that embeds a folder's images, with progress on stderr; None in a process that only helps.
+    """Load a run that embeds a folder's images, with progress on stderr.
 
-    Processes that torchrun started embed a part each; the first goes on with all.
+    Processes that torchrun started embed a part each. The first one goes on with all; the others get None.
     """
     from ..devices import choose_device
     from ..distributed import process_group
     from ..retrieval import load_run
-    from .output import process_number
 
-    first = process_number() == 0
     with process_group(choose_device(device.value).partition(":")[0]):
-        if not first:
+        if process_number() != 0:
             trained = load_run(run, device.value, workers, store)
             trained.embed_folder(trained.indexed_folder(out) if folder is None else folder)
             yield None
@@ -82,7 +72,6 @@ def embed(
     """
     from ..errors import ConfigError
     from ..retrieval import check_file, save_embeddings
-    from .output import print_json, stdout
 
     if out.suffix not in (".npz", ".parquet"):
         raise ConfigError(f"-o {out}: wanted a file that ends in .npz or .parquet")
@@ -123,7 +112,6 @@ def cluster(
 ) -> None:
     """Sort the images of a folder into clusters: a CSV, and contact sheets of the largest."""
     from ..errors import printable
-    from .output import print_json, print_table, stdout
 
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
     with embedding(run, folder, device, workers, store) as trained, progress() as bar:
@@ -142,11 +130,10 @@ def cluster(
     ]
     columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
     print_table(columns, rows, right=[0, 1, 3] if classes else [0, 1])
+    found = sum(each.number >= 0 for each in result.clusters)
     noise = sum(len(each.members) for each in result.clusters if each.number < 0)
-    stdout().print(
-        f"{sum(each.number >= 0 for each in result.clusters)} clusters by {result.grouping.method}"
-        + f"; {noise} images in none (cluster -1)" * (clusters == "auto")
-    )
+    in_none = f"; {noise} images in none (cluster -1)" * (clusters == "auto")
+    stdout().print(f"{found} clusters by {result.grouping.method}{in_none}")
     stdout().print(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
 
 
@@ -169,7 +156,6 @@ def export(
     """Write the network for programs without pml_ext: model.safetensors, preprocess.json and a model card."""
     from ..files import read_json
     from ..retrieval import load_run
-    from .output import print_json, stdout
 
     place = load_run(run, "cpu").export(out, onnx, torch_export, images)
     about = read_json(place / "preprocess.json")
@@ -178,7 +164,6 @@ def export(
         print_json({"folder": str(place), "files": files})
         return
     for file in files[1:]:
-        stdout().print(
-            f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
-        )
+        largest = f"{file['largest_difference']:.1e}"
+        stdout().print(f"{file['file']}: embeddings differ from the network's by {largest} at most")
     stdout().print(f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}")

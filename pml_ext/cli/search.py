@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, Device, Metric, OnDevice, RunFolder, Workers
-from .retrieve import StoreFolder, embedding
+from ..errors import ConfigError, printable
+from .options import AsJson, Device, Effort, Metric, OnDevice, RunFolder, StoreFolder, Workers
+from .output import print_json, print_table, say, stdout
+from .retrieve import embedding
 
 if TYPE_CHECKING:
     from ..retrieval import Answer, Gallery, TrainedRun
@@ -35,13 +37,7 @@ def index(
             "IVF with the square root of their number as lists.",
         ),
     ] = "",
-    effort: Annotated[
-        int | None,
-        typer.Option(
-            help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW. By default it is doubled, from 1 "
-            "and from 64, until recall@10 reaches 0.95 on a sample of 200 images."
-        ),
-    ] = None,
+    effort: Effort = None,
     check: Annotated[
         bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
     ] = False,
@@ -51,9 +47,7 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Index the images of a folder, to query them; again, take up what is new, changed and gone."""
-    from ..errors import ConfigError
     from ..retrieval import load_run
-    from .output import print_json
 
     if check:
         if folder is not None or factory or effort is not None:
@@ -64,30 +58,27 @@ def index(
         if trained is None:
             return
         gallery = trained.index(folder, out, factory, effort)
-    told = _tell_of(gallery, as_json)
-    if as_json:
-        print_json(told)
+    print_json(_describe(gallery)) if as_json else _print(gallery)
 
 
-def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
-    from .output import stdout
+def _print(gallery: Gallery) -> None:
+    faiss = gallery.faiss
+    stdout().print(f"{len(gallery)} images indexed: {gallery.place}")
+    if gallery.changes is not None:
+        stdout().print(str(gallery.changes))
+    if faiss is not None and faiss.recall is not None:
+        setting = f" with {faiss.setting} {faiss.effort} (--effort)" if faiss.setting else ""
+        recall = f"recall@10 {faiss.recall:.3f} of exact search, on a sample of the images"
+        stdout().print(f"{gallery.factory}{setting}: {recall}")
 
-    faiss, images = gallery.faiss, len(gallery)
-    if not as_json:
-        stdout().print(f"{images} images indexed: {gallery.place}")
-        if gallery.changes is not None:
-            stdout().print(str(gallery.changes))
-        if faiss is not None and faiss.recall is not None:
-            setting = f" with {faiss.setting} {faiss.effort} (--effort)" if faiss.setting else ""
-            stdout().print(
-                f"{gallery.factory}{setting}: recall@10 {faiss.recall:.3f} of exact search, on a sample of the images"
-            )
-    changes = gallery.changes
+
+def _describe(gallery: Gallery) -> dict[str, Any]:
+    changes, faiss = gallery.changes, gallery.faiss
     return {
         "index": str(gallery.place),
         "folder": str(gallery.folder),
-        "images": images,
-        "new": changes.new if changes is not None else images,
+        "images": len(gallery),
+        "new": changes.new if changes is not None else len(gallery),
         "changed": changes.changed if changes is not None else 0,
         "gone": changes.gone if changes is not None else 0,
         "as_before": changes.same if changes is not None else 0,
@@ -99,9 +90,6 @@ def _tell_of(gallery: Gallery, as_json: bool) -> dict[str, Any]:
 
 
 def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
-    from ..errors import printable
-    from .output import print_json, stdout
-
     held, gone, changed = trained.check_index(out)
     if as_json:
         print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
@@ -112,7 +100,7 @@ def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
                 more = ", ..." if len(paths) > _SHOWN else ""
                 stdout().print(f"{len(paths)} {what}: {printable(', '.join(paths[:_SHOWN]))}{more}")
     if gone or changed:
-        _say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
+        say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
         raise typer.Exit(1)
 
 
@@ -121,20 +109,14 @@ def query(
     images: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to look for.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 8,
     gallery: Annotated[Path | None, typer.Option(help="The collection to ask (default RUN/collection).")] = None,
-    metric: Annotated[Metric, typer.Option(help="Distances of embeddings, or the run's learned metric.")] = (
-        Metric.euclidean
-    ),
+    metric: Annotated[
+        Metric, typer.Option(help="Distances of embeddings, or the run's learned metric.")
+    ] = Metric.euclidean,
     shortlist: Annotated[
         int | None,
         typer.Option(help="With the learned metric: how many of the nearest by distance it re-ranks (default: all)."),
     ] = None,
-    effort: Annotated[
-        int | None,
-        typer.Option(
-            help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW (default: what `pml-ext index` "
-            "chose). It is doubled for a query that gets fewer than K answers."
-        ),
-    ] = None,
+    effort: Effort = None,
     within: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Images of this class alone, a sub-folder of the indexed one.")
     ] = None,
@@ -158,97 +140,58 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an index: a table, and a picture."""
-    from ..errors import ConfigError
     from ..retrieval import check_file, load_run
 
     if duplicates:
-        refused = {
-            "IMAGE": images,
-            "--shortlist": shortlist,
-            "--effort": effort,
-            "--within": within,
-            "--picture": picture,
-            "--beside": beside,
-            "--metric": metric is not Metric.euclidean,
-        }
-        if given := [name for name, value in refused.items() if value]:
+        options = {"IMAGE": images, "--shortlist": shortlist, "--effort": effort, "--within": within}
+        options |= {"--picture": picture, "--beside": beside, "--metric": metric is not Metric.euclidean}
+        if given := [name for name, value in options.items() if value]:
             raise ConfigError(f"--duplicates compares all indexed images; leave out {' and '.join(given)}")
         _duplicates(load_run(run, device.value), gallery, radius, as_json)
         return
     if not images:
-        raise ConfigError(
-            f"no image to look for; type: pml-ext query {run} IMAGE, or: pml-ext query {run} --duplicates"
-        )
+        command = f"pml-ext query {run}"
+        raise ConfigError(f"no image to look for; type: {command} IMAGE, or: {command} --duplicates")
     place = picture or (None if as_json else run / "query.png")
     if place is not None:
         check_file("--picture", place)
     trained = load_run(run, device.value)
     asked = [(trained, trained.gallery(gallery))]
     asked += [(other, other.gallery()) for path in beside or () for other in [load_run(path, device.value)]]
-    answers = [each.query(images, k, held, metric.value, shortlist, effort, within, radius) for each, held in asked]
-    runs = [str(each.folder) for each, _ in asked]
-    if not as_json:
-        _show(runs, answers, metric)
-        _tell_of_none(runs, answers, radius)
-    drawn = place is not None and _draw(place, asked, answers, as_json)
-    if as_json:
-        _write_json(runs, answers, metric, str(place) if drawn else None)
-
-
-def _show(runs: list[str], answers: list[list[Answer]], metric: Metric) -> None:
-    """A table; of several runs, each query's answers of one run after another's."""
-    from ..errors import printable
-    from .output import print_table
-
-    word = "distance" if metric is Metric.euclidean else "score"
-    several = len(runs) > 1
+    of_runs = [each.query(images, k, held, metric.value, shortlist, effort, within, radius) for each, held in asked]
+    # Each query's answers, of one run after another.
     rows = [
+        (str(each.folder), answer)
+        for answers in zip(*of_runs, strict=True)
+        for (each, _), answer in zip(asked, answers, strict=True)
+    ]
+    if not as_json:
+        _print_answers(rows, metric, len(asked) > 1, radius)
+    drawn = place is not None and _draw(place, asked, of_runs)
+    if as_json:
+        written = {"metric": metric.value, "picture": str(place) if drawn else None}
+        names = ("query", "query_class", "paths", "distances", "classes", "ids")
+        print_json([{"run": run, **{name: getattr(answer, name) for name in names}, **written} for run, answer in rows])
+    elif drawn:
+        stdout().print(f"picture: {place}")
+
+
+def _print_answers(rows: list[tuple[str, Answer]], metric: Metric, several: bool, radius: float | None) -> None:
+    cells = [
         [printable(answer.query), *[printable(Path(run).name)] * several, str(rank), printable(path), f"{distance:.4f}"]
-        for of_query in zip(*answers, strict=True)
-        for run, answer in zip(runs, of_query, strict=True)
+        for run, answer in rows
         for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
     ]
-    columns = ["query", *["run"] * several, "rank", "path", word]
-    print_table(columns, rows, right=[1 + several, 3 + several])
-
-
-def _tell_of_none(runs: list[str], answers: list[list[Answer]], radius: float | None) -> None:
-    """Says which queries have no row in the table, since no image is as near as was asked for."""
-    from ..errors import printable
-
-    for run, of_run in zip(runs, answers, strict=True):
-        for answer in of_run:
-            if radius is not None and not answer.paths:
-                where = f" in {run}" if len(runs) > 1 else ""
-                _say(f"{printable(answer.query)}: no image within {radius:g} (--radius){where}")
-
-
-def _write_json(runs: list[str], answers: list[list[Answer]], metric: Metric, picture: str | None) -> None:
-    from .output import print_json
-
-    print_json(
-        [
-            {
-                "query": answer.query,
-                "run": run,
-                "metric": metric.value,
-                "query_class": answer.query_class,
-                "paths": answer.paths,
-                "distances": answer.distances,
-                "classes": answer.classes,
-                "ids": answer.ids,
-                "picture": picture,
-            }
-            for of_query in zip(*answers, strict=True)
-            for run, answer in zip(runs, of_query, strict=True)
-        ]
-    )
+    columns = ["query", *["run"] * several, "rank", "path", "distance" if metric is Metric.euclidean else "score"]
+    print_table(columns, cells, right=[1 + several, 3 + several])
+    for run, answer in rows:
+        if radius is not None and not answer.paths:
+            where = f" in {run}" if several else ""
+            say(f"{printable(answer.query)}: no image within {radius:g} (--radius){where}")
 
 
 def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None, as_json: bool) -> None:
-    from ..errors import printable
     from ..retrieval import RADIUS
-    from .output import print_json, print_table, stdout
 
     radius = RADIUS if radius is None else radius
     groups = trained.duplicates(radius, gallery)
@@ -258,35 +201,22 @@ def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None,
     if groups:
         rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
         print_table(["group", "path"], rows, right=[0])
-    images = sum(map(len, groups))
-    stdout().print(
-        f"{len(groups)} group{'s' * (len(groups) != 1)} of {images} images within {radius:g} of another (--radius)"
-    )
+    count = f"{len(groups)} group{'s' * (len(groups) != 1)} of {sum(map(len, groups))} images"
+    stdout().print(f"{count} within {radius:g} of another (--radius)")
 
 
-def _draw(place: Path, asked: list[tuple[TrainedRun, Gallery]], answers: list[list[Answer]], as_json: bool) -> bool:
+def _draw(place: Path, asked: list[tuple[TrainedRun, Gallery]], of_runs: list[list[Answer]]) -> bool:
     """Write the picture; the answers are there, so whatever is wrong with it costs the picture alone."""
     from ..files import write_atomically
     from ..retrieval import reason_of
-    from .output import stdout
 
     (trained, held), *others = asked
     try:
-        compared = [
-            (each.folder.name, theirs, other.folder) for (each, other), theirs in zip(others, answers[1:], strict=True)
-        ]
+        beside = [(run.folder.name, mine, its.folder) for (run, its), mine in zip(others, of_runs[1:], strict=True)]
         place.parent.mkdir(parents=True, exist_ok=True)
-        figure = trained.picture(answers[0], held, compared)
+        figure = trained.picture(of_runs[0], held, beside)
         write_atomically(place, functools.partial(figure.savefig, format="png"))
     except Exception as error:
-        _say(f"warning: no picture: {reason_of(error)}")
+        say(f"warning: no picture: {reason_of(error)}")
         return False
-    if not as_json:
-        stdout().print(f"picture: {place}")
     return True
-
-
-def _say(text: str) -> None:
-    from .output import stderr
-
-    stderr().print(f"pml-ext: {text}", soft_wrap=True)
