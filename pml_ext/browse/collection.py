@@ -10,7 +10,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,16 +58,7 @@ class Pair(NamedTuple):
 
 
 class Collection:
-    """The index of a run.
-
-    Small pictures of indexed images are all that is read from the disk, and none whose file lies outside the indexed
-    folder, links resolved.
-
-    Args:
-        name: of the run.
-        run: that embedded the images.
-        gallery: its index.
-    """
+    """The index of a run; of files, small pictures alone are read, and none that lies outside the indexed folder."""
 
     def __init__(self, name: str, run: TrainedRun, gallery: Gallery) -> None:
         self.name, self.run, self.gallery = name, run, gallery
@@ -85,29 +76,24 @@ class Collection:
 
     def nearest(self, number: int, k: int) -> list[Neighbor]:
         """Return the nearest other images of an indexed one, by its stored embedding: its file may be gone."""
-        point, class_name = self.embeddings[number], self.classes[number]
+        point = self.embeddings[number]
         similarity = self.embeddings @ point  # of vectors of length 1
         similarity[number] = -torch.inf
         others = similarity.topk(min(k, len(self) - 1)).indices
         distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
         order = distances.argsort(stable=True)
-        pairs = zip(others[order].tolist(), distances[order].tolist(), strict=True)
-        return [self._neighbor(other, distance, class_name) for other, distance in pairs]
+        found = zip(others[order].tolist(), distances[order].tolist(), strict=True)
+        return self._neighbors(found, self.classes[number])
 
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
-        """Return the nearest images of a photograph; an indexed one is no answer to itself.
-
-        Raises:
-            DataError: the photograph cannot be read.
-        """
+        """Return the nearest images of a photograph; a DataError for one that cannot be read."""
         (answer,) = self.run.query([file], max(1, min(k, len(self))), self.gallery)
-        pairs = zip(answer.paths, answer.distances, strict=True)
-        return [self._neighbor(self.numbers[path], distance, answer.query_class or "") for path, distance in pairs]
+        found = [pair for pair in zip(answer.paths, answer.distances, strict=True) if pair[0] in self.numbers]
+        return self._neighbors([(self.numbers[path], distance) for path, distance in found], answer.query_class)
 
-    def _neighbor(self, number: int, distance: float, query_class: str) -> Neighbor:
-        name = self.classes[number]
-        same = name == query_class if name and query_class else None
-        return Neighbor(number, self.paths[number], name, distance, same)
+    def _neighbors(self, found: Iterable[tuple[int, float]], query: str | None) -> list[Neighbor]:
+        named = [(number, self.paths[number], self.classes[number], distance) for number, distance in found]
+        return [Neighbor(*each, each[2] == query if each[2] and query else None) for each in named]
 
     def _clusters(self, clusters: int | str) -> Grouping:
         """Return the clusters of all images, see :func:`pml_ext.retrieval.group`: so many, or ``"auto"``."""
@@ -127,11 +113,7 @@ class Collection:
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
-        """Return each image with its nearest other one, by distance, and which images: a sample of very many.
-
-        Raises:
-            DataError: the folder has no sub-folder per class.
-        """
+        """Return each image with its nearest other one, by distance, and which images: a sample of very many."""
         if not self.class_names or len(self) < 2:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
@@ -151,10 +133,7 @@ class Collection:
         return sorted(pairs, key=lambda pair: pair.distance), note
 
     def recall(self) -> list[tuple[str, int, int]]:
-        """Return right answers and queries of :meth:`leave_one_out`, apart for trained and unseen classes.
-
-        Recall@1 is their quotient.
-        """
+        """Return right answers and queries, whose quotient is Recall@1, apart for trained and unseen classes."""
         names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
         pairs, _ = self.leave_one_out()
         groups = [(name, [pair.right for pair in pairs if pair.trained is key]) for key, name in names.items()]
@@ -210,13 +189,10 @@ def open_collections(
     """Return the collections of runs, all of one folder of images; an index is made where a run has none of it.
 
     Args:
-        runs: their folders, the first one's collection first.
+        runs: their folders.
         folder: of the images; by default the one that the first run's index is of.
         device: where to compute.
         tell: called before a folder is indexed, which may take a while.
-
-    Raises:
-        DataError: no index and no folder, no such folder, or no readable image in it.
     """
     collections: list[Collection] = []
     for place in map(Path, runs):
@@ -229,18 +205,17 @@ def open_collections(
 
 
 def _gallery_of(run: TrainedRun, folder: Path, tell: Callable[[str], None]) -> Gallery:
-    """Return the run's index of a folder; where ``RUN/collection`` has another folder's, it goes to ``RUN/browse``."""
-    free = None
-    for name in (OWN, COLLECTION):
+    """Return the index of a folder; a new one goes to ``RUN/browse`` where ``RUN/collection`` is of another folder."""
+    free = run.folder / OWN
+    for place in (run.folder / OWN, run.folder / COLLECTION):
         try:
-            gallery = run.gallery(run.folder / name)
+            gallery = run.gallery(place)
         except DataError:  # none there, a damaged one, or one of an earlier state of the run
-            free = run.folder / name
+            free = place
             continue
-        if gallery.folder.resolve() == folder.resolve():
+        if gallery.folder == folder.resolve():
             return gallery
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    place = free or run.folder / OWN
-    tell(f"{run.folder} has no index of {folder}: writing one to {place}")
-    return run.index(folder, place)
+    tell(f"{run.folder} has no index of {folder}: writing one to {free}")
+    return run.index(folder, free)

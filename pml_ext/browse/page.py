@@ -34,12 +34,7 @@ _TEMPLATES.globals |= {"SHEET": SHEET, "PAIRS": PAIRS, "CARDS": CARDS}
 
 
 class Page:
-    """The page, and the photographs that were brought.
-
-    Args:
-        collections: of one folder, one per run.
-        uploads: a folder for photographs.
-    """
+    """The page of collections, and the photographs that were brought, in a folder for uploads."""
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
         self.collections, self.uploads = collections, uploads
@@ -78,11 +73,7 @@ class Page:
         return _TEMPLATES.get_template("page.html").render(values, tab=tab, page=self, collections=self.collections)
 
     def keep(self, file: IO[bytes], name: str) -> str:
-        """Return the token of a photograph that is kept for queries; the oldest one goes.
-
-        Raises:
-            DataError: no image, or too large a one.
-        """
+        """Return the token of a photograph that is kept for queries; a DataError for no image, or too large a one."""
         try:
             with Image.open(file, formats=FORMATS) as image:
                 pixels = image.width * image.height

@@ -143,7 +143,7 @@ def query(
     from ..retrieval import check_file, load_run
 
     if duplicates:
-        options = {"IMAGE": images, "--shortlist": shortlist, "--effort": effort, "--within": within}
+        options: dict[str, object] = {"IMAGE": images, "--shortlist": shortlist, "--effort": effort, "--within": within}
         options |= {"--picture": picture, "--beside": beside, "--metric": metric is not Metric.euclidean}
         if given := [name for name, value in options.items() if value]:
             raise ConfigError(f"--duplicates compares all indexed images; leave out {' and '.join(given)}")

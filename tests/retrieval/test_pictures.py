@@ -18,7 +18,7 @@ from pml_ext.retrieval import thumbnail
 def photos(runs, few, tmp_path):
     """A run with an index of a folder of its own, whose files may go."""
     run, place = tmp_path / "run", tmp_path / "photos"
-    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures"))
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures", "query.png"))
     shutil.copytree(few[0], place)
     return run, place
 
