@@ -57,14 +57,7 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
 
 
 class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
-    """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`.
-
-    Args:
-        kwargs: as in PML's distances, but ``normalize_embeddings``, which is False.
-
-    Raises:
-        ValueError: another ``normalize_embeddings``.
-    """
+    """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`."""
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         _check_fixed(self, kwargs, "GramCosineSimilarity", normalize_embeddings=False)
@@ -100,7 +93,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
 
 
 def _check_fixed(owner: object, settings: Any, instead: str, **fixed: Any) -> None:
-    """Takes settings of PML's distances that a class fixes out of others, and refuses other values of them."""
+    """Remove the settings that a class fixes from PML's, and refuse other values of them."""
     for name, value in fixed.items():
         if (given := settings.pop(name, value)) != value:
             raise ValueError(
@@ -153,32 +146,28 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
     return matrix if distance.power == 1 else matrix**distance.power
 
 
-class OneDraw:
-    """Blocks in which a distance draws the same random numbers, those of its dropout, as it does for a whole matrix.
+class TileMatrix:
+    """The matrix of a distance, a tile of anchors at a time, with the random numbers of the whole matrix in each tile.
 
     Args:
-        distance: a PML distance; one without parameters, or in ``eval()``, is taken to draw nothing.
-        points: ``[B, D]``.
-        columns: ``[R, D]``.
+        distance: a PML distance; one without parameters, or in ``eval()``, is taken to draw no numbers.
+        points: the anchors as ``distance.maybe_normalize`` gives them, ``[B, D]``.
+        columns: likewise, ``[R, D]``.
     """
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
         draws = distance.training and any(True for _ in distance.parameters())
-        self._distance, self._ends = distance, (points[:1].detach(), columns[:1].detach())
-        self._device = points.device
+        self._distance, self._ends, self._device = distance, (points[:1].detach(), columns[:1].detach()), points.device
         self._states = generator_states(points.device) if draws else None
-        self._block: Any = None
 
-    def __enter__(self) -> None:
-        if self._states is not None:
-            self._block = drawing_from(self._device, self._states)
-            self._block.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._states is not None:
-            self._block.__exit__(*error)
+    def of(self, points: Tensor, columns: Tensor) -> Tensor:
+        """Return the matrix of some anchors."""
+        if self._states is None:
+            return compare(self._distance, points, columns)
+        with drawing_from(self._device, self._states):
+            return compare(self._distance, points, columns)
 
     def finish(self) -> None:
-        """Leaves the generators as the whole matrix does."""
+        """Leave the generators as the whole matrix does."""
         if self._states is not None:
             compare(self._distance, *self._ends)

@@ -1,14 +1,13 @@
-"""Miners that look at a tile of anchors at a time: the base of ours, and semi-hard triplets."""
+"""Miners in tiles of anchors: their base, and semi-hard triplets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from .distances import EuclideanDistance, OneDraw, compare, matrix_of
+from .distances import EuclideanDistance, TileMatrix, matrix_of
 from .pairwise import FullPrecisionMining, PairsOfRows, pair_masks, rows_per_tile, tiles_of_rows
 from .pml import BaseDistance, BaseMiner, MinerSettings
 from .settings import check_choice, check_number, check_tile_size, own_settings
@@ -52,37 +51,25 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
         """Return the indices mined of all tiles, in the order of the anchors."""
+        references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
-        if size is None or len(embeddings) * len(ref_emb) == 0:
-            references = ref_emb is not embeddings
-            if len(embeddings) * len(ref_emb):
-                matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
-            else:
-                matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
+        if len(embeddings) * len(ref_emb) == 0:
+            matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
             return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
-        mined = [
-            self._moved(rows.start, chosen)
-            for rows, chosen in self._tiles(size, embeddings, labels, ref_emb, ref_labels)
-        ]
-        return tuple(torch.cat(each) for each in zip(*mined, strict=True))
-
-    def _tiles(
-        self, size: int, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
-    ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-        points, references = self.distance.maybe_normalize(embeddings), ref_emb is not embeddings
+        if size is None:
+            matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
+            return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
+        points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
         rule = PairsOfRows(points.device, labels, None, ref_labels, references=references, rows=len(points))
-        draw = OneDraw(self.distance, points, columns)
+        tile_matrix, mined = TileMatrix(self.distance, points, columns), []
         for rows in tiles_of_rows(len(points), size):
-            with draw:
-                matrix = compare(self.distance, points[rows], columns)
-            yield rows, self.choose(matrix, *rule.masks(matrix, rows))
-        draw.finish()
-
-    def _moved(self, start: int, chosen: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Indices of a tile as indices of the batch: anchors are rows, the others columns already."""
-        anchors = {0} if len(chosen) == 3 else {0, 2}
-        return tuple(index + start if number in anchors else index for number, index in enumerate(chosen))
+            matrix = tile_matrix.of(points[rows], columns)
+            chosen = self.choose(matrix, *rule.masks(matrix, rows))
+            anchors = {0} if len(chosen) == 3 else {0, 2}  # the others are columns already
+            mined.append([index + rows.start * (number in anchors) for number, index in enumerate(chosen)])
+        tile_matrix.finish()
+        return tuple(torch.cat(each) for each in zip(*mined, strict=True))
 
     def get_default_distance(self) -> BaseDistance:
         """Euclidean, of normalized embeddings."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .distances import OneDraw, compare
+from .distances import TileMatrix
 from .pairwise import (
     PairsOfRows,
     autocast_off,
@@ -37,12 +37,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     capabilities = frozenset({"labels"})
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """PML's loss dictionary: losses, their indices, their reduction type.
-
-        Args:
-            embeddings: ``[B, D]``, float32 or float64.
-            labels: ``[B]``, on the device of the embeddings.
-        """
+        """Return PML's loss dictionary, of embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""
         raise NotImplementedError
 
     def over_pairs(
@@ -70,11 +65,10 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             return equation(matrix, *pair_masks(matrix, labels))
         points = self.distance.maybe_normalize(embeddings)
         rule = PairsOfRows(points.device, labels, None, None, references=False, rows=len(points))
-        draw = OneDraw(self.distance, points, points)
+        tile_matrix = TileMatrix(self.distance, points, points)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Sequence[Tensor]:
-            with draw:
-                matrix = compare(self.distance, anchors[0], columns[0])
+            matrix = tile_matrix.of(anchors[0], columns[0])
             return equation(matrix, *rule.masks(matrix, rows))
 
         results = in_tiles(
@@ -86,7 +80,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             values=values,
             at_once=weighs_alike(self.reducer, points.device),
         )
-        draw.finish()
+        tile_matrix.finish()
         return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:

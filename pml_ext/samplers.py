@@ -66,7 +66,7 @@ class WholeClassSampler(Sampler[int]):
         return batch
 
     def _next(self, used: set[int]) -> int:
-        """The next class that is not in the batch yet; those that are wait."""
+        """Return the next class that is not in the batch yet."""
         for place in range(len(self._waiting) - 1, -1, -1):
             if self._waiting[place] not in used:
                 return self._waiting.pop(place)
@@ -74,22 +74,22 @@ class WholeClassSampler(Sampler[int]):
         return self._next(used)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator and the classes still to be drawn."""
+        """Return the generator and the classes still to be drawn."""
         return {"generator": self._generator.bit_generator.state, "waiting": list(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where :meth:`state_dict` was taken."""
+        """Go on where :meth:`state_dict` was taken."""
         self._generator.bit_generator.state = state["generator"]
         self._waiting = list(state["waiting"])
 
 
 def sampler_state(sampler: Any) -> Any:
-    """A sampler's state: its ``state_dict()``, or all its attributes (PML's shuffle their label lists in place)."""
+    """Return a sampler's state: its ``state_dict()``, or all attributes (PML's shuffle their label lists in place)."""
     return sampler.state_dict() if hasattr(sampler, "state_dict") else copy.deepcopy(vars(sampler))
 
 
 def set_sampler_state(sampler: Any, state: Any) -> None:
-    """Puts a sampler back to what :func:`sampler_state` found."""
+    """Put a sampler back to what :func:`sampler_state` returned."""
     if hasattr(sampler, "load_state_dict"):
         sampler.load_state_dict(state)
     else:

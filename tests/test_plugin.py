@@ -32,7 +32,7 @@ def test_helpers_of_losses_are_all_behind_it():
     ]
     bases = {name for name in vars(pml) if name.startswith("Base")} - {"BaseLossWrapper"}
     # What the bases of losses and regularizers need to compute in tiles, and no equation.
-    inner = {"OneDraw", "PairsOfRows", "Sharing", "compare", "normalizes", "shared", "sharing", "with_bad_input"}
+    inner = {"PairsOfRows", "Sharing", "TileMatrix", "compare", "normalizes", "shared", "sharing", "with_bad_input"}
     missing = {*pairwise.__all__, *own, *bases} - inner - set(plugin.__all__)
     assert not missing, f"add these to pml_ext/plugin.py: {sorted(missing)}"
     assert all(getattr(plugin, name) is getattr(pairwise, name) for name in {*pairwise.__all__} - inner)

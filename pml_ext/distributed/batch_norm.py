@@ -47,12 +47,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a network whose batch norms have the statistics of the joined batch: torch's SyncBatchNorm on GPUs.
-
-    Args:
-        module: the network; parameters and buffers stay the same objects.
-        device: where it runs.
-    """
+    """Return a network whose batch norms have the statistics of the joined batch: torch's SyncBatchNorm on GPUs."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-any-return,no-untyped-call]
     for part in module.modules():

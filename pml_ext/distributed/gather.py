@@ -59,12 +59,7 @@ def _described(kind: tuple[str, list[int]] | None) -> str:
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return the rows of every process, by rank: sent as bytes, which every backend takes, padded to the longest.
-
-    Args:
-        x: this process's, ``[N, ...]``.
-        lengths: N of every process.
-    """
+    """Return the rows of every process, by rank: sent as bytes, which every backend takes, padded to the longest."""
     if max(lengths) == 0:
         return [x] * len(lengths)
     width = torch.Size(x.shape[1:]).numel() * x.element_size()
@@ -113,10 +108,6 @@ class SharedTiles:
 
 
 def tiles_shared(*tensors: Tensor | None) -> AbstractContextManager[None]:
-    """Return a block in which processes share tiles, if all of them want the same gradients; else each computes all.
-
-    Args:
-        tensors: those that may want a gradient.
-    """
+    """Return a block in which processes share tiles, if all of them want the same gradients; else each computes all."""
     wanted = gather_objects([torch.is_grad_enabled(), *(x is not None and x.requires_grad for x in tensors)])
     return shared(SharedTiles()) if all(each == wanted[0] for each in wanted) else contextlib.nullcontext()

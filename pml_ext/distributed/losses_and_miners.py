@@ -69,7 +69,7 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
 
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
-        """Nothing: any loss will do."""
+        """Accept any name."""
 
     def forward(
         self,
@@ -80,20 +80,18 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         ref_labels: Tensor | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Any:
-        """The loss of the joined batch.
+        """Return the loss of the joined batch.
 
         Args:
             embeddings: this process's part, ``[B, D]``; B may differ between processes, and be 0.
             labels: ``[B]``, integers.
-            indices_tuple: what a :class:`DistributedMiner` found: rows of the joined batch, alike in all processes.
+            indices_tuple: of a :class:`DistributedMiner`: rows of the joined batch, alike in all processes.
             ref_emb: this process's part of the references, ``[R, D]``.
             ref_labels: ``[R]``.
             enqueue_mask: ``[B]``, boolean, for a :class:`pml_ext.CrossBatchMemory`.
 
         Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: a wrong shape; embeddings that differ in size or dtype between processes; an
-                ``indices_tuple`` that does.
+            TypeError, ValueError: wrong arguments, or such as differ between processes in more than the rows.
         """
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
@@ -144,25 +142,14 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """As of the miner."""
+        """The miner's."""
         return capabilities(self.miner)
 
     @torch.no_grad()
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Indices of pairs or triplets of the joined batch.
-
-        Args:
-            embeddings: this process's part, ``[B, D]``.
-            labels: ``[B]``, integers.
-            ref_emb: this process's part of the references, ``[R, D]``.
-            ref_labels: ``[R]``.
-
-        Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: a wrong shape, or embeddings that differ in size or dtype between processes.
-        """
+        """Return indices of pairs or triplets of the joined batch, of this process's part of each argument."""
         self.reset_stats()
         mined = self._mine(embeddings, labels, ref_emb, ref_labels)
         if len(mined) in (3, 4):
@@ -191,7 +178,7 @@ _COUNTS = ("num_pos_pairs", "num_neg_pairs", "num_triplets")  # of PML's miners,
 
 
 def _recorded(miner: nn.Module) -> list[dict[str, Any]]:
-    """What each module of a miner recorded of its last call."""
+    """Return the statistics that each module of a miner recorded in its last call."""
     each = []
     for module in miner.modules():
         names = {*_COUNTS, *getattr(module, "_record_these_stats", ())} & vars(module).keys()
@@ -201,7 +188,7 @@ def _recorded(miner: nn.Module) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _take_state_of_rank_0(module: nn.Module) -> None:
-    """Parameters and buffers of rank 0, as DistributedDataParallel does when it is made."""
+    """Load parameters and buffers of rank 0, as DistributedDataParallel does when it is made."""
     state = from_rank_0({name: _on_cpu(value) for name, value in module.state_dict().items()} if rank() == 0 else None)
     if rank() != 0 and state:
         module.load_state_dict(state)

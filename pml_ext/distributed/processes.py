@@ -1,4 +1,4 @@
-"""The processes of a run: how many, which one, and what they tell each other."""
+"""The processes of a run: their number, their ranks, and objects that they exchange."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..errors import ConfigError, TrainingError, one_line
 
 
 def num_processes() -> int:
-    """How many processes there are: 1 where no process group was started."""
+    """Return the number of processes: 1 where no process group was started."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Return this process's number, from 0."""
     return dist.get_rank() if num_processes() > 1 else 0
 
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """The group of the processes that ``torchrun`` started, if it did; it ends with the block, unless that fails.
+    """Run a block in the group of processes that ``torchrun`` started, if it did; the group ends with the block.
 
     Args:
         device: ``"cpu"`` (gloo), or an accelerator: what torch has for it (NCCL for ``"cuda"``), and gloo for what
@@ -58,7 +58,7 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Where processes find each other, if torchrun has a store for that: one for each time that it starts them.
+    """Return torchrun's store for processes to meet in, if it has one: a new one for each of its restarts.
 
     With torch's own, a process that is quick after a restart finds the address of one that is dead.
     """
@@ -76,14 +76,7 @@ _FAILURE = "pml_ext/failure"
 
 
 def _why_others_ended(error: Exception) -> str | None:
-    """Tells the other processes why this one ends, or what they have told, if it ends since it has lost them.
-
-    Args:
-        error: what ends this one.
-
-    Returns:
-        Why another one has ended; None if this one is the first.
-    """
+    """Return why another process has ended, if this one ends since it lost that; else tell the others why it ends."""
     store = dist.distributed_c10d._get_default_store()
     lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
     with contextlib.suppress(Exception):  # the store is lost with the process that has it
@@ -97,11 +90,7 @@ def _why_others_ended(error: Exception) -> str | None:
 
 
 def from_rank_0(value: Any) -> Any:
-    """What rank 0 passes, in every process.
-
-    Args:
-        value: anything that can be pickled; that of the other ranks is not looked at.
-    """
+    """Return rank 0's value, anything that can be pickled, in every process."""
     if num_processes() == 1:
         return value
     everyone = [value]
@@ -110,11 +99,7 @@ def from_rank_0(value: Any) -> Any:
 
 
 def from_ranks(value: Any) -> list[Any]:
-    """What every process passes, in the order of their numbers, in rank 0; nothing in the others.
-
-    Args:
-        value: anything that can be pickled.
-    """
+    """Return the values of all processes, by rank, in rank 0; an empty list in the others."""
     if num_processes() == 1:
         return [value]
     gathered = [None] * num_processes() if rank() == 0 else None
@@ -123,11 +108,7 @@ def from_ranks(value: Any) -> list[Any]:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the values of every process, in the order of their numbers, in all of them.
-
-    Args:
-        value: anything that can be pickled.
-    """
+    """Return the values of all processes, anything that can be pickled, by rank, in each of them."""
     everyone: list[Any] = [value] * num_processes()
     if num_processes() > 1:
         dist.all_gather_object(everyone, value)
@@ -135,11 +116,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def most_of_ranks(number: int) -> int:
-    """The greatest of the numbers that the processes pass, in all of them.
-
-    Args:
-        number: of this process.
-    """
+    """Return the greatest of the processes' numbers, in all of them."""
     if num_processes() == 1:
         return number
     greatest = torch.tensor(number)
@@ -148,5 +125,5 @@ def most_of_ranks(number: int) -> int:
 
 
 def collective_device(device: torch.device) -> torch.device:
-    """Where the tensors of a collective operation lie: gloo alone wants them on the CPU."""
+    """Return the device for tensors of a collective operation: the CPU with gloo alone."""
     return torch.device("cpu") if dist.get_backend() == "gloo" else device

@@ -75,12 +75,7 @@ class CachedGradients(nn.Module):
 
 
 class MicroBatched(nn.Module):
-    """A network that runs in micro-batches and keeps their inputs alone; see :class:`CachedGradients`.
-
-    Args:
-        network: from inputs ``[B, ...]`` to outputs ``[B, ...]``.
-        micro_batch: how many inputs it gets at a time.
-    """
+    """A network that runs in micro-batches and keeps their inputs alone; see :class:`CachedGradients`."""
 
     def __init__(self, network: nn.Module, micro_batch: int) -> None:
         check_count("CachedGradients", "micro_batch", micro_batch)
@@ -136,7 +131,7 @@ def _batch_norms(network: nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def _statistics_kept(network: nn.Module) -> Iterator[None]:
-    """Batch norms do not count a batch again that they have counted."""
+    """Keep the statistics of batch norms, which have counted the batch already."""
     buffers = [buffer for module in _batch_norms(network) if module.training for buffer in module.buffers()]
     kept = [buffer.clone() for buffer in buffers]
     try:
@@ -176,7 +171,7 @@ class _RowsOfTheBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        """Memory for the whole batch, laid out as the tensor is."""
+        """Return memory for the whole batch, laid out as the tensor is."""
         whole = tensor.new_empty((self._count, *tensor.shape[1:]))
         if tensor.ndim == 4 and not tensor.is_contiguous():
             whole = whole.contiguous(memory_format=torch.channels_last)

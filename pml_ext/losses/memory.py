@@ -64,10 +64,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     Attributes:
         active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is,
             say during the first epochs, while embeddings still move fast.
-        embedding_memory: the ring, ``[memory_size, D]``.
-        label_memory: the labels of its rows, ``[memory_size]``.
-        queue_idx: the row that the next batch begins at.
-        has_been_filled: whether all rows hold embeddings; else those before ``queue_idx`` do.
+        embedding_memory, label_memory: the ring, ``[memory_size, D]`` and ``[memory_size]``.
+        queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
         curr_batch_idx: the rows that the last batch entered.
 
     Raises:
@@ -246,13 +244,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Write embeddings over the oldest rows of the ring; a call of the memory does it in training.
-
-        Args:
-            embeddings: ``[N, D]``, any floating point dtype.
-            labels: ``[N]``, integers.
-            batch_size: N, as PML's memory wants it.
-        """
+        """Write embeddings over the oldest rows of the ring; a call of the memory does it in training."""
         check_batch(embeddings, labels)
         count = len(embeddings)
         if batch_size not in (None, count):
@@ -269,11 +261,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self._cursor = (self._cursor + count) % self.memory_size
 
     def snapshot(self, count: int) -> Callable[[], None]:
-        """Return a function that puts the ring back to how it is now, after one call that enters embeddings.
-
-        Args:
-            count: the most embeddings that the call enters; no other row is copied.
-        """
+        """Return a function that puts the ring back to how it is now, after one call that enters embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
         held, labels = self.embedding_memory[rows], self.label_memory[rows]
@@ -287,7 +275,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         return undo
 
     def _ring(self, embeddings: Tensor, in_ring: bool) -> tuple[Tensor, Tensor]:
-        """What the ring holds, as a copy (the next batch overwrites it), the batch's own rows with their gradient."""
+        """Return a copy of the filled rows and labels, the batch's own rows with their gradient."""
         held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
             filled = self.queue_idx
@@ -370,7 +358,7 @@ def _refusal(loss: torch.nn.Module, missing: frozenset[str]) -> str:
 
 
 def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
-    """A tuple of rows of the batch with its partners at their places in the ring."""
+    """Return a tuple of rows of the batch with its partners at their places in the ring."""
     if len(indices_tuple) not in (3, 4):
         raise ValueError(f"indices_tuple must hold three or four index tensors, not {len(indices_tuple)}")
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
@@ -379,7 +367,7 @@ def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, .
 
 
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Both tuples in one, in the form of the first."""
+    """Return both tuples in one, in the form of the first."""
     if len(mined) == 4 and len(added) == 3:
         added = convert_to_pairs(added, None)
     elif len(mined) == 3 and len(added) == 4:

@@ -67,7 +67,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         return not self.miners and all(takes_all_pairs(loss) for _, loss in self.items())
 
     def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
-        """The losses by name or number."""
+        """Iterate over the losses by name or number."""
         yield from self.losses.items() if self.is_dict else enumerate(self.losses)
 
     def forward(
@@ -78,12 +78,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The weighted sum; arguments as of PML's losses.
-
-        Raises:
-            ValueError: an ``indices_tuple`` although the losses have miners of their own, or wrong shapes.
-            TypeError: an argument is no tensor, or of a wrong kind.
-        """
+        """The weighted sum; arguments as of PML's losses."""
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)

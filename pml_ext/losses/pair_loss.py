@@ -10,7 +10,7 @@ from torch import Tensor
 from ..distances import (
     EuclideanDistance,
     GramCosineSimilarity,
-    OneDraw,
+    TileMatrix,
     compare,
     matrix_of,
     require_distance,
@@ -226,15 +226,13 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         rule = PairsOfRows(
             points.device, labels, indices_tuple, ref_labels, references=references, own_columns=own, rows=len(points)
         )
-        draw, joined = OneDraw(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
+        tile_matrix, joined = TileMatrix(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
             self._sums = {}
-            with draw:
-                matrix = compare(self.distance, anchors[0], whole[0])
+            matrix = tile_matrix.of(anchors[0], whole[0])
             if own is not None and own_apart:
-                with draw:
-                    matrix = matrix.index_copy(1, own, compare(self.distance, anchors[0], whole[2]))
+                matrix = matrix.index_copy(1, own, tile_matrix.of(anchors[0], whole[2]))
             pairs = Pairs(
                 matrix,
                 *rule.masks(matrix, rows),
@@ -261,7 +259,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             values=values,
             at_once=weighs_alike(self.reducer, points.device),
         )
-        draw.finish()
+        tile_matrix.finish()
         if self.collect_stats:
             sums = [result.sum() for result in results[len(results) - 2 * len(self.recorded) :]]
             self._set_statistics(dict(zip(self.recorded, zip(sums[::2], sums[1::2], strict=True), strict=True)))

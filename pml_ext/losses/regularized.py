@@ -86,7 +86,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
-        """The two parts, both already reduced."""
+        """Return the two parts, both already reduced."""
         references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
         loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
         regularizer = (
@@ -98,7 +98,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         return {"loss": _reduced(loss), "regularizer": _reduced(regularizer * self.weight)}
 
     def _compare_gradients(self, embeddings: Tensor, loss: Tensor, regularizer: Tensor) -> None:
-        """Warns once if the regularizer's gradient would outweigh the loss's by far."""
+        """Warn once if the regularizer's gradient would outweigh the loss's by far."""
         if self._compared or not self.weight or not embeddings.requires_grad:
             return
         if torch.compiler.is_compiling() or transformed():

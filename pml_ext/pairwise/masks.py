@@ -102,12 +102,7 @@ class PairsOfRows:
         return (first - rows.start, *others)
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-        """Return the masks of positive and negative pairs of some rows; of all by default.
-
-        Args:
-            matrix: any tensor of their shape, ``[T, R]``.
-            rows: the rows.
-        """
+        """Return the masks of positive and negative pairs of some rows; of all by default."""
         chosen, first = slice(None) if rows is None else rows, 0 if rows is None else rows.start
         if self._lists is not None:
             both = (*self._listed(0, rows), *self._listed(1, rows))

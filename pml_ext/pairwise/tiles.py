@@ -101,17 +101,7 @@ def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> li
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is computed.
-
-    Args:
-        part: of one tile.
-        tiles: slices of the rows.
-        by_row: how many of the tensors are sliced; then come those that are whole, then parameters that ``part`` uses.
-        whole: how many are.
-        values: how many of the results have a gradient; they come first.
-        at_once: whether gradients are written in the forward pass.
-        sharing: how processes share the tiles.
-    """
+    """The arguments of :func:`in_tiles`; ``by_row`` of its tensors are sliced, ``whole`` are not, then parameters."""
 
     part: Part
     tiles: Sequence[slice]
