@@ -1,4 +1,4 @@
-"""What the core itself registers, by the same hooks as a plugin: its data sets, trunks, wrappers and PML's recipes."""
+"""The core as a plugin: its data sets, trunks and wrappers, PML's losses in tiles, and recipes of PML's losses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pml_ext_components() -> list[Component]:
 
 @hookimpl
 def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """What the losses in tiles are measured against: PML's."""
+    """PML's losses, beside the same in tiles."""
     from .registry import build
 
     names = ("contrastive", "multi-similarity", "nt-xent", "sup-con", "triplet-margin")

@@ -231,14 +231,14 @@ __all__ = [
 
 @runtime_checkable
 class RunView(Protocol):
-    """What a component may use of the run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` get.
+    """The part of a run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` of a component may use.
 
     A run has more; that is its own and changes.
     """
 
     @property
     def folder(self) -> Path:
-        """Where the run writes; a component's own tables belong into its ``records``."""
+        """The run's folder; a component's own tables belong into its ``records``."""
 
     @property
     def seed(self) -> int:
@@ -246,7 +246,7 @@ class RunView(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where networks and losses are."""
+        """The device of networks and losses."""
 
     @property
     def epoch(self) -> int:
@@ -258,7 +258,7 @@ class RunView(Protocol):
 
     @property
     def processes(self) -> int:
-        """How many processes train together."""
+        """The number of processes that train together."""
 
     @property
     def splits(self) -> Mapping[str, LabeledImages]:
@@ -269,34 +269,18 @@ class RunView(Protocol):
         """
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """The network's output for all images of a split, not normalized.
+        """Return the network's output, or the trunk's, for all images of a split, not normalized.
 
-        Args:
-            split: a key of :attr:`splits`.
-            layer: ``"embedder"``, or ``"trunk"`` for the features before it.
-
-        Returns:
-            ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`.
+        It is ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`.
         """
 
     def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
-        """What :meth:`embeddings` and :meth:`labels` give, batch by batch, so that not all is in memory at one time.
-
-        Args:
-            split: a key of :attr:`splits`.
-            layer: as of :meth:`embeddings`.
-
-        Yields:
-            The output ``[B, D]`` and the labels ``[B]``.
-        """
+        """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
 
     def labels(self, split: str) -> Tensor:
-        """The labels of a split: ``[N]``, int64, on the run's device.
+        """Return the labels of a split: ``[N]``, int64, on the run's device.
 
-        Of ``"train"``, the epoch's clusters while a recipe with ``data.labels = "clusters"`` trains.
-
-        Args:
-            split: a key of :attr:`splits`.
+        Those of ``"train"`` are the epoch's clusters while a recipe with ``data.labels = "clusters"`` trains.
         """
 
 

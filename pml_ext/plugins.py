@@ -70,7 +70,7 @@ class PluginRecord:
 
     @property
     def shipped(self) -> bool:
-        """Whether it is of this distribution."""
+        """True for a plugin of this distribution."""
         return self.distribution.replace("_", "-").lower() == SHIPPED
 
 

@@ -31,56 +31,18 @@ EXTRAS = names(text for extra in PROJECT["optional-dependencies"].values() for t
 DISTRIBUTIONS = {top: set(map(normal, found)) for top, found in importlib.metadata.packages_distributions().items()}
 
 
-def needs_extra(node):
-    """``with needs_extra(...):``, which turns a failing import into a text that names the extra."""
-    return isinstance(node, ast.With) and any(
-        isinstance(item.context_expr, ast.Call) and getattr(item.context_expr.func, "id", "") == "needs_extra"
-        for item in node.items
-    )
-
-
-def imports(nodes, at_once=True):
-    """(top-level name, whether it is needed to import the module and nothing says which extra has it)."""
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from ((alias.name.partition(".")[0], at_once) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module.partition(".")[0], at_once
-        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or needs_extra(node)
-        typing_only = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        yield from imports(ast.iter_child_nodes(node), at_once and not inside and not typing_only)
-
-
 def foreign(file):
-    tree = ast.parse(file.read_text("utf-8"))
-    return {(top, at_once) for top, at_once in imports(tree.body) if top not in OURS | sys.stdlib_module_names}
-
-
-def guarded(file):
-    """Whether the package says which extra it needs, so that its modules need not."""
-    packages = [folder / "__init__.py" for folder in file.parents if folder.is_relative_to(ROOT / "pml_ext")]
-    nodes = [node for package in packages for node in ast.parse(package.read_text("utf-8")).body]
-    return any(needs_extra(node) or lazy_of_an_extra(node) for node in nodes)
-
-
-def lazy_of_an_extra(node):
-    """``__getattr__ = lazily(__name__, extra, what, packages)``, which looks for the packages at once."""
-    call = getattr(node, "value", None)
-    return isinstance(call, ast.Call) and getattr(call.func, "id", "") == "lazily" and len(call.args) == 4
+    """The packages that a file imports anywhere, ours and Python's own left out."""
+    nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return {name.partition(".")[0] for name in modules} - OURS - sys.stdlib_module_names
 
 
 def test_everything_imported_is_declared():
-    found = {top: file for file in FILES for top, _ in foreign(file)}
-    assert {"torch", "numpy", "sklearn", "PIL", "tqdm", "faiss"} <= set(found)
-    assert {t: str(f) for t, f in found.items() if not DISTRIBUTIONS.get(t, {normal(t)}) & (CORE | EXTRAS)} == {}
-
-
-def test_what_imports_without_an_extra_needs_the_core_alone():
-    tops = {(top, file) for file in FILES if not guarded(file) for top, at_once in foreign(file) if at_once}
-    commands = ROOT / "pml_ext" / "cli"  # pml_ext.cli.main names the extra before it imports them
-    assert {
-        (top, str(file)) for top, file in tops if commands not in file.parents and not DISTRIBUTIONS[top] & CORE
-    } == set()
+    found = {top: str(file) for file in FILES for top in foreign(file)}
+    assert {"torch", "numpy", "sklearn", "PIL", "faiss"} <= set(found)
+    assert {t: file for t, file in found.items() if not DISTRIBUTIONS.get(t, {normal(t)}) & (CORE | EXTRAS)} == {}
 
 
 def test_the_range_of_pml_ends_before_its_third_version():
