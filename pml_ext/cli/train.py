@@ -61,7 +61,7 @@ def train(
             results, failed = error.results, error
     several = len(results) != 1 or failed is not None
     if first and as_json:
-        failures = {"failures": [failure.as_dict() for failure in failed.failures]} if failed is not None else {}
+        failures = {"failures": failed.failures} if failed is not None else {}
         print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
     elif first and results:
         if several:

@@ -261,15 +261,11 @@ class Watched(Dataset[tuple[Tensor, int]]):
         """
         try:
             yield
-        except (RuntimeError, EOFError, OSError) as error:
-            # EOFError and OSError are raised where a process ended while it passed a batch on
-            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
                 raise
             dead = set(map(int, re.findall(r"\d+", str(error))))
-            dead |= {each.pid or 0 for each in multiprocessing.active_children() if not each.is_alive()}
             images = [self._name(image) for process, image in self.reading.tolist() if process in dead]
-            if not images and not isinstance(error, RuntimeError):
-                raise
             raise DataError(
                 f"a data-loader worker died while it read {', '.join(images) or 'no image yet'} "
                 f"({shortened(error, 200)}). If memory ran out, lower data.workers; else mend or remove the file"

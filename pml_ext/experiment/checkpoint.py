@@ -149,35 +149,20 @@ def load_to_resume(
         return state, f"{reason}; the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
 
 
-class _MisfitError(Exception):
-    """A part of a state does not fit the object that it is for."""
-
-
 @contextlib.contextmanager
-def part(name: str) -> Iterator[None]:
-    """Add the name of a part, such as ``"the trunk"``, to errors of loading it; see :func:`taking`."""
+def taking(path: Path, state: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Add a checkpoint's path, and the versions that wrote its state, to errors of loading it into networks."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
         raise
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        reason = f"{type(error).__name__}: {shortened(error, 200)}"
-        raise _MisfitError(f"{name} does not fit the run's recipe ({reason})") from error
-
-
-@contextlib.contextmanager
-def taking(path: Path, state: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Add a checkpoint's path, and the versions that wrote its state, to errors of loading it into networks."""
-    try:
-        with part("it"):
-            yield
-    except _MisfitError as error:
-        old, now = (state or {}).get("versions"), versions()
-        written = ""
+        old, now, written = (state or {}).get("versions"), versions(), ""
         if isinstance(old, dict):
             changed = [f"{key} {old.get(key)} (now {now.get(key)})" for key in now if old.get(key) != now.get(key)]
             written = f" (written by {', '.join(changed) or f'pml-ext {__version__}, as this one is'})"
-        raise _refused(path, f"{error}{written}") from error
+        reason = f"{type(error).__name__}: {shortened(error, 200)}"
+        raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
 
 
 def _refused(path: Path, reason: str) -> DataError:

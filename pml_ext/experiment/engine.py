@@ -8,7 +8,6 @@ device once per step.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,7 +130,7 @@ class Engine:
 
         Raises:
             NotFiniteError: the loss, an embedding or a gradient is NaN or infinite.
-            TrainingError: a loss that is not one value, or depends on no parameter; torch.compile failed.
+            TrainingError: a loss that is not one value, or depends on no parameter.
         """
         for module in (*self._parts, objective.loss):
             module.train()
@@ -147,8 +146,7 @@ class Engine:
         while batch is not None:
             self._lap("reading")
             self._undo = self._remembered(objective, len(batch[1])) if self._skips else _nothing
-            with self._compiling():
-                pending = self._forward_and_backward(*batch, objective)
+            pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
             self._lap("reading")
@@ -258,17 +256,6 @@ class Engine:
                 undo_ring()
 
         return undo
-
-    @contextlib.contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """Turn a failure of torch.compile, mostly for want of a C compiler, into an error of one line."""
-        try:
-            yield
-        except RuntimeError as error:
-            if self.settings.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                reason = " ".join(str(error).strip().splitlines()[:2])
-                raise TrainingError(f"torch.compile failed: {reason}; leave out engine.compile") from error
-            raise
 
     def _compiled(self, module: nn.Module) -> Any:
         return torch.compile(module) if self.settings.compile else module

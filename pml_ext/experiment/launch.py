@@ -396,7 +396,8 @@ def train(
     settings["--on-nonfinite"] = (on_nonfinite, "stop")
     plans: list[Plan] = []
     results: list[Metrics] = []
-    failures: list[Failure] = []
+    failures: list[dict[str, Any]] = []
+    notes: list[str] = []
     with signals.listening():
         try:
             with process_group(choose_device(device).partition(":")[0]):
@@ -410,9 +411,13 @@ def train(
                     except Exception as error:
                         if len(plans) == 1 or num_processes() > 1:  # the others may wait for this one
                             raise
-                        failures.append(Failure.of(each, error))
+                        # Not the error itself, which would keep the networks of its run in memory.
+                        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+                        about = {"recipe": each.name, "seed": each.seed, "folder": str(each.folder)}
+                        failures.append(about | {"error": text})
+                        notes += traceback.format_exception(error)
                         if listener is not None:
-                            listener.warn(str(failures[-1]))
+                            listener.warn(_failure_text(failures[-1]))
                 place = plans[0].folder.parent
                 if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
                     _write_summary(place, results, failures)
@@ -420,7 +425,9 @@ def train(
             again = _command_to_resume(plans, name, settings, overrides)
             raise StoppedError(error.signal, f"{error}; {again}") from None
     if failures:
-        raise FailedRunsError(results, failures, len(plans))
+        failed = FailedRunsError(results, failures, len(plans))
+        failed.add_note("".join(notes))
+        raise failed
     return results
 
 
@@ -440,52 +447,22 @@ def _command_to_resume(
     return f"go on with: {shlex.join([*words, '--resume'])}"
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A run of several that failed; the error itself would keep the networks of its run in memory.
-
-    Args:
-        recipe: the recipe's name, with its variant.
-        seed: of the run.
-        folder: of the run.
-        error: the text of the error.
-        where: its traceback.
-    """
-
-    recipe: str
-    seed: int
-    folder: str
-    error: str
-    where: str
-
-    @classmethod
-    def of(cls, plan: Plan, error: Exception) -> Failure:
-        """Return text and traceback of an error."""
-        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
-        return cls(plan.name, plan.seed, str(plan.folder), text, "".join(traceback.format_exception(error)))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, without the traceback."""
-        return {"recipe": self.recipe, "seed": self.seed, "folder": self.folder, "error": self.error}
-
-    def __str__(self) -> str:
-        return f"{self.recipe}, seed {self.seed}, in {self.folder} failed: {self.error}"
-
-
 class FailedRunsError(PmlExtError):
     """Some runs of several failed.
 
     Args:
         results: the metrics of the others, as :func:`train` returns them.
-        failures: the failed runs, and why they failed.
+        failures: ``recipe``, ``seed``, ``folder`` and ``error`` of each run that failed.
         runs: how many there were.
     """
 
-    def __init__(self, results: list[Metrics], failures: list[Failure], runs: int) -> None:
+    def __init__(self, results: list[Metrics], failures: list[dict[str, Any]], runs: int) -> None:
         self.results, self.failures = results, failures
-        super().__init__(f"{len(failures)} of {runs} runs failed: {'; '.join(map(str, failures))}")
-        for failure in failures:
-            self.add_note(failure.where)
+        super().__init__(f"{len(failures)} of {runs} runs failed: {'; '.join(map(_failure_text, failures))}")
+
+
+def _failure_text(failure: Metrics) -> str:
+    return "{recipe}, seed {seed}, in {folder} failed: {error}".format(**failure)
 
 
 def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
@@ -514,11 +491,11 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
-def _write_summary(folder: Path, results: list[Metrics], failures: list[Failure]) -> None:
+def _write_summary(folder: Path, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
     """Write ``summary.json``, with ``failures`` where there are some, and ``sweep.png``."""
     summary: dict[str, Any] = dict(summarize(results))
     if failures:
-        summary["failures"] = [failure.as_dict() for failure in failures]
+        summary["failures"] = failures
     recover(folder)
     write_json(folder / "summary.json", summary)
     _draw_sweep(results, folder / "sweep.png")

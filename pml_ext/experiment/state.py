@@ -14,7 +14,6 @@ from torch import nn
 
 from ..errors import ConfigError, DataError
 from . import checkpoint
-from .checkpoint import part
 from .engine import Engine, Objective
 from .records import RecordedValues
 from .stages import Optimizers, Stage, Stages
@@ -84,16 +83,13 @@ class TrainingState:
         """Take the weights of :meth:`model`."""
         self._load_networks(state)
         losses = [*state.get("earlier_losses", ()), state["loss"]]
-        with part("the number of its losses"):
-            pairs = list(zip(self.stages[-len(losses) :], losses, strict=True))
+        pairs = list(zip(self.stages[-len(losses) :], losses, strict=True))
         for stage, loss in pairs:
-            with part(f"the {type(stage.loss).__name__}"):
-                stage.loss.load_state_dict(loss)
+            stage.loss.load_state_dict(loss)
 
     def _load_networks(self, state: Mapping[str, Any]) -> None:
         for name in ("trunk", "embedder"):
-            with part(f"the {name}"):
-                getattr(self, name).load_state_dict(state[name])
+            getattr(self, name).load_state_dict(state[name])
 
     def everything(self, engine: Engine) -> dict[str, Any]:
         """Return all that is needed to go on, random generators included."""
@@ -113,22 +109,16 @@ class TrainingState:
     def load_everything(self, state: Mapping[str, Any], engine: Engine) -> None:
         """Go back to what :meth:`everything` returned."""
         self._load_networks(state["networks"])
-        with part("the engine's state"):
-            engine.load_state_dict(state["engine"])
+        engine.load_state_dict(state["engine"])
         for group, each in (("optimizers", self.optimizers.steps), ("schedulers", self.optimizers.schedules)):
             for key, owner in each.items():
-                with part(f"the {key} among the {group}"):
-                    owner.load_state_dict(state[group][key])
-        with part("the number of its stages"):
-            pairs = list(zip(self.stages, state["stages"], strict=True))
+                owner.load_state_dict(state[group][key])
+        pairs = list(zip(self.stages, state["stages"], strict=True))
         for stage, saved in pairs:
             for name, owner in _parts(stage):
-                with part(f"the {name} {type(owner).__name__}"):
-                    owner.load_state_dict(saved[name])
-            with part(f"the sampler {type(stage.sampler).__name__}"):
-                checkpoint.set_state_of_sampler(stage.sampler, saved["sampler"])
-        with part("the state of the random generators"):
-            checkpoint.set_random_state(state["random"])
+                owner.load_state_dict(saved[name])
+            checkpoint.set_state_of_sampler(stage.sampler, saved["sampler"])
+        checkpoint.set_random_state(state["random"])
 
 
 def _parts(stage: Stage) -> Iterator[tuple[str, Any]]:

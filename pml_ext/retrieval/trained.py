@@ -175,7 +175,7 @@ class TrainedRun:
         return network
 
     def _load_weights(self, module: nn.Module, part: str, state: dict[str, Any]) -> None:
-        with checkpoint.taking(self.folder / _WEIGHTS, state), checkpoint.part(f"the {part}"):
+        with checkpoint.taking(self.folder / _WEIGHTS, state):
             module.load_state_dict(state[part])
 
     @property

@@ -108,16 +108,12 @@ def test_a_state_that_does_not_fit_is_refused_by_its_files_name(folder):
             torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
 
 
-def test_a_state_of_other_versions_says_which_part_and_which_version(tmp_path):
+def test_a_state_of_other_versions_says_what_does_not_fit_and_which_version(tmp_path):
     written = {"versions": checkpoint.versions() | {"torch": "1.13.0"}}
-    with (
-        pytest.raises(DataError) as caught,
-        checkpoint.taking(tmp_path / "last.pt", written),
-        checkpoint.part("the trunk"),
-    ):
+    with pytest.raises(DataError) as caught, checkpoint.taking(tmp_path / "last.pt", written):
         torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
     text = str(caught.value)
-    assert "last.pt: the trunk does not fit the run's recipe (RuntimeError: " in text
+    assert "last.pt: it does not fit the run's recipe (RuntimeError: " in text
     assert "size mismatch for weight" in text
     assert f"(written by torch 1.13.0 (now {checkpoint.versions()['torch']})); delete the folder" in text
     assert "\n" not in text

@@ -258,16 +258,6 @@ def test_a_compiled_network_trains_the_same_weights_under_the_same_names(images,
         assert torch.allclose(one, other, atol=1e-6), name
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_network_that_cannot_be_compiled_is_told_in_a_line(images, batches, monkeypatch):
-    def backend(graph, inputs):
-        raise OSError("no C compiler\nand much more")
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    with pytest.raises(TrainingError, match="^torch.compile failed: .*no C compiler; leave out engine.compile$"):
-        Parts().train(images, batches, compile=True)
-
-
 class Planted(nn.Module):
     """A contrastive loss that becomes what it is told to in one of its calls, as a value or in its gradient."""
 

@@ -24,8 +24,8 @@ from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
 from pml_ext.experiment.sampling import sampler_before_clusters, sampler_of_clusters
 from pml_ext.experiment.stages import clusters_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-import kills  # the tests are no package
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
+import kills
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
 QUICK = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import kills  # the tests are no package
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
+import kills
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Every file of a run, an index and an export, damaged in five ways: one line, or recovery, never another result.
 
-The files are those that lie on the disk, so that none can be forgotten. ``python -m tests.faults.files`` damages each
+The files are those that lie on the disk; none is forgotten. ``python benchmarks/faults/files.py`` damages each
 of them in each way, and takes some minutes.
 """
 

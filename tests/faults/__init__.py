@@ -1,1 +1,0 @@
-"""Faults on purpose: processes killed at chosen places, damaged files, mutated recipes; see docs/faults.md."""
