@@ -99,7 +99,8 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
     with collection.locked():
         collection.create(replace=False)
         names = [os.fsencode(path) for path in paths]
-        collection.append(names, listing.facts[:some], embeddings.numpy(), [1.0] * len(paths))
+        rows = torch.cat([embeddings, torch.ones(len(paths), 1)], 1)
+        collection.append(names, listing.facts[:some], rows.numpy())
     lap("write")
     shutil.rmtree(place)
     return laps

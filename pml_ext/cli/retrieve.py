@@ -144,20 +144,13 @@ def export(
     torch_export: Annotated[
         bool, typer.Option("--torch-export", help="Write model.pt2 too, which torch.export.load reads.")
     ] = False,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="100 images of this folder compare such a file with the network (default: 100 images of noise).",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the network for programs without pml_ext: model.safetensors, preprocess.json and a model card."""
     from ..files import read_json
     from ..retrieval import load_run
 
-    place = load_run(run, "cpu").export(out, onnx, torch_export, images)
+    place = load_run(run, "cpu").export(out, onnx, torch_export)
     about = read_json(place / "preprocess.json")
     files = [about[key] for key in ("weights", "onnx", "torch_export") if key in about]
     if as_json:

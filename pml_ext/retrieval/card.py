@@ -13,131 +13,104 @@ import torchvision.models as zoo
 from torch import nn
 
 from ..experiment.recipe import Recipe
-from ..files import DamagedError, read_json, read_toml
+from ..files import DamagedError, read_json
 from ..models import PREFIX, TIMM, timm_library
 
 CARD = "README.md"
-_TAGS = ("metric-learning", "image-retrieval", "image-feature-extraction", "embeddings")
 
 
 def card(run: Path, recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], files: Sequence[str]) -> str:
-    """The text of a model card.
+    """Return the text of a model card.
 
     Args:
-        run: the run's folder; its metrics are told where it has them.
+        run: the run's folder.
         recipe: of the run.
         trunk: of the run.
-        about: what stands in ``preprocess.json``.
-        files: what was exported besides.
+        about: the content of ``preprocess.json``.
+        files: the weights and the graphs.
     """
-    measured = _metrics(run)
+    measured: dict[str, Any] = {}
+    with contextlib.suppress(OSError, DamagedError):
+        measured = read_json(run / "metrics.json")
     license, words = _license(recipe)
-    head = {
-        "license": license,
-        "library_name": "pml-ext",
-        "pipeline_tag": "image-feature-extraction",
-        "tags": _TAGS,
-        "metrics": list(measured.get("after", {})),
-    }
-    name = measured.get("recipe") or _of_run(run).get("recipe") or recipe.loss.name
-    parts = [
-        "---",
-        *_yaml(head),
-        "---",
-        "",
-        f"# {name}",
-        "",
-        f"Maps an image to an embedding of {about['embedding_size']} numbers, of length 1: images of one class are "
-        "close to each other. " + (f"{recipe.description.rstrip('.')}." if recipe.description else ""),
-        "",
-        "## Training",
-        "",
-        *_table(("", ""), _facts(recipe, measured, run)),
-        "",
-        "## Metrics",
-        "",
-        *_metrics_of(measured),
-        "",
-        "## Preprocessing",
-        "",
-        "In `preprocess.json`, with the checksums of the files; as torchvision's transforms:",
-        "",
-        "```python",
-        "from torchvision.transforms import v2",
-        "",
-        *_steps(about),
-        "```",
-        "",
-        *_how_to_load(recipe, trunk, about, files),
-        "## License of the weights",
-        "",
-        words,
-        "",
-    ]
-    return "\n".join(parts)
+    steps = "\n".join(_steps(about))
+    metrics = "".join(f"{line}\n" for line in ("metrics:", *(f"- {name}" for name in measured.get("after", {}))))
+    begun = recipe.description.rstrip(".") + ". " if recipe.description else ""
+    return f"""---
+license: {license}
+library_name: pml-ext
+pipeline_tag: image-feature-extraction
+tags:
+- metric-learning
+- image-retrieval
+- embeddings
+{metrics}---
+
+# {measured.get("recipe") or recipe.loss.name}
+
+Maps an image to an embedding of {about["embedding_size"]} numbers, of length 1: images of one class are close to each
+other. {begun}
+
+## Training
+
+{_table(("", ""), _facts(recipe, measured))}
+
+## Metrics
+
+{_metrics_of(measured)}
+
+## Preprocessing
+
+In `preprocess.json`, with the checksums of the files; as torchvision's transforms:
+
+```python
+from torchvision.transforms import v2
+
+{steps}
+```
+
+## How to load it
+
+With `images` as above, and without the package that trained it.
+
+{_how_to_load(recipe, trunk, about, files)}
+## License of the weights
+
+{words}
+"""
 
 
-def _yaml(head: Mapping[str, Any]) -> list[str]:
-    """A mapping of texts and lists of texts; JSON's texts are YAML's."""
-    lines = []
-    for key, value in head.items():
-        if isinstance(value, str):
-            lines.append(f"{key}: {value}")
-        elif value:
-            lines += [f"{key}:", *(f"- {json.dumps(item) if ' ' in item else item}" for item in value)]
-    return lines
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     escaped = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *escaped)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *escaped))
 
 
-def _metrics(run: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, DamagedError):
-        return read_json(run / "metrics.json")
-    return {}
-
-
-def _of_run(run: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, DamagedError):
-        return dict(read_toml(run / "recipe.toml", "run")["run"])
-    return {}
-
-
-def _facts(recipe: Recipe, measured: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
+def _facts(recipe: Recipe, measured: Mapping[str, Any]) -> list[tuple[str, str]]:
     kind, _, path = recipe.data.name.partition(":")  # a folder's place on somebody's disk is nobody else's business
     name = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    trunk = recipe.model.trunk
     rows = [("data", f"{kind}:{name}" if path else kind)]
+    for split, of in sorted(measured.get("images", {}).items(), reverse=True):
+        rows.append((f"images to {split} with", f"{of['images']} of {of['classes']} classes"))
     rows += [
-        (f"images to {split} with", f"{of['images']} of {of['classes']} classes")
-        for split, of in sorted(measured.get("images", {}).items(), reverse=True)
-    ]
-    settings = {**recipe.loss.settings}
-    rows += [
-        ("loss", f"`{recipe.loss.name}`" + (f" {_settings(settings)}" if settings else "")),
-        (
-            "trunk",
-            f"`{recipe.model.trunk.name}`"
-            + (f" {_settings(recipe.model.trunk.settings)}" if recipe.model.trunk.settings else ""),
-        ),
+        ("loss", f"`{recipe.loss.name}`{_settings(recipe.loss.settings)}"),
+        ("trunk", f"`{trunk.name}`{_settings(trunk.settings)}"),
         ("epochs", str(recipe.schedule.epochs)),
-        ("seed", str(_of_run(run).get("seed", "not known"))),
         ("precision", recipe.engine.precision),
     ]
-    versions = measured.get("versions", {})
-    return [*rows, ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))][
-        : None if versions else -1
-    ]
+    if versions := measured.get("versions"):
+        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+    return rows
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return "with " + ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items())
+    listed = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in settings.items())
+    return f" with {listed}" if settings else ""
 
 
-def _metrics_of(measured: Mapping[str, Any]) -> list[str]:
+def _metrics_of(measured: Mapping[str, Any]) -> str:
     if "after" not in measured:
-        return ["Not measured."]
+        return "Not measured."
     phases = {"after": "trained", "before": "before training", "raw": "raw pixels"}
     have = {phase: title for phase, title in phases.items() if isinstance(measured.get(phase), dict)}
 
@@ -145,7 +118,7 @@ def _metrics_of(measured: Mapping[str, Any]) -> list[str]:
         return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
     rows = [[f"`{name}`", *(shown(measured[phase].get(name)) for phase in have)] for name in measured["after"]]
-    return ["On the test images of the data.", "", *_table(["", *have.values()], rows)]
+    return "On the test images of the data.\n\n" + _table(["", *have.values()], rows)
 
 
 def _steps(about: Mapping[str, Any]) -> list[str]:
@@ -171,7 +144,7 @@ def _steps(about: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _how_to_load(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], files: Sequence[str]) -> list[str]:
+def _how_to_load(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], files: Sequence[str]) -> str:
     ways = {
         "model.onnx": [
             "import onnxruntime",
@@ -185,11 +158,8 @@ def _how_to_load(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any], fil
         ],
         "model.safetensors": ["from safetensors.torch import load_file", *_network(recipe, trunk, about)],
     }
-    lines = ["## How to load it", "", "With `images` as above, and without the package that trained it.", ""]
-    for name, code in ways.items():
-        if name in files:
-            lines += [f"`{name}`:", "", "```python", *code, "```", ""]
-    return lines
+    blocks = [(name, "\n".join(code)) for name, code in ways.items() if name in files]
+    return "".join(f"`{name}`:\n\n```python\n{code}\n```\n\n" for name, code in blocks)
 
 
 def _network(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any]) -> list[str]:
@@ -210,15 +180,14 @@ def _network(recipe: Recipe, trunk: nn.Module, about: Mapping[str, Any]) -> list
 
 
 def _license(recipe: Recipe) -> tuple[str, str]:
-    """The license's short name, and what is known of it."""
+    """Return the license's short name, and a sentence on it."""
     trunk = recipe.model.trunk
     weights = trunk.settings.get("weights")
-    yours = (
-        "Trained from random weights, with no license of their own: whoever trained them says under which they "
-        "may be used. The terms of the images may bind them too."
-    )
     if weights is None:
-        return "unknown", yours
+        return "unknown", (
+            "Trained from random weights, with no license of their own: whoever trained them says under which they "
+            "may be used. The terms of the images may bind them too."
+        )
     begun = f"Training began with the weights `{weights}` of `{trunk.name}`, "
     if trunk.name.startswith(PREFIX):
         with contextlib.suppress(KeyError, ValueError):
@@ -226,9 +195,8 @@ def _license(recipe: Recipe) -> tuple[str, str]:
             if "license" in meta:
                 return "other", f"{begun}whose license is at {meta['license']}; it holds for what was made of them."
         return "unknown", (
-            f"{begun}for which torchvision names no license; the terms of the images that they were "
-            "trained on (ImageNet's: research that is not commercial) may hold for what was made of "
-            "them."
+            f"{begun}for which torchvision names no license; the terms of the images that they were trained on "
+            "(ImageNet's: research that is not commercial) may hold for what was made of them."
         )
     if trunk.name.startswith(TIMM):
         name = trunk.name.removeprefix(TIMM)

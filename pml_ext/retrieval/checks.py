@@ -26,30 +26,14 @@ def check_images_folder(folder: Path) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot be written; nothing is created.
-
-    Args:
-        option: what to type for another one, ``"-o"``.
-        folder: to be written; it and the folders above it may be missing.
-
-    Raises:
-        ConfigError: a file of that name, or a place that cannot be written.
-    """
+    """Refuse a folder that cannot be written; nothing is created."""
     if folder.is_file():
         raise ConfigError(f"{folder} is a file; wanted a folder to write, type {option} FOLDER")
     _check_writable(f"{option} FOLDER", folder, folder)
 
 
 def check_file(option: str, file: Path) -> None:
-    """Refuse a file that cannot be written; nothing is created.
-
-    Args:
-        option: what to type for another one, ``"--picture"``.
-        file: to be written; the folders above it may be missing.
-
-    Raises:
-        ConfigError: a folder of that name, or a place that cannot be written.
-    """
+    """Refuse a file that cannot be written; nothing is created."""
     if file.is_dir():
         raise ConfigError(f"{file} is a folder; wanted a file to write, type {option} FILE")
     _check_writable(f"{option} FILE", file, file.parent)

@@ -44,21 +44,13 @@ SheetProgress = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Images that lie together.
-
-    Args:
-        number: from 0, the largest first; -1 of the images that are in no cluster.
-        members: numbers of its images, the nearest to its center first; in their order for -1, which has no center.
-        name: the class that most of its images have; "" where there are no classes.
-        share: of its images that have this class, from 0 to 1; None where there are no classes.
-        shares: its most frequent classes and their shares, at most three.
-    """
+    """Images that lie together; ``number`` counts from 0, the largest first, and is -1 for images in no cluster."""
 
     number: int
-    members: list[int]
-    name: str = ""
-    share: float | None = None
-    shares: tuple[tuple[str, float], ...] = ()
+    members: list[int]  # numbers of images, the nearest to the center first
+    name: str = ""  # the class that most of its images have
+    share: float | None = None  # of its images that have this class; None where there are no classes
+    shares: tuple[tuple[str, float], ...] = ()  # its most frequent classes, at most three
 
     @property
     def title(self) -> str:
@@ -70,35 +62,17 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """All clusters of a folder's images.
-
-    Args:
-        embedded: the images.
-        method: in words.
-        numbers: the cluster of each image, ``[N]``.
-        distances: of each from its cluster's center, ``[N]``; NaN for images in no cluster.
-        clusters: by number; images in no cluster come last.
-    """
+    """All clusters of a folder's images; those in no cluster come last and have no distance."""
 
     embedded: Embedded
     method: str
-    numbers: NDArray[np.int64]
-    distances: NDArray[np.float32]
+    numbers: NDArray[np.int64]  # the cluster of each image
+    distances: NDArray[np.float32]  # of each image from its cluster's center
     clusters: list[Cluster]
 
 
 def check_clusters(clusters: Number, smallest: int | None, images: int, where: str) -> None:
-    """Refuse a number of clusters that images cannot have.
-
-    Args:
-        clusters: as typed.
-        smallest: as typed, None where it was not.
-        images: how many there are; 0 where that is not known yet.
-        where: they are.
-
-    Raises:
-        ConfigError: the text says what is wanted.
-    """
+    """Refuse a number of clusters that images cannot have."""
     if clusters == AUTO:
         if smallest is not None and smallest < 2:
             raise ConfigError(f"--smallest {smallest}: wanted 2 or more images")
@@ -200,12 +174,7 @@ def _clusters(numbers: NDArray[np.int64], distances: NDArray[np.float32], classe
 
 
 class Clusters(dict[str, int]):
-    """The cluster of every path.
-
-    Args:
-        grouping: all clusters.
-        sheets: the contact sheet of each cluster that has one.
-    """
+    """The cluster of every path."""
 
     def __init__(self, grouping: Grouping, sheets: dict[int, Path]) -> None:
         super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
@@ -247,13 +216,6 @@ def write_clusters(
 ) -> Clusters:
     """Write ``clusters.csv`` and the largest clusters' contact sheets, in place of those that an older table lists.
 
-    Args:
-        place: the folder to write; created where it is missing.
-        grouping: the clusters.
-        channels: of the images: 1 (gray) or 3 (color).
-        sheets: how many clusters have a sheet, at most.
-        progress: called after each sheet.
-
     Raises:
         ConfigError: a file that an earlier table does not list has the name of the table or of a sheet; nothing is
             written then.
@@ -288,11 +250,7 @@ def _foreign(path: Path) -> ConfigError:
 
 
 def _earlier_sheets(table: Path) -> set[str]:
-    """Return the names of the contact sheets that an earlier table lists.
-
-    Raises:
-        ConfigError: the file of that name is no table of clusters.
-    """
+    """Return the names of the contact sheets that an earlier table lists."""
     if not table.exists():
         return set()
     try:

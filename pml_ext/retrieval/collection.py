@@ -28,7 +28,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +59,7 @@ Vectors = NDArray[np.float32]
 
 
 class DamagedCollectionError(DataError):
-    """A file of a collection is damaged; the text has its path, and what to type.
-
-    Args:
-        path: of the file.
-        why: it is refused.
-        command: that mends it.
-    """
+    """A file of a collection is damaged; the text has its path, and what to type."""
 
     def __init__(self, path: Path, why: str, command: str) -> None:
         super().__init__(f"{path}: empty, cut or damaged ({why}); type: {command}")
@@ -74,75 +68,44 @@ class DamagedCollectionError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """The network that a collection belongs to.
-
-    Args:
-        run: the run's folder.
-        identity: of its weights, preprocessing and precision.
-        size: of its embeddings.
-    """
+    """The network that a collection belongs to; its identity is that of weights, preprocessing and precision."""
 
     run: Path
     identity: str
-    size: int
+    size: int  # of embeddings
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """What a query searches.
+    """The images that a query searches."""
 
-    Args:
-        folder: of the images, without links.
-        images: how many.
-        skipped: ``{path: why}`` of files that are no readable images.
-        first: the number of their first vector, where they lie one after another; else None.
-        factory: faiss's factory string, "" for exact search.
-        effort: of faiss's search.
-        recall_at_10: of faiss's search, measured on a sample.
-        file: of faiss's index, beside the vectors; "" for exact search.
-        bytes: its size.
-        sha256: of it.
-    """
-
-    folder: str
+    folder: str  # without links
     images: int
-    skipped: dict[str, str]
-    first: int | None
-    factory: str = ""
+    skipped: dict[str, str]  # why, by path
+    first: int | None  # the number of the first vector, where all lie one after another
+    factory: str = ""  # of faiss; "" for exact search
     effort: int | None = None
     recall_at_10: float | None = None
-    file: str = ""
+    file: str = ""  # of faiss's index, with its size and SHA-256
     bytes: int = 0
     sha256: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The row of the table ``collection``.
-
-    Args:
-        run: the folder of the run that the collection belongs to.
-        identity: as of :class:`Owner`.
-        size: of an embedding.
-        file: of the vectors.
-        vectors: how many it has, holes included.
-        version: raised when the index or the numbers of vectors change.
-        next_id: the first id that no image has had.
-        index: what a query searches; None before there is an index.
-    """
+    """The row of the table ``collection``."""
 
     run: str
     identity: str
     size: int
     file: str = "vectors.f32"
-    vectors: int = 0
-    version: int = 0
-    next_id: int = 0
+    vectors: int = 0  # in the file, holes included
+    version: int = 0  # raised when the index or the numbers of vectors change
+    next_id: int = 0  # the first that no image has had
     index: Index | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """A row of the table ``images``; the path is relative to the indexed folder."""
 
     id: int
@@ -155,14 +118,7 @@ class Image:
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """The difference between a new index and the one before it.
-
-    Args:
-        new: images that were not there.
-        changed: images of another size or time than before.
-        gone: images that are no longer there.
-        same: images as before.
-    """
+    """The images of a new index beside those of the index before: changed ones have another size or time."""
 
     new: int
     changed: int
@@ -220,12 +176,7 @@ class Transaction:
         return in_file and crc_of(vectors[vector].data, *values) == crc
 
     def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
-        """Read rows of ``images``, each with whether it and its vector are undamaged.
-
-        Args:
-            where: the rest of the query, ``"WHERE vector = ?"``.
-            values: of it.
-        """
+        """Read rows of ``images``, each with whether it and its vector are undamaged."""
         query = f"SELECT id, path, size, time, class, vector, crc FROM images {where}"
         for id, path, size, time, name, vector, crc in self.connection.execute(query, values):
             fits = self.fits(vector, crc, id, path, size, time, name)
@@ -233,12 +184,7 @@ class Transaction:
 
 
 class Collection:
-    """The embeddings of a network on the disk.
-
-    Args:
-        place: the folder, which need not exist.
-        owner: the network.
-    """
+    """The embeddings of a network on the disk."""
 
     def __init__(self, place: Path, owner: Owner) -> None:
         self.place, self.owner = place.absolute(), owner
@@ -259,11 +205,7 @@ class Collection:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other passes over folders; a second process waits, with a warning.
-
-        Raises:
-            UnwritableError: the folder cannot be created or opened.
-        """
+        """Exclude other passes over folders; a second process waits, with a warning."""
 
         def waits() -> None:
             text = f"{self.place}: another process embeds images into it; waiting until it is done"
@@ -281,13 +223,7 @@ class Collection:
 
     @contextlib.contextmanager
     def transaction(self, write: bool = False) -> Iterator[Transaction]:
-        """Open a transaction; an error undoes what was written in it.
-
-        Raises:
-            DamagedCollectionError: the database cannot be read as one of a collection.
-            UnwritableError: the disk is full, say.
-            DataError: the system refuses to read it.
-        """
+        """Open a transaction; an error undoes what was written in it."""
         if not self.database.is_file() or not self.database.stat().st_size:
             raise self.damaged("missing or empty")
         with self._connected("rw", write) as connection:
@@ -330,15 +266,7 @@ class Collection:
             return False
 
     def create(self, replace: bool) -> None:
-        """Create the collection where there is none; a damaged one is replaced, with a warning.
-
-        Args:
-            replace: whether a collection of an earlier state of the run is replaced as well, with a warning.
-
-        Raises:
-            DataError: the collection of another network.
-            UnwritableError: the disk is full, say.
-        """
+        """Create the collection where there is none; a damaged one is replaced, with a warning."""
         why = ""
         try:
             with self.transaction() as current:
@@ -378,16 +306,7 @@ class Collection:
     def find(
         self, folder: bytes, files: dict[bytes, tuple[int, int]]
     ) -> tuple[dict[bytes, tuple[int, float]], list[bytes]]:
-        """Look up files below a folder.
-
-        Args:
-            folder: with a slash at its end.
-            files: by path, their sizes and times of modification.
-
-        Returns:
-            By path, the number of its vector and its embedding's length, of files that are as they were; and the paths
-            of rows whose files are not among them. Damaged rows are counted in a warning, and not found.
-        """
+        """Look up files below a folder."""
         found: dict[bytes, tuple[int, float]] = {}
         gone, damaged = [], 0
         with self.transaction() as current:
@@ -403,15 +322,8 @@ class Collection:
         self._warn_of_damaged(damaged)
         return found, gone
 
-    def embeddings_of(self, files: dict[bytes, tuple[int, int]]) -> dict[bytes, tuple[Vectors, float]]:
-        """Look up single files.
-
-        Args:
-            files: by path, their sizes and times of modification.
-
-        Returns:
-            By path, the vector and the embedding's length, of files that are as they were.
-        """
+    def embeddings_of(self, files: dict[bytes, tuple[int, int]]) -> dict[bytes, Vectors]:
+        """Look up single files; return the vectors and lengths, ``[D + 1]``, of those that are as they were."""
         found, damaged = {}, 0
         with self.transaction() as current:
             if current.state.identity != self.owner.identity:
@@ -422,7 +334,7 @@ class Collection:
                     if not current.fits(vector, crc, path, size, time, length):
                         damaged += 1
                     elif wanted == (size, time):
-                        found[path] = current.vectors()[vector].copy(), length
+                        found[path] = np.append(current.vectors()[vector], np.float32(length))
         self._warn_of_damaged(damaged)
         return found
 
@@ -432,31 +344,16 @@ class Collection:
             text = f"{self.place}: the embedding of {images} damaged; embedded again"
             warnings.warn(text, StoreWarning, stacklevel=6)
 
-    def append(
-        self, paths: Sequence[bytes], facts: Sequence[tuple[int, int]], vectors: Vectors, lengths: Sequence[float]
-    ) -> int:
-        """Write the embeddings of files.
-
-        Args:
-            paths: of the files, without links.
-            facts: their sizes and times of modification.
-            vectors: of length 1, ``[B, D]``.
-            lengths: of the embeddings as the network gave them.
-
-        Returns:
-            The number of the first vector; the others follow.
-
-        Raises:
-            UnwritableError: the disk is full, say.
-            DataError: the database is damaged, or belongs to another network.
-        """
+    def append(self, paths: Sequence[bytes], facts: Sequence[tuple[int, int]], rows: Vectors) -> int:
+        """Write vectors of length 1 and the lengths that the network gave them; return the first vector's number."""
+        vectors = np.ascontiguousarray(rows[:, :-1], dtype=np.float32)
         with self.transaction(write=True) as current:
             first = self._extend(current, vectors)
-            rows = [
+            values = [
                 (path, *known, length, first + row, crc_of(vectors[row].data, path, *known, length))
-                for row, (path, known, length) in enumerate(zip(paths, facts, lengths, strict=True))
+                for row, (path, known, length) in enumerate(zip(paths, facts, rows[:, -1].tolist(), strict=True))
             ]
-            current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?, ?)", rows)
+            current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?, ?)", values)
         return first
 
     def append_vectors(self, vectors: Vectors) -> int:
@@ -544,22 +441,7 @@ class Collection:
         skipped: dict[str, str],
         build: Callable[[Vectors], FaissIndex | None],
     ) -> Changes | None:
-        """Replace what a query searches, in one transaction; to be called inside :meth:`locked`.
-
-        Args:
-            folder: of the images.
-            names: their paths in it.
-            facts: their sizes and times of modification, -1 where they are not known.
-            vectors: the numbers of their vectors.
-            skipped: ``{path: why}`` of files that are no readable images.
-            build: makes faiss's index of the vectors, in the order of their numbers.
-
-        Returns:
-            What has changed since the index before, if that was of the same folder.
-
-        Raises:
-            UnwritableError: the disk is full, say; the index before stands.
-        """
+        """Replace what a query searches, in one transaction; to be called inside :meth:`locked`."""
         source = str(folder.resolve())
         order = np.argsort(vectors)
         ordered = vectors[order]
@@ -623,11 +505,7 @@ class Collection:
         return Changes(len(names) - kept, changed, len(known) - kept, kept - changed)
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
-        """Open the file that faiss searches; None for exact search.
-
-        Raises:
-            DamagedCollectionError: it is missing, cut, or not what was written.
-        """
+        """Open the file that faiss searches; None for exact search."""
         if not index.file:
             return None
         path = self.place / index.file
@@ -656,11 +534,7 @@ class Collection:
         return shlex.join([*words, state.index.folder, *options, *factory])
 
     def check_owner(self, state: State) -> None:
-        """Refuse a collection of another network.
-
-        Raises:
-            DataError: the text has both.
-        """
+        """Refuse a collection of another network."""
         if state.identity != self.owner.identity:
             raise DataError(self._foreign(state))
 
@@ -677,11 +551,7 @@ def class_of(path: str) -> str:
 
 
 def why_unwritable(place: Path) -> str | None:
-    """Return why a folder, which is created, may not be written; None where it may.
-
-    Raises:
-        UnwritableError: the disk is full, say.
-    """
+    """Return why a folder, which is created, may not be written; None where it may."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place):

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,33 +95,14 @@ Listener = Callable[[Progress], None]
 
 @dataclasses.dataclass
 class FolderPass:
-    """A folder whose images are all embedded, while no other process passes over one.
-
-    Args:
-        collection: that has the vectors.
-        listing: of the folder.
-        kept: the numbers of the images in the listing that have an embedding, rising.
-        places: of these.
-        skipped: ``{path: why}`` of the others.
-        new: how many were embedded now.
-    """
+    """A folder whose images are all embedded, while no other process passes over one."""
 
     collection: Collection
-    listing: Listing
-    kept: list[int]
+    paths: list[str]
+    facts: list[Facts]
     places: list[Place]
     skipped: dict[str, str]
     new: int
-
-    @property
-    def paths(self) -> list[str]:
-        """Of the images, relative to the folder."""
-        return [self.listing.names[number] for number in self.kept]
-
-    @property
-    def facts(self) -> list[Facts]:
-        """Sizes and times of the images."""
-        return [self.listing.facts[number] for number in self.kept]
 
     @property
     def numbers(self) -> Numbers:
@@ -148,19 +129,7 @@ class _Part:
 
 
 class ImageEmbedder:
-    """A trained network with the preprocessing of its run.
-
-    Args:
-        run: the run's folder.
-        network: in evaluation mode.
-        device: where the network is.
-        weights: the identity of the network's weights.
-        precision: in which the network computes; float32, with a warning, on a device that does not have it.
-        place: the collection's folder.
-        own: whether that is the run's own.
-        workers: processes that read; None for :func:`default_workers`.
-        listener: called after each batch of a folder.
-    """
+    """A trained network with the preprocessing of its run."""
 
     def __init__(
         self,
@@ -203,58 +172,47 @@ class ImageEmbedder:
     def embed(self, images: Images, normalize: bool, batch_size: int) -> Tensor:
         """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         _check_batch_size(batch_size)
-        new: dict[bytes, tuple[Facts, Vectors, float]] = {}
+        new: dict[bytes, tuple[Facts, Vectors]] = {}
+        inputs, batches = iter(map(self._input, several(images))), []
         try:
-            batches = [
-                self._embed_batch(batch, new) for batch in _batches(map(self._input, several(images)), batch_size)
-            ]
+            while batch := [*itertools.islice(inputs, batch_size)]:
+                batches.append(self._embed_batch(batch, new))
         finally:
             self._keep(new, SEVERAL)
         if not batches:
             raise DataError("no images to embed; wanted one or more")
-        vectors = torch.cat([vectors for vectors, _ in batches])
-        lengths = torch.cat([lengths for _, lengths in batches])
-        bad = (~(vectors.isfinite().all(1) & lengths.isfinite())).nonzero().flatten().tolist()
+        rows = torch.cat(batches)
+        bad = (~rows.isfinite().all(1)).nonzero().flatten().tolist()
         if bad:
-            raise self._not_finite(len(bad), len(vectors), f"number {bad[0]}")
-        return vectors if normalize else vectors * lengths[:, None]
+            raise self._not_finite(len(bad), len(rows), f"number {bad[0]}")
+        return rows[:, :-1] if normalize else rows[:, :-1] * rows[:, -1:]
 
-    def _embed_batch(
-        self, images: Sequence[Path | Tensor], new: dict[bytes, tuple[Facts, Vectors, float]]
-    ) -> tuple[Tensor, Tensor]:
-        """Return vectors and lengths of a batch; those of files that the collection has are not computed."""
+    def _embed_batch(self, images: Sequence[Path | Tensor], new: dict[bytes, tuple[Facts, Vectors]]) -> Tensor:
+        """Return vectors and lengths, ``[B, D + 1]``; those of files that the collection has are not computed."""
         files = {number: _facts_of(image) for number, image in enumerate(images) if isinstance(image, Path)}
-        known = {} if self.is_changed else self._known({key: facts for key, facts in files.values() if facts[0] >= 0})
-        known |= {key: (row, length) for key, (facts, row, length) in new.items()}
-        computed: dict[bytes | int, int] = {}  # file or number, and its row among those that are computed
-        inputs: list[Tensor] = []
-        for number, image in enumerate(images):
-            key = files[number][0] if number in files else number
-            if key not in known and key not in computed:
-                computed[key] = len(inputs)
-                inputs.append(image if isinstance(image, Tensor) else self._image(image))
-        if inputs:
-            raw = self._forward(torch.stack(inputs))
-            vectors, lengths = nn.functional.normalize(raw), raw.norm(dim=1)
-            rows, sizes = vectors.cpu().numpy(), lengths.tolist()
-            if not self.is_changed:
-                finite = np.isfinite(rows).all(1) & np.isfinite(sizes)
-                for key, facts in files.values():
-                    if facts[0] >= 0 and key in computed and finite[computed[key]]:
-                        new[key] = facts, rows[computed[key]], sizes[computed[key]]
-        out = torch.empty(len(images), self.network.embedding_size, device=self.device)
-        out_lengths = torch.empty(len(images), device=self.device)
-        for number in range(len(images)):
-            key = files[number][0] if number in files else number
-            if key in computed:
-                out[number], out_lengths[number] = vectors[computed[key]], lengths[computed[key]]
+        changed = self.is_changed
+        known = {} if changed else self._known({key: facts for key, facts in files.values() if facts[0] >= 0})
+        known |= {key: row for key, (_, row) in new.items()}
+        keys = [files[number][0] if number in files else number for number in range(len(images))]
+        first = {key: number for number, key in reversed([*enumerate(keys)]) if key not in known}
+        rows = torch.empty(len(images), self.network.embedding_size + 1, device=self.device)
+        if computed := sorted(first.values()):
+            inputs = [
+                image if isinstance(image := images[number], Tensor) else self._image(image) for number in computed
+            ]
+            rows[computed] = self._rows(torch.stack(inputs))
+            for number in computed:
+                if number in files and files[number][1][0] >= 0 and not changed and rows[number].isfinite().all():
+                    new[files[number][0]] = files[number][1], rows[number].cpu().numpy()
+        for number, key in enumerate(keys):
+            if key in known:
+                rows[number] = torch.from_numpy(known[key]).to(self.device)  # type: ignore[index]
             else:
-                row, length = known[key]  # type: ignore[index]
-                out[number], out_lengths[number] = torch.from_numpy(row).to(self.device), length
+                rows[number] = rows[first[key]]
         self._keep(new, WRITTEN)
-        return out, out_lengths
+        return rows
 
-    def _known(self, files: dict[bytes, Facts]) -> dict[bytes, tuple[Vectors, float]]:
+    def _known(self, files: dict[bytes, Facts]) -> dict[bytes, Vectors]:
         if not files or not self.collection.exists:
             return {}
         try:
@@ -263,7 +221,7 @@ class ImageEmbedder:
             warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=6)
             return {}
 
-    def _keep(self, new: dict[bytes, tuple[Facts, Vectors, float]], least: int) -> None:
+    def _keep(self, new: dict[bytes, tuple[Facts, Vectors]], least: int) -> None:
         """Write new single files, if there are as many; a collection that is not of this network stays as it is."""
         if len(new) < least:
             return
@@ -273,8 +231,8 @@ class ImageEmbedder:
                     self.collection.place.mkdir(exist_ok=True)
                 self.collection.create(replace=False)
             if self.collection.is_usable():
-                facts, rows, lengths = zip(*new.values(), strict=True)
-                self.collection.append([*new], facts, np.stack(rows), lengths)
+                facts, rows = zip(*new.values(), strict=True)
+                self.collection.append([*new], facts, np.stack(rows))
         except (UnwritableError, DataError) as error:
             warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
         new.clear()
@@ -292,13 +250,7 @@ class ImageEmbedder:
 
     @contextlib.contextmanager
     def folder_pass(self, folder: Path, batch_size: int, workers: int | None = None) -> Iterator[FolderPass]:
-        """Embed what the collection does not have of a folder, and hold the collection while the block runs.
-
-        Raises:
-            DataError: no readable image, or a worker died.
-            UnwritableError: the disk is full, say; what was written stays.
-            ConfigError: ``batch_size`` below 1, or workers below 0.
-        """
+        """Embed what the collection does not have of a folder, and hold the collection while the block runs."""
         _check_batch_size(batch_size)
         workers = self._workers if workers is None else workers
         check_workers(workers)
@@ -312,10 +264,11 @@ class ImageEmbedder:
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
             parts = from_ranks(self._embed_missing(collection, listing, keys, own, batch_size, workers))
             places, skipped = from_rank_0(self._joined(listing, missing, parts) if rank() == 0 else None)
+            new = len(places)
             places |= {number: found[key] for number, key in enumerate(keys) if key in found}
             kept = sorted(places)
-            new = len(kept) - len(found)
-            yield FolderPass(collection, listing, kept, [places[number] for number in kept], skipped, new)
+            paths, facts = [listing.names[number] for number in kept], [listing.facts[number] for number in kept]
+            yield FolderPass(collection, paths, facts, [places[number] for number in kept], skipped, new)
             if num_processes() == 1:
                 collection.forget(gone)
                 collection.compact()
@@ -368,42 +321,34 @@ class ImageEmbedder:
         workers: int | None,
     ) -> _Part:
         """Embed images and write them as they come; when something fails, the rest is written as well."""
-        part, waiting = _Part(), [np.empty((0, self.network.embedding_size + 1), np.float32)]
-        of_waiting: list[int] = []
+        part, waiting = _Part(), dict[int, Vectors]()
         paths = [listing.folder / listing.names[number] for number in numbers]
         pace, done = Pace(0, len(numbers)), 0
         begun = last = time.perf_counter()
 
         def write() -> None:
-            rows = np.concatenate(waiting)
-            wanted = [*of_waiting]
-            del waiting[1:], of_waiting[:]
-            if wanted:
-                lengths = rows[:, -1].tolist()
-                of_files = [keys[number] for number in wanted], [listing.facts[number] for number in wanted]
-                first = collection.append(*of_files, np.ascontiguousarray(rows[:, :-1]), lengths)
-                part.places.update({n: (first + row, lengths[row]) for row, n in enumerate(wanted)})
+            if waiting:
+                rows, facts = np.stack([*waiting.values()]), [listing.facts[number] for number in waiting]
+                first = collection.append([keys[number] for number in waiting], facts, rows)
+                places = ((first + row, length) for row, length in enumerate(rows[:, -1].tolist()))
+                part.places.update(zip(waiting, places, strict=True))
+                waiting.clear()
 
-        batches = read_batches(
-            paths,
-            self.channels,
-            self.transform,
-            min(batch_size, READ),
-            default_workers(len(paths)) if workers is None else workers,
-            self.device,
-        )
+        workers = default_workers(len(paths)) if workers is None else workers
+        read = min(batch_size, READ)
         try:
-            for images, rows, unreadable in batches:
-                part.unreadable |= {numbers[row]: why for row, why in unreadable.items()}
-                done += len(rows) + len(unreadable)
+            for images, numbers_read, why in read_batches(
+                paths, self.channels, self.transform, read, workers, self.device
+            ):
+                part.unreadable |= {numbers[row]: text for row, text in why.items()}
+                done += len(numbers_read) + len(why)
                 if images is not None:
-                    raw = self._forward(images)
-                    both = torch.cat([nn.functional.normalize(raw), raw.norm(dim=1, keepdim=True)], 1).cpu().numpy()
-                    good = np.isfinite(both).all(1)
-                    part.not_finite += [numbers[row] for row, fits in zip(rows, good, strict=True) if not fits]
-                    of_waiting += [numbers[row] for row, fits in zip(rows, good, strict=True) if fits]
-                    waiting.append(both[good])
-                if len(of_waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
+                    for place, row in zip(numbers_read, self._rows(images).cpu().numpy(), strict=True):
+                        if np.isfinite(row).all():
+                            waiting[numbers[place]] = row
+                        else:
+                            part.not_finite.append(numbers[place])
+                if len(waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
                     write()
                     last = time.perf_counter()
                 if self._listener is not None:
@@ -439,25 +384,11 @@ class ImageEmbedder:
             raise DataError(f"{listing.folder}: no readable image among {files} files{first}")
         return places, skipped
 
-    def some_images(self, folder: Path | None) -> Tensor:
-        """Return transformed images to compare networks by, ``[100, C, S, S]`` at most, on the CPU.
-
-        Args:
-            folder: whose first images they are; None for images of noise, the same each time.
-
-        Raises:
-            DataError: no readable image in the folder.
-        """
-        if folder is None:
-            shape = (COMPARED, self.channels, *[self.network.preprocessing.image_size] * 2)
-            noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-            return torch.stack([self.transform(image) for image in noise])
-        paths = [folder / name for name in list_folder(folder).names[:COMPARED]]
-        batches = read_batches(paths, self.channels, self.transform, READ, 0, torch.device("cpu"))
-        images = [images for images, _, _ in batches if images is not None]
-        if not images:
-            raise DataError(f"{folder}: no readable image to compare by")
-        return torch.cat(images)
+    def noise(self) -> Tensor:
+        """Return transformed images of noise to compare networks by, ``[100, C, S, S]``, the same each time."""
+        shape = (COMPARED, self.channels, *[self.network.preprocessing.image_size] * 2)
+        noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        return torch.stack([self.transform(image) for image in noise])
 
     # The network
 
@@ -467,6 +398,11 @@ class ImageEmbedder:
 
     def _image(self, image: Any) -> Tensor:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
+
+    def _rows(self, images: Tensor) -> Tensor:
+        """Return embeddings of length 1 and the lengths that the network gave them, ``[B, D + 1]``."""
+        raw = self._forward(images)
+        return torch.cat([nn.functional.normalize(raw), raw.norm(dim=1, keepdim=True)], 1)
 
     @torch.no_grad()
     def _forward(self, images: Tensor) -> Tensor:
@@ -526,12 +462,6 @@ def names_of(images: Images) -> list[str]:
     return [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in several(images)]
 
 
-def _batches(images: Iterable[Path | Tensor], size: int) -> Iterator[list[Path | Tensor]]:
-    rest = iter(images)
-    while batch := [*itertools.islice(rest, size)]:
-        yield batch
-
-
 @contextlib.contextmanager
 def forward_warnings() -> Iterator[list[str]]:
     """Collect the texts of :class:`SkippedImage` warnings; others are shown as ever."""
@@ -551,13 +481,7 @@ def forward_warnings() -> Iterator[list[str]]:
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:
-    """Write embeddings, paths and classes to an ``.npz`` or ``.parquet`` file.
-
-    Args:
-        embedded: the images.
-        path: of the file; the columns of one that ends in ``.parquet`` are ``path``, ``class``, ``size``,
-            ``modified_ns`` and ``embedding``. Paths and classes are text, or bytes if one of them is no UTF-8.
-    """
+    """Write embeddings, paths and classes to an ``.npz`` or ``.parquet`` file."""
     points = embedded.embeddings.cpu().numpy()
     if path.suffix != ".parquet":
 

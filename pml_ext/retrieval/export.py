@@ -44,18 +44,6 @@ def write_export(
     """Write ``model.safetensors``, graphs, ``preprocess.json``, a model card, and the checksums of all.
 
     Graphs of an earlier export that are not wanted now are removed; a card that somebody has changed stays.
-
-    Args:
-        folder: to write; created where it is missing.
-        run: the run's folder.
-        recipe: of the run.
-        network: its tensors are called ``trunk.KEY`` and ``embedder.KEY``.
-        graphs: which are wanted, ``"model.onnx"`` or ``"model.pt2"``.
-        images: by which each graph is compared with the network, ``[N, C, S, S]``, N above 1.
-
-    Raises:
-        MissingExtraError: safetensors, or what a graph needs, is not installed.
-        ConfigError: torch cannot write a graph, or its embeddings differ by more than 1e-4.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save_file
@@ -116,20 +104,7 @@ def check_onnx() -> None:
 
 
 def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
-    """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size.
-
-    Args:
-        path: of the file.
-        network: in evaluation mode, on the CPU.
-        images: by which it is compared, ``[N, C, S, S]``, N above 1.
-
-    Returns:
-        The largest difference of a number of an embedding between ONNX Runtime and torch.
-
-    Raises:
-        MissingExtraError: the extra ``[onnx]`` is not installed.
-        ConfigError: torch cannot write the network as ONNX, or the embeddings differ by more than 1e-4.
-    """
+    """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size."""
     check_onnx()
     import onnxruntime
 

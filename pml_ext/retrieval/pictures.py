@@ -34,14 +34,6 @@ def thumbnail(path: Path, channels: int = 3, longest: int = _SHOWN) -> Image.Ima
     """Read a small picture of an image file, upright; a JPEG is decoded small where that is enough.
 
     *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
-
-    Args:
-        path: the file.
-        channels: 1 (gray) or 3 (color).
-        longest: pixels of its longer side at most.
-
-    Raises:
-        DataError: the file is missing, no image, or broken; the text has the path.
     """
     try:
         if not path.exists():
@@ -64,11 +56,7 @@ def placeholder(size: int = _SIZE) -> Image.Image:
 
 
 class PictureReader:
-    """Reads small pictures; one that cannot be read is a placeholder, and is remembered.
-
-    Args:
-        channels: 1 (gray) or 3 (color).
-    """
+    """Reads small pictures; one that cannot be read is a placeholder, and is remembered."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
@@ -88,11 +76,7 @@ class PictureReader:
         return torch.from_numpy(pixels).reshape(*pixels.shape[:2], self.channels).permute(2, 0, 1)
 
     def warn(self, what: str) -> None:
-        """Warn of the images that could not be read, if there are some.
-
-        Args:
-            what: the start of the sentence, ``"the picture has"``.
-        """
+        """Warn of the images that could not be read, if there are some."""
         if self.missing:
             count, first = len(self.missing), next(iter(self.missing.values()))
             images = "an image" if count == 1 else f"{count} images"
@@ -101,13 +85,7 @@ class PictureReader:
 
 
 def answers_picture(sources: Sequence[Source], channels: int) -> Figure:
-    """Draw queries and their answers, at most 50 of each, framed green and red where the classes are known.
-
-    Args:
-        sources: of each run that answered the same queries. As many queries are drawn as fit, with a
-            :class:`RetrievalWarning` where these are not all.
-        channels: of the images: 1 (gray) or 3 (color).
-    """
+    """Draw queries and their answers, at most 50 of each, framed green and red where the classes are known."""
     from ..evaluation.figures import galleries
 
     reader, queries = PictureReader(channels), len(sources[0][1])

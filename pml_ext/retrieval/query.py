@@ -85,14 +85,6 @@ class Gallery:
 
     Vectors and faiss's lists are mapped into memory: what a query does not look at is not read. When another process
     has written the index anew, the next query is answered by the new one.
-
-    Args:
-        collection: that has an index.
-        device: where vectors are searched.
-        changes: against the index before, where this one was just written.
-
-    Raises:
-        DataError: no index, a damaged one, or one of another network.
     """
 
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
@@ -165,14 +157,7 @@ class Gallery:
         return self._read(read)
 
     def check(self) -> tuple[list[str], list[str]]:
-        """Read every row, every vector and faiss's file, and look for the images.
-
-        Returns:
-            The paths of images that are gone, and that have another size or time than when they were indexed.
-
-        Raises:
-            DataError: a row or a file is damaged, or the folder of the images is gone.
-        """
+        """Read every row, every vector and faiss's file, and look for the images."""
 
         def read(current: Transaction) -> list[Image]:
             problem = current.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -235,20 +220,6 @@ class Gallery:
             images[number] = self._checked(*row)
         return images
 
-    def find(self, names: Sequence[str]) -> list[Image | None]:
-        """Return the image of every file, None for one that is not indexed.
-
-        Paths are compared as text: queries and the folder are looked up on the disk, indexed images are not.
-
-        Args:
-            names: the path of every file, "" for one that is none.
-        """
-
-        def read(current: Transaction) -> list[Image | None]:
-            return [self._image_of(current, name) if name else None for name in names]
-
-        return self._read(read)
-
     def _image_of(self, current: Transaction, name: str) -> Image | None:
         for path in _names_within(os.path.join(self._index.folder, ""), name):
             for row in current.images("WHERE path = ?", path_bytes(path)):
@@ -275,11 +246,7 @@ class Gallery:
     # Search
 
     def check_options(self, options: Options) -> None:
-        """Refuse options that are out of range or without effect.
-
-        Raises:
-            ConfigError: naming the option.
-        """
+        """Refuse options that are out of range or without effect."""
         if options.k < 1:
             raise ConfigError(f"-k {options.k}: wanted 1 or more")
         if options.metric is None:
@@ -307,16 +274,7 @@ class Gallery:
             )
 
     def answer(self, names: Sequence[str], points: Tensor, options: Options) -> list[Answer]:
-        """Return the answers to queries; an image of the index is no answer to itself.
-
-        Args:
-            names: the path of every query, "" for one that is no file.
-            points: their embeddings, ``[Q, D]``.
-            options: of the search.
-
-        Raises:
-            ConfigError: no such class; the text has the nearest names.
-        """
+        """Return the answers to queries; an image of the index is no answer to itself."""
         answers, images = self._read(lambda current: self._answer(current, names, points, options))
         if options.radius is None:
             self._warn_of_fewer(answers, options.k, images)
@@ -422,16 +380,6 @@ class Gallery:
 
         With faiss, pairs are found with the index's effort, so that some may be missed; else each image is compared
         with each: 10,000 take less than a second, and time grows with the square of their number.
-
-        Args:
-            radius: Euclidean, of embeddings of length 1. How near copies are depends on the network: look at some
-                groups, and choose a smaller radius where they have different images.
-
-        Returns:
-            Paths; groups of two or more, the largest first.
-
-        Raises:
-            ConfigError: a radius that is not above 0, or an index of a kind that finds nothing by a radius.
         """
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components

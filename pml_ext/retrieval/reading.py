@@ -31,14 +31,7 @@ Batch = tuple[Tensor | None, list[int], dict[int, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The visible files below a folder, in the order of their paths, folder by folder.
-
-    Args:
-        folder: as the user names it.
-        names: of the image files, relative to the folder.
-        facts: size and time of each.
-        others: ``{name: why}`` of files that are no images by their names, and of folders that cannot be read.
-    """
+    """The visible files below a folder, in the order of their paths, folder by folder."""
 
     folder: Path
     names: list[str]
@@ -47,11 +40,7 @@ class Listing:
 
 
 def list_folder(folder: Path) -> Listing:
-    """List a folder without opening a file; hidden files, and hidden and linked folders, are left out.
-
-    Raises:
-        DataError: no such folder.
-    """
+    """List a folder without opening a file; hidden files, and hidden and linked folders, are left out."""
     check_images_folder(folder)
     from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query need not
 
@@ -89,13 +78,7 @@ def _files(folder: Path, inside: str, others: dict[str, str]) -> Iterator[tuple[
 
 
 class FileImages(Dataset[Item]):
-    """Transformed images of files, each with its number and why it could not be read.
-
-    Args:
-        paths: of the files.
-        channels: what they are read as.
-        steps: of the transform.
-    """
+    """Transformed images of files, each with its number and why it could not be read."""
 
     def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
         self.paths, self._channels, self._steps = paths, channels, steps
@@ -132,22 +115,7 @@ def check_workers(workers: int | None) -> None:
 def read_batches(
     paths: Sequence[Path], channels: int, steps: Steps, batch_size: int, workers: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Read image files for a network, in order.
-
-    Args:
-        paths: of the files.
-        channels: what they are read as.
-        steps: of the transform; the last ones run on the device.
-        batch_size: files at a time.
-        workers: processes that read; 0 for this one.
-        device: where batches are wanted.
-
-    Yields:
-        Images ``[B, C, S, S]``, or None if no file of the batch can be read; the number of each; why others cannot.
-
-    Raises:
-        DataError: a worker died; the text has the image that it was reading.
-    """
+    """Read image files for a network, in order."""
     early, last = steps.divided()
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
@@ -177,11 +145,7 @@ def _joined(items: Sequence[Item]) -> Batch:
 
 
 def several(images: Any) -> Any:
-    """Return what a caller passes for images as something to iterate over once; a single image becomes a list.
-
-    Raises:
-        TypeError: it is no path, PIL image, array, tensor, and no list, array, tensor or generator of them.
-    """
+    """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
     if isinstance(images, (str, os.PathLike)) or _is_pil(images):
         return [images]
     if isinstance(images, Tensor):
@@ -204,17 +168,7 @@ _WANTED = (
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
-    """Return what a caller passes for an image as uint8 ``[C, H, W]``.
-
-    Args:
-        image: a path, a PIL image, an array or a tensor.
-        channels: C; files, PIL images and arrays are converted.
-        smallest: as of :func:`read_image`.
-
-    Raises:
-        DataError: a file that cannot be read.
-        TypeError: something else, or an array or tensor of another type or shape.
-    """
+    """Return what a caller passes for an image as uint8 ``[C, H, W]``."""
     if isinstance(image, (str, os.PathLike)):
         path = Path(image)
         if not path.is_file():

@@ -37,13 +37,7 @@ _ROWS = 1 << 16  # vectors that are copied at a time
 
 
 def nearest_of(points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances and numbers of the nearest references, ``[Q, k]``, nearest first.
-
-    Args:
-        points: ``[Q, D]``.
-        k: at most R.
-        reference: ``[R, D]``; one that is mapped from a file is not copied.
-    """
+    """Return distances and numbers of the nearest references, ``[Q, k]``, nearest first."""
     if points.device.type != "cpu" or not has_faiss():
         return default_neighbors().search(points, k, reference)
     import faiss
@@ -53,14 +47,7 @@ def nearest_of(points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tenso
 
 
 def nearest_among(rows: NDArray[np.int64], points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances and numbers of the nearest among some references, 65,536 of which are copied at a time.
-
-    Args:
-        rows: their numbers, ``[M]``.
-        points: ``[Q, D]``.
-        k: at most M.
-        reference: ``[R, D]``.
-    """
+    """Return distances and numbers of the nearest among some references, 65,536 of which are copied at a time."""
     best, which = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.long, device=points.device)
     for start in range(0, len(rows), _ROWS):
         some = torch.from_numpy(rows[start : start + _ROWS]).to(reference.device)
@@ -73,12 +60,7 @@ def nearest_among(rows: NDArray[np.int64], points: Tensor, k: int, reference: Te
 
 
 def chosen_factory(factory: str, images: int) -> str:
-    """Return the factory string of an index, "" for exact search.
-
-    Args:
-        factory: as typed: "" for the rule of this module, ``"exact"``, or a factory string.
-        images: how many there are.
-    """
+    """Return the factory string of an index, "" for exact search."""
     if factory:
         return "" if factory == EXACT else factory
     return f"IVF{math.isqrt(images)},Flat" if images > MOST_EXACT and has_faiss() else ""
@@ -91,17 +73,7 @@ def _faiss(factory: str) -> Any:
 
 
 class FaissIndex:
-    """A faiss index of normalized embeddings; see :meth:`build` and :meth:`read`.
-
-    Args:
-        factory: faiss's factory string.
-        index: faiss's object.
-
-    Attributes:
-        setting: faiss's name of the effort, ``"nprobe"`` or ``"efSearch"``; "" for an index that has neither.
-        effort: of a search; 0 where there is nothing to set.
-        recall: recall@10 with that effort, measured on a sample; None for an index of one image.
-    """
+    """A faiss index of normalized embeddings; see :meth:`build` and :meth:`read`."""
 
     def __init__(self, factory: str, index: Any) -> None:
         self.factory, self.index = factory, index
@@ -111,17 +83,7 @@ class FaissIndex:
 
     @classmethod
     def build(cls, factory: str, points: Tensor, effort: int | None = None) -> FaissIndex:
-        """Index points and measure the recall.
-
-        Args:
-            factory: faiss's factory string.
-            points: ``[N, D]``, normalized.
-            effort: of a search, at least 1; by default chosen by the rule of this module.
-
-        Raises:
-            ConfigError: faiss refuses the factory string.
-            MissingExtraError: faiss is not installed.
-        """
+        """Index points and measure the recall."""
         faiss, rows = _faiss(factory), _rows(points)
         try:
             index = faiss.index_factory(rows.shape[1], factory)
@@ -160,13 +122,7 @@ class FaissIndex:
         return int(self.index.ntotal)
 
     def search(self, points: Tensor, k: int, effort: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; -1 where there are no more.
-
-        Args:
-            points: ``[Q, D]``.
-            k: at most as many as the index holds.
-            effort: ``nprobe`` or ``efSearch``; by default the index's own.
-        """
+        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; -1 where there are no more."""
         rows, effort = _rows(points), effort or self.effort
         if self.setting == "efSearch":
             effort = max(effort, k)  # fewer candidates than answers would leave some out
@@ -186,18 +142,7 @@ class FaissIndex:
             self._effort_set = effort
 
     def within(self, points: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-        """Return the pairs of points and images within a radius, as far as the index's own effort finds them.
-
-        Args:
-            points: ``[Q, D]``.
-            radius: Euclidean.
-
-        Returns:
-            The numbers of points and of images, two tensors ``[P]`` on the CPU.
-
-        Raises:
-            ConfigError: the index is of a kind that cannot search by a radius.
-        """
+        """Return the pairs of points and images within a radius, as far as the index's own effort finds them."""
         self._set(self.effort)
         try:
             limits, _, numbers = self.index.range_search(_rows(points), (1 + 1e-5) * radius**2 + 1e-6)
@@ -263,19 +208,8 @@ class _Sample:
         return distances, others & (others.cumsum(1) <= self.neighbors)
 
 
-def check_factory(factory: str, size: int, images: int, effort: int | None = None) -> None:
-    """Refuse a factory string before there is anything to index.
-
-    Args:
-        factory: faiss's factory string.
-        size: of an embedding.
-        images: how many are to be indexed.
-        effort: of a search, if one is wanted.
-
-    Raises:
-        ConfigError: faiss refuses the factory string, it wants more images to be trained, or has no effort to set.
-        MissingExtraError: faiss is not installed.
-    """
+def check_factory(factory: str, size: int, effort: int | None = None) -> None:
+    """Refuse a factory string before there is anything to index."""
     faiss = _faiss(factory)
     try:
         index = faiss.index_factory(size, factory)
@@ -288,12 +222,6 @@ def check_factory(factory: str, size: int, images: int, effort: int | None = Non
         raise _refused(factory, "", error) from None
     if isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
         raise ConfigError(f"--index {factory}: images are numbered without IDMap; leave it out")
-    wanted = max((_clusters(faiss, part) for part in parts), default=0)
-    if 0 < images < wanted:
-        raise ConfigError(
-            f"--index {factory}: wants {wanted} images or more to be trained, and there are {images}; "
-            f'type --index "IVF{math.isqrt(images)},Flat", or leave it out'
-        )
     if effort is not None and not _setting(factory, index):
         raise ConfigError(f"--effort {effort}: the index {factory} has no nprobe and no efSearch; leave out --effort")
 
@@ -327,15 +255,6 @@ def _parts(faiss: Any, index: Any) -> Iterator[Any]:
     for name in ("index", "base_index", "storage", "quantizer"):
         if getattr(part, name, None) is not None:
             yield from _parts(faiss, getattr(part, name))
-
-
-def _clusters(faiss: Any, part: Any) -> int:
-    """Return how many clusters k-means is to find, which takes as many points."""
-    if hasattr(part, "pq"):
-        return int(part.pq.ksub)
-    if hasattr(part, "nlist") and isinstance(faiss.downcast_index(part.quantizer), (faiss.IndexFlat, faiss.IndexHNSW)):
-        return int(part.nlist)
-    return 0
 
 
 def _rows(points: Tensor) -> NDArray[np.float32]:

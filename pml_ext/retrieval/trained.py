@@ -41,13 +41,7 @@ _FAIR = 0.9  # recall@10 below which an index is warned of
 
 
 class NetworkFacts(Preprocessing):
-    """The content of ``network.json``.
-
-    Args:
-        features: length of the trunk's feature vectors.
-        classes: the labels of the training images.
-        class_names: the names of these classes.
-    """
+    """The content of ``network.json``: length of the trunk's features, labels and names of the training classes."""
 
     features: int = Field(ge=1)
     classes: list[int]
@@ -229,9 +223,9 @@ class TrainedRun:
     ) -> Embedded:
         """Embed all images below a folder; those that the collection has are not computed again.
 
-        They are written to the collection as they come, after each 1,000 images or 30 seconds: an interrupted call goes
-        on from there. A file is embedded again if its size or its time of modification has changed. Processes that
-        ``torchrun`` started embed a part each, and return all.
+        They are written to the collection after each 1,000 images or 30 seconds: an interrupted call goes on from
+        there. A file is embedded again if its size or its time of modification has changed. Processes that ``torchrun``
+        started embed a part each, and return all.
 
         Args:
             folder: of images, in sub-folders too.
@@ -240,9 +234,8 @@ class TrainedRun:
             workers: as of :func:`load_run`, for this folder.
 
         Raises:
-            DataError: as of :meth:`embed`, or a worker that reads died; the text has the image that it was reading.
+            DataError: as of :meth:`embed`, or a worker that reads died.
             UnwritableError: the disk is full, say; what was written stays.
-            ConfigError: ``batch_size`` below 1, or workers below 0.
         """
         return self._images.embed_folder(Path(folder), normalize, batch_size, workers)
 
@@ -257,9 +250,8 @@ class TrainedRun:
     ) -> Gallery:
         """Embed a folder and index it; again, take up what is new, changed and gone.
 
-        Everything but the images is checked before any is embedded, and those that the collection has are not embedded
-        again. The index before stands until the new one is whole. An image keeps its id while its path stays, and no id
-        is used again.
+        Images that the collection has are not embedded again. The index before stands until the new one is whole. An
+        image keeps its id while its path stays, and no id is used again.
 
         Args:
             folder: of the images; by default the one that was indexed before.
@@ -267,19 +259,16 @@ class TrainedRun:
             factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
                 200,000 images are searched exactly, and more of them by faiss with the square root of their number as
                 lists.
-            effort: how hard such an index searches, ``nprobe`` or ``efSearch``; :mod:`pml_ext.retrieval.search` has the
-                rule by which it is chosen.
+            effort: how hard such an index searches, ``nprobe`` or ``efSearch``; by default as much as recall@10 of 0.95
+                takes.
 
         Returns:
-            The index; its ``changes`` say what is new, and the ``faiss`` of one with a factory string has ``effort``
-            and the measured ``recall``.
+            The index; its ``changes`` say what is new, and its ``faiss`` has ``effort`` and the measured ``recall``.
 
         Raises:
             DataError: no readable image, or no folder is given and none was indexed.
-            ConfigError: faiss refuses the factory string, ``out`` cannot be written, or an effort that is below 1 or
-                without effect.
+            ConfigError: faiss refuses the factory string, ``out`` cannot be written, or an effort without effect.
             UnwritableError: the disk is full, say; the index before stands.
-            MissingExtraError: a factory string without faiss.
         """
         collection = self._collection(out)
         source = self.indexed_folder(out) if folder is None else Path(folder)
@@ -312,9 +301,6 @@ class TrainedRun:
         Raises:
             DataError: embeddings that are not of length 1 or not finite, or paths that leave the folder.
             ConfigError: as of :meth:`index`.
-
-        Example:
-            >>> run.write_index(Embedded(Path("photos"), ["a.jpg", "b.jpg"], points, {}))  # doctest: +SKIP
         """
         collection = self._collection(out)
         check_folder("-o", collection.place)
@@ -359,7 +345,7 @@ class TrainedRun:
 
     def _check_factory(self, factory: str, images: int, effort: int | None) -> None:
         if chosen := chosen_factory(factory, images):
-            check_factory(chosen, self.recipe.model.embedding_size, images, effort)
+            check_factory(chosen, self.recipe.model.embedding_size, effort)
         elif effort is not None:
             raise ConfigError(
                 f"--effort {effort}: the index would be searched exactly; leave out --effort, or type "
@@ -371,11 +357,7 @@ class TrainedRun:
         return own if place is None else Collection(Path(place), own.owner)
 
     def indexed_folder(self, place: str | Path | None = None) -> Path:
-        """Return the folder that was indexed, by this run or by an earlier state of it.
-
-        Raises:
-            DataError: no index there, or one that cannot be read.
-        """
+        """Return the folder that was indexed, by this run or by an earlier state of it."""
         collection = self._collection(place)
         if collection.exists:
             with collection.transaction() as current:
@@ -388,14 +370,10 @@ class TrainedRun:
         return gallery
 
     def gallery(self, place: str | Path | None = None) -> Gallery:
-        """Open an index, and hold it open.
-
-        Args:
-            place: the collection's folder; by default the run's own.
+        """Open an index, by default the run's own, and hold it open.
 
         Raises:
-            DataError: no index there, a damaged one, or one that another run, or an earlier state of this one, has
-                built.
+            DataError: no index there, a damaged one, or one of another run, or of an earlier state of this one.
         """
         collection = self._collection(place)
         held = self._galleries.get(collection.place)
@@ -405,15 +383,7 @@ class TrainedRun:
         return held
 
     def check_index(self, place: str | Path | None = None) -> tuple[Gallery, list[str], list[str]]:
-        """Read all of an index, and look for its images.
-
-        Returns:
-            The index, and the paths of images that are gone and that have another size or time than when they were
-            indexed.
-
-        Raises:
-            DataError: as of :meth:`gallery`, or the folder of the images is gone.
-        """
+        """Read all of an index; return it, and the paths of images that are gone and that have changed since."""
         held = self.gallery(place)
         return held, *held.check()
 
@@ -431,22 +401,20 @@ class TrainedRun:
         """Return the nearest images of an index; fewer than k come with a :class:`RetrievalWarning`.
 
         Args:
-            images: as of :meth:`embed`; an image that lies in the index itself is no answer to itself, and while its
-                size and time are those that it was indexed with, it is not embedded again.
+            images: as of :meth:`embed`; an image of the index is no answer to itself, and is not embedded again while
+                its size and time are those that it was indexed with.
             k: how many, at least 1.
-            gallery: an index, or its folder; by default the run's own, which is held open for the next query.
+            gallery: an index, or its folder; by default the run's own.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
-            shortlist: how many of the nearest by Euclidean distance the learned metric re-ranks; the index's faiss
-                finds these, where it has one. By default the metric is compared with all images.
-            effort: how hard the index's faiss searches, ``nprobe`` or ``efSearch``; by default what was chosen when
-                the index was built. A query that gets fewer than k answers is searched again with twice the effort.
+            shortlist: how many of the nearest by Euclidean distance the learned metric re-ranks; by default it is
+                compared with all images.
+            effort: of the index's faiss, ``nprobe`` or ``efSearch``; it is doubled for a query that gets fewer than k.
             within: the class whose images alone are answers; these are searched exactly.
             radius: the largest distance of an answer; of a learned metric by which larger is nearer, the smallest
                 value.
 
         Raises:
-            ConfigError: k, shortlist or effort below 1, an unknown metric or class, a learned metric that the run does
-                not have, a radius that is not above 0, or an effort without effect.
+            ConfigError: an option out of range, an unknown metric or class, or a learned metric that the run lacks.
             DataError: an unreadable query, no index, or one of another run.
         """
         if metric not in METRICS:
@@ -481,15 +449,12 @@ class TrainedRun:
     def picture(
         self, answers: Sequence[Answer], gallery: Gallery | str | Path | None = None, beside: Sequence[Source] = ()
     ) -> Figure:
-        """Draw queries and the nearest of their answers, framed green and red where the classes are known.
-
-        An image that cannot be read any more is a gray square with a cross, and a :class:`RetrievalWarning`.
+        """Draw queries and the 50 nearest of their answers, framed green and red where the classes are known.
 
         Args:
-            answers: of :meth:`query`; the 50 nearest of each are drawn.
+            answers: of :meth:`query`.
             gallery: the index that was asked.
-            beside: answers of other runs to the same queries, ``(title, answers, folder of the images)``, drawn below
-                each of ours.
+            beside: answers of other runs to the same queries, ``(title, answers, folder of the images)``.
         """
         from .pictures import answers_picture
 
@@ -513,17 +478,16 @@ class TrainedRun:
 
         Args:
             folder: of the images.
-            clusters: how many, from 1 to the number of images, by k-means; ``"auto"`` where that is not known, by
-                HDBSCAN. :func:`pml_ext.retrieval.group` has the rules for large collections.
-            out: the folder to write, with ``clusters.csv`` and ``cluster-000.png``, ... (``noise.png`` of images in no
-                cluster); by default ``clusters`` in the run's folder.
+            clusters: how many, by k-means; ``"auto"`` where that is not known, by HDBSCAN. See
+                :func:`pml_ext.retrieval.group`.
+            out: the folder to write, with ``clusters.csv``, ``cluster-000.png``, ... and ``noise.png``; by default
+                ``clusters`` in the run's folder.
             smallest: with ``"auto"``, images that a cluster has at least; 5 by default.
             sheets: how many clusters have a contact sheet.
             progress: called with how many sheets are drawn, and how many there will be.
 
         Returns:
-            The cluster of every path, -1 for none; clusters are numbered by size, the largest first. Its ``clusters``
-            have the majority class of each and its share, where the folder has a sub-folder per class.
+            The cluster of every path, -1 for none; clusters are numbered by size, the largest first.
 
         Raises:
             ConfigError: fewer than 1 cluster or more than images, or ``out`` cannot be written.
@@ -541,41 +505,27 @@ class TrainedRun:
         grouping = group(self.embed_folder(source), clusters, smallest)
         return write_clusters(place, grouping, self.network.preprocessing.channels, sheets, progress)
 
-    def export(
-        self, out: str | Path, onnx: bool = False, torch_export: bool = False, images: str | Path | None = None
-    ) -> Path:
-        """Write the network for programs without this package, with a model card, ``README.md``.
-
-        ``model.safetensors`` has the weights, ``preprocess.json`` what is done to images, and checksums. Graphs, which
-        need no code of the network, are for batches of any size; their embeddings are compared with the network's, and
-        the largest difference of a number stands in ``preprocess.json``.
+    def export(self, out: str | Path, onnx: bool = False, torch_export: bool = False) -> Path:
+        """Write the network for programs without this package, with a model card; return the folder.
 
         Args:
-            out: the folder to write.
-            onnx: whether ``model.onnx`` is written.
+            out: the folder to write, with ``model.safetensors``, ``preprocess.json``, ``README.md`` and checksums.
+            onnx: whether ``model.onnx`` is written, for batches of any size.
             torch_export: whether ``model.pt2`` is, which ``torch.export.load`` reads.
-            images: a folder of images by which graphs are compared, 100 of them; by default images of noise are.
-
-        Returns:
-            The folder.
 
         Raises:
-            ConfigError: ``out`` cannot be written, torch cannot write a graph, or its embeddings differ by more than
-                1e-4.
-            DataError: no readable image to compare by.
+            ConfigError: ``out`` cannot be written, torch cannot write a graph, or its embeddings differ from the
+                network's by more than 1e-4 on 100 images of noise.
             MissingExtraError: safetensors, or what ``onnx`` needs, is not installed.
         """
         from .export import check_onnx, write_export
 
         place = Path(out)
         check_folder("-o", place)
-        graphs = [name for name, wanted in (("model.onnx", onnx), ("model.pt2", torch_export)) if wanted]
-        if images is not None and not graphs:
-            raise ConfigError(f"--images {images}: nothing to compare with; it goes with --onnx or --torch-export")
         if onnx:
             check_onnx()
-        compared = self._images.some_images(None if images is None else Path(images)) if graphs else None
-        write_export(place, self.folder, self.recipe, self.network, graphs, compared)
+        graphs = [name for name, wanted in (("model.onnx", onnx), ("model.pt2", torch_export)) if wanted]
+        write_export(place, self.folder, self.recipe, self.network, graphs, self._images.noise() if graphs else None)
         return place
 
 

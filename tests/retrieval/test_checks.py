@@ -9,7 +9,6 @@ from pml_ext.retrieval import TrainedRun
     ("line", "text"),
     [
         ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it"),
-        ("index RUN FOLDER --index IVF500,Flat", "wants 500 images or more"),
         ("index RUN FOLDER -o FILE", "wanted a folder to write, type -o FOLDER"),
         ("index RUN FOLDER -o FILE/deep/er", "cannot be written"),
         ("embed RUN FOLDER -o FILE/all.npz", "cannot be written"),

@@ -358,7 +358,8 @@ def test_a_database_that_is_full_is_unwritable_and_whole(tmp_path, monkeypatch):
     collection = Collection(tmp_path, Owner(Path("run"), "1" * 16, 4))
     collection.create(replace=False)
     vectors = np.eye(4, dtype=np.float32)
-    collection.append([b"/a"], [(1, 2)], vectors[:1], [1.0])
+    rows = np.concatenate([vectors, np.ones((4, 1), np.float32)], 1)
+    collection.append([b"/a"], [(1, 2)], rows[:1])
     real = Collection.transaction
 
     class Limited:
@@ -379,11 +380,11 @@ def test_a_database_that_is_full_is_unwritable_and_whole(tmp_path, monkeypatch):
     with pytest.raises(
         UnwritableError, match=r"images.sqlite: cannot be written .*full.*what was written before stays"
     ):
-        collection.append(many, [(1, 2)] * 100, np.tile(vectors, (25, 1)), [1.0] * 100)
+        collection.append(many, [(1, 2)] * 100, np.tile(rows, (25, 1)))
     monkeypatch.undo()
-    assert collection.append([b"/b"], [(1, 2)], vectors[1:2], [1.0]) == 1
+    assert collection.append([b"/b"], [(1, 2)], rows[1:2]) == 1
     found = collection.embeddings_of({b"/a": (1, 2), b"/b": (1, 2), many[0]: (1, 2)})
-    assert {path: row.tolist() for path, (row, _) in found.items()} == {b"/a": [1, 0, 0, 0], b"/b": [0, 1, 0, 0]}
+    assert {path: row.tolist() for path, row in found.items()} == {b"/a": [1, 0, 0, 0, 1], b"/b": [0, 1, 0, 0, 1]}
     assert (tmp_path / "vectors.f32").stat().st_size == 32
 
 
@@ -548,13 +549,13 @@ collection = Collection(Path(sys.argv[1]), Owner(Path("run"), "1" * 16, 8))
 start = int(sys.argv[2])
 for number in range(start, start + 40, 4):
     numbers = range(number, number + 4)
-    rows = np.array([[each] * 8 for each in numbers], dtype=np.float32)
-    collection.append([b"/%d" % each for each in numbers], [(each, 0) for each in numbers], rows, [1.0] * 4)
+    rows = np.array([[each] * 9 for each in numbers], dtype=np.float32)
+    collection.append([b"/%d" % each for each in numbers], [(each, 0) for each in numbers], rows)
 """
     processes = [subprocess.Popen([sys.executable, "-c", script, tmp_path, str(40 * each)]) for each in range(3)]
     assert [process.wait(120) for process in processes] == [0, 0, 0]
     found = collection.embeddings_of({b"/%d" % number: (number, 0) for number in range(120)})
-    assert {int(path[1:]): row.tolist() for path, (row, _) in found.items()} == {n: [n] * 8 for n in range(120)}
+    assert {int(path[1:]): row.tolist() for path, row in found.items()} == {n: [n] * 9 for n in range(120)}
     assert (tmp_path / "vectors.f32").stat().st_size == 120 * 8 * 4
 
 

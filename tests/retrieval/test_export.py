@@ -21,11 +21,11 @@ from pml_ext.retrieval.export import Normalized, write_onnx, write_torch_export
 
 
 @pytest.fixture(scope="module")
-def exported(runs, folder, tmp_path_factory):
-    """Both graphs of a run, compared on real images; what the command says."""
+def exported(runs, tmp_path_factory):
+    """Both graphs of a run, compared on images of noise."""
     pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
     place = tmp_path_factory.mktemp("graphs") / "exported"
-    load_run(runs[0], "cpu").export(place, onnx=True, torch_export=True, images=folder)
+    load_run(runs[0], "cpu").export(place, onnx=True, torch_export=True)
     return place
 
 
@@ -139,16 +139,13 @@ def test_the_command_says_how_far_a_graph_is_from_the_network(command, runs, tmp
         path.write_text("a graph")
         return 2e-7
 
-    monkeypatch.setitem(export._GRAPHS, "model.pt2", write)
+    monkeypatch.setattr(export, "write_torch_export", write)
     done = command("export", runs[0], "-o", tmp_path / "out", "--torch-export")
     assert (done.returncode, done.stderr) == (0, "")
     assert "model.pt2: embeddings differ from the network's by 2.0e-07 at most" in done.stdout
     done = command("export", runs[0], "-o", tmp_path / "out", "--json")
     assert [file["file"] for file in json.loads(done.stdout)["files"]] == ["model.safetensors"]
     assert not (tmp_path / "out" / "model.pt2").exists()  # of the earlier export
-    done = command("export", runs[0], "-o", tmp_path / "out", "--images", tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "it goes with --onnx or --torch-export" in done.stderr
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     done = command("export", runs[0], "-o", tmp_path / "other", "--onnx")
     assert done.returncode == 2
