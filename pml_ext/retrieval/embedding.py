@@ -185,7 +185,7 @@ class ImageEmbedder:
         bad = (~rows.isfinite().all(1)).nonzero().flatten().tolist()
         if bad:
             raise self._not_finite(len(bad), len(rows), f"number {bad[0]}")
-        return rows[:, :-1] if normalize else rows[:, :-1] * rows[:, -1:]
+        return rows[:, :-1].contiguous() if normalize else rows[:, :-1] * rows[:, -1:]
 
     def _embed_batch(self, images: Sequence[Path | Tensor], new: dict[bytes, tuple[Facts, Vectors]]) -> Tensor:
         """Return vectors and lengths, ``[B, D + 1]``; those of files that the collection has are not computed."""
