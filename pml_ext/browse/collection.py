@@ -21,8 +21,7 @@ from PIL import Image
 
 from ..errors import DataError
 from ..evaluation import default_neighbors
-from ..evaluation.drawing import directions, some_of
-from ..evaluation.maps import ONE_POINT, flattened
+from ..evaluation.figures import ONE_POINT, directions, flattened, some_of
 from ..files import read_json
 from ..retrieval import COLLECTION, SHEET, Gallery, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 

@@ -22,7 +22,7 @@ with needs_extra("train", "a data set"):
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
-    """The core's data sets by name; ``folder:PATH`` and ``table:FILE.csv`` are looked up apart."""
+    """Return the core's data sets by name, but for ``folder:PATH`` and ``table:FILE.csv``."""
     return {
         "cars196": cars196.cars196,
         "cub": cub.cub,
@@ -37,7 +37,7 @@ def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
 
 
 def published_sets() -> dict[str, About]:
-    """What is known of each published data set, by name: where it comes from, and what is to be there."""
+    """Return the descriptions of the published data sets by name."""
     sets = [module.ABOUT for module in (cars196, cub, imagenet, inshop, omniglot)]
     return {about.name: about for about in (*sets, omniglot.SMALL, sop.ABOUT)}
 
@@ -46,7 +46,7 @@ PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
     "folder": (folder, "folder:PATH, a folder with one sub-folder of images per class"),
     "table": (table, "table:FILE.csv, a table with the columns label, path and split"),
 }
-"""Data sets that a name and a path stand for, ``folder:PATH``, and what is wanted after the name."""
+"""Data sets by a name and a path, ``folder:PATH``, with their form."""
 
 
 __all__ = [

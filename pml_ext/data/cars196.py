@@ -29,7 +29,7 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
     Args:
         root: the folder with ``car_ims`` and ``cars_annos.mat``; ``pml-ext data cars196`` has the default.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
     """
     place = place_of(ABOUT, root, "cars_annos.mat", ["cars196", "CARS196"])
     names, listed = _annotations(place / "cars_annos.mat")

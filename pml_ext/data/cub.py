@@ -33,7 +33,7 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
 
     Args:
         root: the folder ``CUB_200_2011``, or the one that it lies in; ``pml-ext data cub`` has the default.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
         boxes: whether each photograph is cut to its bird, as ``bounding_boxes.txt`` says.
     """
     place = place_of(ABOUT, root, "images.txt", ["CUB_200_2011"])

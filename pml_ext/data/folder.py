@@ -21,7 +21,7 @@ def folder(
     train_fraction: float = 0.5,
     seed: int = 0,
 ) -> DataSplits:
-    """A folder of images, one sub-folder per class, or ``train/CLASS`` and ``test/CLASS``.
+    """Return a folder of images, one sub-folder per class, or ``train/CLASS`` and ``test/CLASS``.
 
     The shorter side of an image is resized, and a square cut from the middle. Unless the folder has ``train`` and
     ``test``, it is split by class (test classes are never trained on) or by image.
@@ -29,7 +29,7 @@ def folder(
     Args:
         root: a folder that ``path`` is relative to.
         path: the folder.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         split: ``"class"`` or ``"image"``.
         train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.

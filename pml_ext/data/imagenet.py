@@ -43,7 +43,7 @@ def imagenet(
 
     Args:
         root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
         test_classes: a file with the WordNet ids of the classes to test, one per line; goes with ``split = "pddm"``.
         hierarchy: a file with two WordNet ids per line, a parent and a child, as WordNet's ``wordnet.is_a.txt`` at
@@ -75,14 +75,7 @@ def imagenet(
 
 
 def parents_in(path: Path) -> dict[str, list[str]]:
-    """Return the parents of every WordNet id in a list of parents and children.
-
-    Args:
-        path: the list, a parent and a child per line.
-
-    Raises:
-        DataError: it cannot be read, or a line has no two ids.
-    """
+    """Return the parents of every WordNet id in a list of parents and children."""
     parents: dict[str, list[str]] = {}
     for parent, child in read_lines(path, 2):
         parents.setdefault(child, []).append(parent)

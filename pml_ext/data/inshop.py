@@ -25,7 +25,7 @@ def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
     Args:
         root: the folder with ``list_eval_partition.txt``, or one above it; ``pml-ext data inshop`` has the default.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
     """
     listed = place_of(ABOUT, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
     parts: dict[str, list[Entry]] = {"train": [], "query": [], "gallery": []}

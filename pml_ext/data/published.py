@@ -98,7 +98,7 @@ class About:
 
     @property
     def downloads(self) -> bool:
-        """Whether each of its archives has a stable address and a license that allows fetching it."""
+        """Whether a program may fetch each of its archives."""
         return all(archive.url for archive in self.archives)
 
     @property
@@ -135,15 +135,7 @@ def get_archives(about: About, place: Path) -> None:
 
 
 def check_archives(about: About, root: Path | None = None) -> None:
-    """Check the archives that lie in a data set's folder.
-
-    Args:
-        about: the data set.
-        root: the folder; by default the set's own.
-
-    Raises:
-        DataError: an archive is cut, or another file.
-    """
+    """Check the archives in a data set's folder; a :class:`DataError` names one that is cut or another file."""
     place = about.place if root is None else root.expanduser()
     for archive in about.archives:
         if (place / archive.name).is_file():
@@ -184,17 +176,7 @@ def _unpack(path: Path, place: Path) -> None:
 
 
 def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
-    """Return the folder with a data set's files.
-
-    Args:
-        about: the data set.
-        root: value of ``--data``; None for the set's own place.
-        wanted: a file in the folder.
-        inner: names that the folder may have inside of ``root``, since archives bring it along.
-
-    Raises:
-        DataError: there is no such folder, or it lacks the file.
-    """
+    """Return the folder with a data set's files: ``root``, its own, or one of the ``inner`` folders of that."""
     place = about.place if root is None else root.expanduser()
     for candidate in (place, *(place / name for name in inner)):
         if (candidate / wanted).exists():
@@ -210,16 +192,7 @@ def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] 
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
-    """Return the lines of a list as columns; the last column may have blanks in it.
-
-    Args:
-        path: the list.
-        columns: per line.
-        header: lines to leave out at the beginning.
-
-    Raises:
-        DataError: the list is missing, no text, or a line has fewer columns.
-    """
+    """Return the lines of a list as columns; the last column may have blanks in it."""
     try:
         lines = path.read_text("utf-8").splitlines()[header:]
     except OSError as error:
@@ -307,16 +280,7 @@ def _boxes(entries: Sequence[Entry]) -> list[Box] | None:
 
 
 def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared_classes: bool = False) -> None:
-    """Check that no image is listed twice, and that no training class is tested.
-
-    Args:
-        listed_in: the list, for error texts.
-        parts: the images of each split.
-        shared_classes: whether classes may be in several splits.
-
-    Raises:
-        DataError: naming the image or the class.
-    """
+    """Check that no image is listed twice, and that no training class is tested unless classes are shared."""
     seen: dict[str, str] = {}
     for part, entries in parts.items():
         for entry in entries:
@@ -343,16 +307,12 @@ def _check_count(
         return
     what = MEANT_FOR[part]
     number = f"{wanted.images:,} {what}" if wanted.images is not None else what
-    text = f"{place}: expected {number} of {wanted.classes:,} classes, found {there.images:,}"
-    if there.classes != wanted.classes:
-        text += f" of {there.classes:,}"
+    text = f"{place}: expected {number} of {wanted.classes:,} classes, found {there.images:,} of {there.classes:,}"
     if missing:
-        text += f"; is an image missing? {images / missing[0]} is not there: {_again(about)}"
-    elif wanted.images is not None and len(entries) < wanted.images:
-        text += f"; is an image missing? {_again(about)}"
-    else:
-        text += f"; is this another edition of the set? pml-ext data {about.name} says which is meant"
-    raise DataError(text)
+        raise DataError(f"{text}; is an image missing? {images / missing[0]} is not there: {_again(about)}")
+    if wanted.images is not None and len(entries) < wanted.images:
+        raise DataError(f"{text}; is an image missing? {_again(about)}")
+    raise DataError(f"{text}; is this another edition of the set? pml-ext data {about.name} says which is meant")
 
 
 def _again(about: About) -> str:
@@ -362,15 +322,8 @@ def _again(about: About) -> str:
 
 def _files_of(place: Path, paths: Iterable[str]) -> set[str]:
     """Return the paths that are files; each folder is read once."""
-    folders: dict[str, set[str]] = {}
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        folders.setdefault(folder, set()).add(name)
     there: set[str] = set()
-    for folder, names in folders.items():
-        try:
-            files = {entry.name for entry in os.scandir(place / folder)}
-        except OSError:
-            continue
-        there.update(f"{folder}/{name}" if folder else name for name in names & files)
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        if (place / folder).is_dir():
+            there.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(place / folder))
     return there

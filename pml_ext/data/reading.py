@@ -27,18 +27,17 @@ class Box(NamedTuple):
 
 
 def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: int | None = None) -> Tensor:
-    """An image file as uint8 ``[C, H, W]``, turned upright as its EXIF data say, transparency on white.
+    """Return an image file as uint8 ``[C, H, W]``, turned upright as its EXIF data say, transparency on white.
 
-    16-bit images are scaled to 8 bits, CMYK and palettes are converted. Pillow decodes, which on 500 x 375 JPEGs is as
-    fast as torchvision's decoder with what follows (its tensors have the channels last, which resizing likes), and can
-    decode a JPEG at a half, a quarter or an eighth of its size.
+    16-bit images are scaled to 8 bits, CMYK and palettes are converted. Pillow decodes JPEGs at a half, a quarter or an
+    eighth of their size, and with the channels last, which resizing is fast on.
 
     Args:
         path: the file.
         channels: 1 (gray) or 3 (color).
-        box: the part that is wanted, of the upright image; what lies outside the image is left out.
-        smallest: what the shorter side may be reduced to in pixels, since it will be resized to that anyway; JPEGs are
-            decoded at a fraction of their size then, where that leaves more. None reads every pixel.
+        box: the wanted part of the upright image; pixels outside the image are left out.
+        smallest: pixels that the shorter side may be reduced to: JPEGs are decoded at a fraction of their size. None
+            reads every pixel.
 
     Raises:
         DataError: the file is missing, no image, or broken, or the box has no pixel of it; the text has the path.
@@ -67,12 +66,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
 
 
 def image_tensor(image: Any, channels: int = 3) -> Tensor:
-    """A PIL image as :func:`read_image` gives that of a file: uint8 ``[C, H, W]``, upright, transparency on white.
-
-    Args:
-        image: stays as it is.
-        channels: 1 (gray) or 3 (color).
-    """
+    """Return a PIL image as uint8 ``[C, H, W]``, upright, transparency on white, 1 or 3 channels."""
     return _pixels(_in_8_bits(_upright(image)), channels)
 
 
@@ -81,17 +75,11 @@ def _upright(image: Any) -> Any:
     from PIL.Image import Transpose
 
     image.load()  # a TIFF file is turned by that
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    turn = turns.get(image.getexif().get(ORIENTATION))
-    return image if turn is None else image.transpose(turn)
+    orientation = image.getexif().get(ORIENTATION)
+    names = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+    if orientation not in range(2, 9):
+        return image
+    return image.transpose(Transpose[names[int(orientation) - 2]])
 
 
 def _in_8_bits(image: Any) -> Any:
@@ -114,20 +102,20 @@ def _pixels(image: Any, channels: int) -> Tensor:
 
 
 def _upright_size(image: Any) -> tuple[int, int]:
-    """Width and height as they will be when the image has been turned upright."""
+    """Return width and height of the upright image."""
     turned = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
     return (image.height, image.width) if turned else (image.width, image.height)
 
 
 def _draft(image: Any, smallest: int, shorter: int) -> None:
-    """Has a JPEG decoded at the smallest fraction that leaves ``smallest`` pixels of a part's shorter side."""
+    """Make Pillow decode a JPEG at the smallest fraction that leaves ``smallest`` pixels of a part's shorter side."""
     factor = smallest / shorter
     if factor < 1:
         image.draft(None, (math.ceil(image.width * factor), math.ceil(image.height * factor)))
 
 
 def _inside(box: Box, size: tuple[int, int], path: Path) -> tuple[int, int, int, int]:
-    """Left, top, width and height of a box's whole pixels inside an image."""
+    """Return left, top, width and height of a box's whole pixels inside an image."""
     left, top = max(0, math.floor(box.left)), max(0, math.floor(box.top))
     right, bottom = min(size[0], math.ceil(box.right)), min(size[1], math.ceil(box.bottom))
     if right <= left or bottom <= top:

@@ -25,7 +25,7 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
     Args:
         root: the folder ``Stanford_Online_Products``, or the one that it lies in; ``pml-ext data sop`` has the default.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
     """
     place = place_of(ABOUT, root, "Ebay_train.txt", ["Stanford_Online_Products"])
     parts: dict[str, list[Entry]] = {}

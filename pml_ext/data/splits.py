@@ -87,15 +87,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return (image if self.transform is None else self.transform(image)), int(self.labels[index])
 
     def image(self, index: int, smallest: int | None = None) -> Tensor:
-        """Return an image before the transform: uint8, ``[C, H, W]``.
-
-        Args:
-            index: from 0.
-            smallest: pixels that a file's shorter side may be reduced to in reading.
-
-        Raises:
-            DataError: its file cannot be read; the text has the path.
-        """
+        """Return an image before the transform, uint8 ``[C, H, W]``; see :func:`read_image`."""
         if isinstance(self.images, Tensor):
             return self.images[index]
         box = None if self.boxes is None else Box(*self.boxes[index])
@@ -103,18 +95,8 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     def replace(self, **changes: Any) -> LabeledImages:
         """Return the same images with other arguments of the constructor, such as ``labels`` or ``cache``."""
-        return LabeledImages(
-            **{
-                "images": self.images,
-                "labels": self.labels,
-                "class_names": self.class_names,
-                "transform": self.transform,
-                "channels": self.channels,
-                "boxes": self.boxes,
-                "cache": self.cache,
-                **changes,
-            }
-        )
+        names = ("images", "labels", "class_names", "transform", "channels", "boxes", "cache")
+        return LabeledImages(**{name: getattr(self, name) for name in names} | changes)
 
     def with_transform(self, transform: Transform | None) -> LabeledImages:
         """Return the same images with another transform."""
@@ -198,16 +180,7 @@ class DataSplits:
 
 
 def split_by_class(images: LabeledImages, fraction: float, seed: int | None) -> tuple[LabeledImages, LabeledImages]:
-    """Divide the classes: no class is in both parts; labels stay.
-
-    Args:
-        images: the images.
-        fraction: share of the classes in the second part, between 0 and 1; at least one class in each.
-        seed: of the draw; None for the last classes in the order of labels.
-
-    Raises:
-        DataError: fewer than two classes.
-    """
+    """Divide the classes, drawn by a seed or (None) the last, a ``fraction`` of which is the second part."""
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
@@ -218,13 +191,7 @@ def split_by_class(images: LabeledImages, fraction: float, seed: int | None) -> 
 
 
 def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
-    """Divide the images of every class at random; labels stay.
-
-    Args:
-        images: the images.
-        fraction: share of each class's images in the second part, rounded to whole images.
-        seed: of the draw.
-    """
+    """Divide the images of every class at random, a ``fraction`` of which is the second part."""
     generator = np.random.default_rng(seed)
     second = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):

@@ -33,7 +33,7 @@ def table(
     Args:
         root: the folder that paths in the table are relative to; by default the table's own.
         path: the table.
-        image_size: height and width of what the network gets, in pixels.
+        image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         shared_classes: whether classes may be in ``train`` and in ``validation``.
 
@@ -61,7 +61,7 @@ def table(
 
 
 def _read(file: Path) -> tuple[dict[str, list[Entry]], list[tuple[bool, bool]]]:
-    """The images of ``train`` and ``validation``, and whether each of the latter is a query, and in the gallery."""
+    """Return the images of both splits, and for each of ``validation`` whether it is a query and in the gallery."""
     parts: dict[str, list[Entry]] = {"train": [], "validation": []}
     roles: list[tuple[bool, bool]] = []
     try:
@@ -91,7 +91,7 @@ def _read(file: Path) -> tuple[dict[str, list[Entry]], list[tuple[bool, bool]]]:
 
 
 def _tested(file: Path, entries: list[Entry], roles: list[tuple[bool, bool]]) -> dict[str, list[Entry]]:
-    """``test``, or ``query`` and ``gallery``."""
+    """Return ``test``, or ``query`` and ``gallery``."""
     if all(query and gallery for query, gallery in roles):
         return {"test": entries}
     both = [entry for entry, (query, gallery) in zip(entries, roles, strict=True) if query and gallery]
@@ -127,5 +127,5 @@ def _box(row: dict[str, str], where: str) -> Box | None:
 
 
 def _in_order(name: str) -> tuple[int, int, str]:
-    """Numbers by their value, then texts."""
+    """Return a key that sorts numbers by their value, then texts."""
     return (0, int(name), "") if name.isascii() and name.isdigit() else (1, 0, name)

@@ -21,7 +21,7 @@ Parents = Mapping[str, Sequence[str]]
 def nearest_class_mean(
     points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
 ) -> dict[str, float]:
-    r"""Flat top-k accuracy of the classifier that takes the class with the nearest mean, by Euclidean distance.
+    r"""Return the flat top-k accuracy of the classifier that takes the class with the nearest mean (Euclidean).
 
     A point counts if fewer than k classes have a nearer mean than its own class. Classes whose means are equally near
     are in a random order: with c nearer means and t equally near ones, its own among them, a point counts for
@@ -71,7 +71,7 @@ def nearest_class_mean(
 
 
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
-    """Estimates of the means of new classes from the means of known ones, over a hierarchy (zero-shot learning).
+    """Return estimates of the means of new classes from those of known ones, over a hierarchy (zero-shot learning).
 
     The paper estimates them "from the means of related training classes" and does not say which. Here a new class's
     relatives are the known classes below its nearest ancestors: below its parents; if there are none, below its
@@ -108,14 +108,9 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
-    """The ancestors of a class, level by level: its parents, their parents that were not met before, and so on.
+    """Return the ancestors of a class, level by level: its parents, their parents that were not met before, and so on.
 
-    Args:
-        name: of the class.
-        parents: as of :func:`related_means`.
-
-    Raises:
-        DataError: the class is its own ancestor.
+    Raises a :class:`DataError` for a class that is its own ancestor.
     """
     levels: list[list[str]] = []
     met: set[str] = set()

@@ -1,10 +1,11 @@
-"""Figures of a run, drawn without matplotlib's global state; names from data are never taken for mathtext."""
+"""Figures of runs and of embeddings, drawn without matplotlib's global state."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,138 +13,146 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .drawing import BLUE, GRAY, ORANGE, RIGHT, WRONG, PlainFigure, clean, directions, new_figure, note, some_of
-from .fonts import short_name
-from .maps import ONE_POINT, chosen_classes, image_map, projections
+from .fonts import DEFAULT, drawable, families_of, short_name
 from .neighbors import matrix_under
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
     from matplotlib.patches import Rectangle
+    from matplotlib.text import Text
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance
 
-__all__ = [
-    "chosen_classes",
-    "epoch_curves",
-    "galleries",
-    "gallery",
-    "image_map",
-    "loss_curves",
-    "projections",
-    "recall_curve",
-    "similarity_distributions",
-    "sweep_curve",
-]
-
+BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
+RIGHT, WRONG = "#2f9e44", "#e03131"
+ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
+MARKERS = "osD^vP*X"
 _SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
 Series = Mapping[str, tuple[Sequence[int], Sequence[float]]]
+Cell = tuple[Tensor, str, str]  # a picture, its caption, the color of its frame and caption
 
 
-class _Board:
-    """Small pictures with captions and frames in rows, on one pair of axes: one for each would take longest of all.
+class PlainFigure(Figure):  # type: ignore[misc]
+    """A figure whose texts may come from data: no mathtext, no control characters, fonts of any script.
 
-    Args:
-        rows: of pictures.
-        columns: of pictures.
-        lines: of a caption, at most.
+    A letter that no installed font has is drawn as a box, without a warning.
     """
 
-    def __init__(self, rows: int, columns: int, lines: int = 2) -> None:
-        self.above = 0.12 * lines + 0.12  # the room over a picture, in inches
-        self.width, self.height = 1.08 * columns + 0.1, (1 + self.above) * rows + 0.1
-        self.figure = PlainFigure(figsize=(self.width, self.height), dpi=110)
-        self.axes = self.figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner
-        self.axes.set_axis_off()
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure, its texts as they are."""
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+            text.set_text(drawable(text.get_text()))
+            if (families := families_of(text.get_text())) != [DEFAULT]:
+                text.set_fontfamily(families)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
+            super().draw(renderer)
 
-    def show(self, row: int, column: int, image: Tensor, caption: str = "", color: str | None = None) -> None:
-        """Puts a picture into its place.
 
-        Args:
-            row: from 0, the uppermost.
-            column: from 0.
-            image: uint8 ``[C, H, W]``; a large one is made smaller first.
-            caption: above it.
-            color: of its frame and its caption; None for no frame.
-        """
-        left, top = 0.06 + 1.08 * column, self.above + (1 + self.above) * row
-        height, width = image.shape[-2:]
-        scale = 1 / max(height, width)
-        right, bottom = left + width * scale, top + height * scale
-        if max(height, width) > _SHOWN:
-            from torchvision.transforms.v2.functional import resize  # takes a second
+def some_of(count: int, most: int, seed: int) -> Tensor:
+    """Return at most ``most`` of the numbers below ``count``, drawn at random, in rising order."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
 
-            image = resize(image, [max(1, round(_SHOWN * side * scale)) for side in (height, width)], antialias=True)
-        pixels = image.detach().cpu().permute(1, 2, 0).numpy()
-        gray = pixels.shape[2] == 1
-        limits: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255} if gray else {}
-        self.axes.imshow(
-            pixels[..., 0] if gray else pixels, interpolation="nearest", extent=(left, right, bottom, top), **limits
-        )
-        self.axes.text(left + 0.5, top - 0.03, caption, fontsize=6.5, color=color, ha="center", va="bottom")
-        if color is not None:
-            frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)
-            self.axes.add_patch(frame)
 
-    def done(self) -> Figure:
-        """The figure with all that was shown."""
-        self.axes.set(xlim=(0, self.width), ylim=(self.height, 0), aspect="auto")
-        return self.figure
+def directions(points: Tensor) -> Tensor:
+    """Return rows of length 1, on the CPU; float64 meanwhile keeps lengths of collapsed embeddings from overflow."""
+    if points.ndim != 2:
+        raise ValueError(f"embeddings of the shape {list(points.shape)}, wanted [N, D]")
+    return torch.nn.functional.normalize(points.detach().cpu().double()).float()
+
+
+def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
+    """Return points in two dimensions, ``[N, 2]``: zeros where they are one point, which t-SNE would divide by.
+
+    Args:
+        points: ``[N, D]``, of length 1.
+        method: ``"tsne"``, or ``"pca"``, which up to 10 points have anyway.
+        seed: of either.
+    """
+    if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
+        return np.zeros((len(points), 2), dtype=np.float32)
+    if method == "tsne" and len(points) > 10:
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
+        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
+            return tsne.fit_transform(points)  # type: ignore[no-any-return]
+    from sklearn.decomposition import PCA
+
+    return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
+
+
+def _panels(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
+    figure = PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
+    return figure, np.atleast_1d(figure.subplots(1, max(1, count), **shared))
+
+
+def _finish(axes: Any, legend: bool = False, **labels: Any) -> None:
+    axes.set(**labels)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    if legend:
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _note(axes: Any, text: str) -> None:
+    axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GRAY)
+
+
+def _legend_beside(axes: Any, *handles: Any) -> None:
+    axes.legend(*handles, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def loss_curves(series: Series) -> Figure:
-    """The loss and its terms over the iterations, each in a panel of its own, smoothed beside what was recorded.
+    """Draw the loss and its terms over the iterations, a panel each, smoothed beside the recorded values.
 
     Args:
         series: ``{name: (iterations, values)}``.
     """
-    count = max(1, len(series))
-    figure = new_figure(min(3.2 * count + 0.6, 13), 2.9)
-    panels = np.atleast_1d(figure.subplots(1, count))
+    figure, panels = _panels(min(3.2 * max(1, len(series)) + 0.6, 13), len(series), 2.9)
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(iterations, _smoothed(values), color=BLUE, linewidth=1.6)
-        axes.set(title=name, xlabel="iteration")
-        clean(axes)
+        _finish(axes, title=name, xlabel="iteration")
     return figure
 
 
 def _smoothed(values: Sequence[float]) -> NDArray[np.float64]:
-    """A running mean over a twentieth of the curve, shorter at its ends."""
-    width = max(1, len(values) // 20)
-    window = np.ones(width)
+    """Return a running mean over a twentieth of the curve, shorter at its ends."""
+    window = np.ones(max(1, len(values) // 20))
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
-    """Metrics over the epochs, a panel per metric and a line per set of images.
+    """Draw metrics over the epochs, a panel per metric and a line per set of images.
 
     Args:
         panels: ``{metric: {images: (epochs, values)}}``, values as fractions.
     """
-    figure = new_figure(3.8 * len(panels) + 0.4, 3.2)
-    row = np.atleast_1d(figure.subplots(1, len(panels)))
+    figure, row = _panels(3.8 * len(panels) + 0.4, len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         for (label, (epochs, values)), style in zip(curves.items(), ("o-", "s--", "^:"), strict=False):
             color = BLUE if style == "o-" else ORANGE
             axes.plot(epochs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
-        axes.set(title=f"{metric}, %", xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=8)
-        clean(axes)
+        _finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
     return figure
 
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recall@K, %") -> Figure:
-    """Recall@K, or precision@K, over K.
+    """Draw Recall@K, or precision@K, over K.
 
     Args:
         curves: ``{label: {K: value}}``, values as fractions.
-        ylabel: what the values are.
+        ylabel: name of the values.
     """
-    figure = new_figure(5.2, 3.4)
-    axes = figure.subplots()
+    figure, (axes,) = _panels(5.2, 1, 3.4)
     styles = zip((GRAY, ORANGE, BLUE, RIGHT), ("s:", "^--", "o-", "d-."), strict=True)
     for (label, curve), (color, style) in zip(curves.items(), styles, strict=False):
         axes.plot(list(curve), [100 * value for value in curve.values()], style, color=color, label=label)
@@ -151,9 +160,25 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
-    axes.set(xlabel="K", ylabel=ylabel)
-    axes.legend(frameon=False)
-    clean(axes)
+    _finish(axes, legend=True, xlabel="K", ylabel=ylabel)
+    return figure
+
+
+def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: str) -> Figure:
+    """Draw metrics over the values of a swept setting: means, and the values of every seed.
+
+    Args:
+        curves: ``{metric: {value: [result of each seed]}}``, results as fractions.
+        xlabel: the setting.
+    """
+    figure, panels = _panels(3.6 * len(curves) + 0.4, len(curves))
+    for axes, (title, points) in zip(panels, curves.items(), strict=True):
+        values = sorted(points)
+        for place, value in enumerate(values):
+            axes.plot([place] * len(points[value]), [100 * y for y in points[value]], ".", color=GRAY, alpha=0.6)
+        axes.plot(range(len(values)), [100 * float(np.mean(points[value])) for value in values], "o-", color=BLUE)
+        axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+        _finish(axes, title=f"{title}, %", xlabel=xlabel)
     return figure
 
 
@@ -163,19 +188,18 @@ def similarity_distributions(
     seed: int = 0,
     learned: Mapping[str, BaseDistance] | None = None,
 ) -> Figure:
-    """Distributions of the cosine similarities of positive and negative pairs, a panel for each part.
+    """Draw the distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
-    Where all values of a part are alike (embeddings that have collapsed to one point), the panel says so.
+    Where all values of a part are alike (embeddings that have collapsed to one point), the panel has a note.
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: the largest number of rows per part; a larger part is sampled at random.
+        max_items: largest number of rows per part; a larger part is sampled at random.
         seed: of that draw.
-        learned: of these parts the values of a learned metric are shown instead, which have a scale of their own.
+        learned: learned metrics of parts, whose values are drawn instead, on a scale of their own.
     """
     learned = learned or {}
-    figure = new_figure(4.6 * len(parts), 3.2)
-    panels = np.atleast_1d(figure.subplots(1, len(parts), sharex=not learned, sharey=not learned))
+    figure, panels = _panels(4.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = some_of(len(labels), max_items, seed)
         points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
@@ -189,7 +213,7 @@ def similarity_distributions(
         low, high = float(similarity.min()), float(similarity.max()) if title in learned else 1.0
         alike = high - low <= ONE_POINT * max(1.0, abs(high))  # no range for the bins of a histogram
         if alike:
-            note(axes, f"all pairs have the value {high:.3g}")
+            _note(axes, f"all pairs have the value {high:.3g}")
         for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
             values = similarity[mask].numpy()
             if not len(values):
@@ -200,33 +224,139 @@ def similarity_distributions(
             else:
                 heights, edges = np.histogram(values, bins=80, range=(low, high), density=True)
                 axes.stairs(heights, edges, fill=True, color=color, alpha=0.55, label=label)
-        axes.set(title=title, xlabel="learned score" if title in learned else "cosine similarity")
-        axes.legend(frameon=False, loc="best", fontsize=8)
-        clean(axes)
+        _finish(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
     panels[0].set_ylabel("density")
     return figure
 
 
-def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: str) -> Figure:
-    """Metrics over the values of a swept setting: means, and the values of every seed.
+def projections(
+    parts: Mapping[str, tuple[Tensor, Tensor]],
+    class_names: Sequence[str] = (),
+    method: Literal["pca", "tsne"] = "tsne",
+    max_items: int = 300,
+    seed: int = 0,
+) -> Figure:
+    """Draw normalized embeddings in two dimensions, colored by class, one panel per part.
+
+    Embeddings that have collapsed to one point are drawn as one, and the panel has a note.
 
     Args:
-        curves: ``{metric: {value: [result of each seed]}}``, results as fractions.
-        xlabel: the setting.
+        parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
+        class_names: names by label, for a legend where there are at most 20 classes.
+        method: principal components, or t-SNE with them as its start.
+        max_items: largest number of rows per part; a larger part is sampled at random.
+        seed: of that draw and of t-SNE.
     """
-    figure = new_figure(3.6 * len(curves) + 0.4, 3.2)
-    panels = np.atleast_1d(figure.subplots(1, len(curves)))
-    for axes, (title, points) in zip(panels, curves.items(), strict=True):
-        values = sorted(points)
-        places = range(len(values))
-        for place, value in zip(places, values, strict=True):
-            results = [100 * result for result in points[value]]
-            axes.plot([place] * len(results), results, ".", color=GRAY, alpha=0.6)
-        axes.plot(places, [100 * float(np.mean(points[value])) for value in values], "o-", color=BLUE)
-        axes.set_xticks(list(places), [f"{value:g}" for value in values])
-        axes.set(title=f"{title}, %", xlabel=xlabel)
-        clean(axes)
+    figure, panels = _panels(5.2 * len(parts) + 1.0, len(parts), 4.9)
+    for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
+        chosen = some_of(len(labels), max_items, seed)
+        classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
+        flat = flattened(directions(embeddings[chosen]).numpy(), method, seed)
+        how = {"pca": "principal components", "tsne": "t-SNE"}[method]
+        if not flat.any():
+            how = "collapsed"
+            _note(axes, "all images lie on one point")
+        few = len(classes) <= 20
+        palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
+        drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
+        if few and len(class_names) and axes is panels[-1]:
+            handles = drawn.legend_elements(num=list(range(len(classes))))[0]
+            _legend_beside(axes, handles, [str(class_names[label]) for label in classes])
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
+        axes.spines[:].set_visible(False)
     return figure
+
+
+def chosen_classes(
+    embeddings: Tensor, labels: Tensor, class_names: Sequence[str] = (), classes: int = 4, seed: int = 0
+) -> Figure:
+    """Draw normalized embeddings of some classes by their two greatest principal components, a marker for each class.
+
+    Args:
+        embeddings: ``[N, D]``.
+        labels: ``[N]``.
+        class_names: names by label.
+        classes: number of classes that are drawn at random, at most 8.
+        seed: of that draw.
+
+    Raises:
+        ValueError: another number of classes.
+    """
+    if not 1 <= classes <= len(MARKERS):
+        raise ValueError(f"chosen_classes draws from 1 to {len(MARKERS)} classes, not {classes}")
+    known = labels.cpu().unique()  # type: ignore[no-untyped-call]
+    drawn = known[some_of(len(known), classes, seed)].tolist()
+    chosen = torch.isin(labels.cpu(), torch.tensor(drawn))
+    points, of = directions(embeddings.cpu()[chosen] if embeddings.ndim == 2 else embeddings), labels.cpu()[chosen]
+    figure, (axes,) = _panels(6.4, 1, 4.6)
+    flat = flattened(points.numpy(), "pca", seed)
+    if not flat.any():
+        _note(axes, "all images lie on one point")
+    for marker, label in zip(MARKERS, drawn, strict=False):
+        mine = flat[(of == label).numpy()]
+        name = str(class_names[label]) if len(class_names) else str(label)
+        axes.scatter(mine[:, 0], mine[:, 1], marker=marker, s=26, alpha=0.8, linewidths=0, label=name)
+    _legend_beside(axes)
+    axes.set(xlabel="first component", ylabel="second component")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def image_map(
+    embeddings: Tensor, image: Callable[[int], Tensor], enlarged: int = 2, max_items: int = 1000, seed: int = 0
+) -> Figure:
+    """Draw images at the places that t-SNE gives their normalized embeddings, and its fullest regions enlarged.
+
+    Args:
+        embeddings: ``[N, D]``.
+        image: returns the image of an index, uint8 ``[C, H, W]``.
+        enlarged: number of regions, a ninth of the map's sides each.
+        max_items: largest number of images; more are sampled at random.
+        seed: of that draw and of t-SNE.
+    """
+    chosen = some_of(len(embeddings), max_items, seed)
+    flat = flattened(directions(embeddings[chosen.to(embeddings.device)]).numpy(), "tsne", seed)
+    flat = (flat - flat.min(axis=0)) / np.maximum(np.ptp(flat, axis=0), 1e-12)
+    figure = PlainFigure(figsize=(9.0 + 4.5 * bool(enlarged), 9.0), dpi=110, layout="constrained")
+    grid = figure.add_gridspec(max(1, enlarged), 2 if enlarged else 1, width_ratios=[2, 1] if enlarged else [1])
+    whole = figure.add_subplot(grid[:, 0])
+    pictures = [_at_most(image(int(index)), 48).expand(3, -1, -1).permute(1, 2, 0).numpy() for index in chosen]
+    _place(whole, flat, pictures, 14)
+    whole.set_title(f"{len(flat)} images, t-SNE", fontsize=10)
+    cells = np.minimum((flat * 9).astype(int), 8)
+    counts = np.zeros((9, 9), dtype=int)
+    np.add.at(counts, (cells[:, 0], cells[:, 1]), 1)
+    for row, cell in enumerate(np.argsort(-counts, axis=None, kind="stable")[:enlarged]):
+        corner = np.array(np.unravel_index(cell, counts.shape)) / 9
+        inside = ((flat >= corner) & (flat <= corner + 1 / 9)).all(axis=1)
+        axes = figure.add_subplot(grid[row, 1])
+        near = [picture for picture, wanted in zip(pictures, inside, strict=True) if wanted]
+        _place(axes, (flat[inside] - corner) * 9, near, 34)
+        axes.set_title(f"region {row + 1}", fontsize=10)
+        whole.add_patch(Rectangle(tuple(corner), 1 / 9, 1 / 9, fill=False, edgecolor=ORANGE, linewidth=1.6, zorder=5))
+        style: dict[str, Any] = {"color": "white", "backgroundcolor": ORANGE, "fontsize": 9, "va": "top", "zorder": 6}
+        whole.text(corner[0], corner[1], str(row + 1), **style)
+    return figure
+
+
+def _place(axes: Any, flat: NDArray[np.float32], pictures: Sequence[NDArray[np.uint8]], size: int) -> None:
+    """Put pictures at their places in a square from 0 to 1, their longer side of ``size`` points."""
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[])
+    axes.spines[:].set_color(GRAY)
+    for (x, y), picture in zip(flat, pictures, strict=True):
+        box = OffsetImage(picture, zoom=size / max(picture.shape[:2]))
+        axes.add_artist(AnnotationBbox(box, (x, y), frameon=False, pad=0))
+
+
+def _at_most(image: Tensor, side: int) -> Tensor:
+    """Return an image on the CPU whose longer side has at most ``side`` pixels."""
+    scale = side / max(image.shape[-2:])
+    if scale < 1:
+        from torchvision.transforms.v2.functional import resize  # takes a second
+
+        image = resize(image, [max(1, round(scale * length)) for length in image.shape[-2:]], antialias=True)
+    return image.detach().cpu()
 
 
 def gallery(
@@ -239,53 +369,75 @@ def gallery(
     answer_labels: Sequence[int] | None = None,
     answer_image: Callable[[int], Tensor] | None = None,
 ) -> Figure:
-    """Queries and their nearest images: right ones framed green with a tick, wrong ones red with a cross.
+    """Draw queries and their nearest images: right ones framed green with a tick, wrong ones red with a cross.
 
     Args:
         rows: for each query its index, then the indices of its nearest images.
         labels: the label of every image.
-        image: gives the image of an index, uint8 ``[C, H, W]``.
+        image: returns the image of an index, uint8 ``[C, H, W]``.
         class_names: names by label.
-        distances: from the query to each of its nearest images, in the order of ``rows``; or texts that say more.
+        distances: from the query to each of its nearest images, in the order of ``rows``; or longer texts.
         answer_labels: the label of every image of the gallery, where that is not the set of the queries.
-        answer_image: likewise, gives one of its images.
+        answer_image: likewise, returns one of its images.
     """
-    answer_labels = labels if answer_labels is None else answer_labels
-    answer_image = answer_image or image
-    board = _Board(len(rows), max(len(nearest) for _, nearest in rows) + 1)
+    answer_labels, answer_image = labels if answer_labels is None else answer_labels, answer_image or image
+
+    def name(label: int) -> str:
+        return short_name(str(class_names[int(label)]) if len(class_names) else str(label))
+
+    cells: list[list[Cell | None]] = []
     for row, (query, nearest) in enumerate(rows):
-        board.show(row, 0, image(query), f"query\n{_name(class_names, labels[query])}", GRAY)
+        cells.append([(image(query), f"query\n{name(labels[query])}", GRAY)])
         for place, index in enumerate(nearest):
             right = answer_labels[index] == labels[query]
             distance = distances[row][place] if distances is not None else ""
             distance = distance if isinstance(distance, str) else f"{distance:.2f}"
-            title = f"{'✓' if right else '✗'} {distance}".rstrip() + f"\n{_name(class_names, answer_labels[index])}"
-            board.show(row, place + 1, answer_image(index), title, RIGHT if right else WRONG)
-    return board.done()
+            caption = f"{'✓' if right else '✗'} {distance}".rstrip() + f"\n{name(answer_labels[index])}"
+            cells[row].append((answer_image(index), caption, RIGHT if right else WRONG))
+    return _board(cells)
 
 
 def galleries(
     rows: Sequence[tuple[str, Path, Sequence[tuple[Path, str, bool | None]]]], image: Callable[[Path], Tensor]
 ) -> Figure:
-    """Queries and their answers from files, one row per query: right ones green, wrong ones red, unknown ones gray.
+    """Draw queries and their answers from files, one row per query: right ones green, wrong red, unknown gray.
 
     Args:
         rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer, whose
             name stands below its caption.
         image: reads a file, uint8 ``[C, H, W]``.
     """
-    captions = [text for caption, _, answers in rows for text in (caption, *(f"{each[1]}\n" for each in answers))]
-    lines = 1 + max(text.count("\n") for text in captions)
-    board = _Board(len(rows), max(len(answers) for _, _, answers in rows) + 1, lines)
-    for row, (caption, query, answers) in enumerate(rows):
-        if query.is_file():
-            board.show(row, 0, image(query), caption, BLUE)
-        for place, (path, text, right) in enumerate(answers):
-            mark = "" if right is None else "✓ " if right else "✗ "
-            color = GRAY if right is None else RIGHT if right else WRONG
-            board.show(row, place + 1, image(path), f"{mark}{text}\n{short_name(path.name)}", color)
-    return board.done()
+    cells: list[list[Cell | None]] = []
+    for caption, query, answers in rows:
+        cells.append([(image(query), caption, BLUE) if query.is_file() else None])
+        for path, text, right in answers:
+            mark, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
+            cells[-1].append((image(path), f"{mark}{text}\n{short_name(path.name)}", color))
+    return _board(cells)
 
 
-def _name(class_names: Sequence[str], label: int | str) -> str:
-    return short_name(str(class_names[int(label)]) if len(class_names) else str(label))
+def _board(rows: Sequence[Sequence[Cell | None]]) -> Figure:
+    """Draw small pictures with captions and frames on one pair of axes: one for each would take longest of all."""
+    captions = [cell[1] for row in rows for cell in row if cell is not None]
+    above = 0.12 * (2 + max(text.count("\n") for text in captions))  # the room over a picture, in inches
+    width, height = 1.08 * max(map(len, rows)) + 0.1, (1 + above) * len(rows) + 0.1
+    figure = PlainFigure(figsize=(width, height), dpi=110)
+    axes = figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner
+    axes.set_axis_off()
+    for row, cells in enumerate(rows):
+        for column, cell in enumerate(cells):
+            if cell is None:
+                continue
+            image, caption, color = cell
+            left, top = 0.06 + 1.08 * column, above + (1 + above) * row
+            scale = 1 / max(image.shape[-2:])
+            right, bottom = left + scale * image.shape[-1], top + scale * image.shape[-2]
+            pixels = _at_most(image, _SHOWN).permute(1, 2, 0).numpy()
+            gray: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255} if pixels.shape[2] == 1 else {}
+            shown = pixels[..., 0] if gray else pixels
+            axes.imshow(shown, interpolation="nearest", extent=(left, right, bottom, top), **gray)
+            axes.text(left + 0.5, top - 0.03, caption, fontsize=6.5, color=color, ha="center", va="bottom")
+            frame: dict[str, Any] = {"fill": False, "edgecolor": color, "linewidth": 3}
+            axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
+    axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
+    return figure

@@ -1,4 +1,4 @@
-"""Fonts for names in any script: DejaVu Sans, which matplotlib brings, then what is installed for what it lacks."""
+"""Fonts for names in any script: DejaVu Sans, which matplotlib brings, then installed fonts for what it lacks."""
 
 from __future__ import annotations
 
@@ -15,52 +15,19 @@ with needs_extra("train", "a picture"):
     from matplotlib.ft2font import FT2Font
 
 DEFAULT = "DejaVu Sans"
-# Beside the families of Noto Sans: what Linux, macOS and Windows have for scripts that DejaVu Sans lacks.
-_WIDE = (
-    "Noto Sans CJK",
-    "Noto Sans",
-    "Source Han Sans",
-    "WenQuanYi",
-    "IPAexGothic",
-    "IPAGothic",
-    "TakaoGothic",
-    "Droid Sans Fallback",
-    "NanumGothic",
-    "Hiragino Sans",
-    "PingFang",
-    "Apple SD Gothic Neo",
-    "Yu Gothic",
-    "Microsoft YaHei",
-    "Malgun Gothic",
-    "Nirmala",
-    "Leelawadee",
-    "Arial Unicode",
-    "FreeSans",
-    "Unifont",
-)
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # a name could show as another one
 
 
 def drawable(text: str) -> str:
-    """A text without what a font cannot have: control characters and the halves of bytes that are no UTF-8.
-
-    Args:
-        text: of several lines, perhaps.
-    """
-    return "".join("�" if _cannot_be_drawn(letter) else letter for letter in text)
-
-
-def _cannot_be_drawn(letter: str) -> bool:
-    return letter in _REVERSING or (letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs"))
+    """Return a text with marks for control characters, which no font has, and for bytes that are no UTF-8."""
+    return "".join(
+        "�" if letter in _REVERSING or (letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")) else letter
+        for letter in text
+    )
 
 
 def short_name(name: str, columns: int = 18) -> str:
-    """The end of a name, on one line, where it is longer than fits; Chinese and the like take two columns a letter.
-
-    Args:
-        name: of a file or a class.
-        columns: of letters that fit.
-    """
+    """Return the end of a name, on one line, where it is longer than fits; Chinese and the like take two columns."""
     name = drawable(name.replace("\n", "�"))
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
@@ -72,20 +39,12 @@ def short_name(name: str, columns: int = 18) -> str:
 
 
 def families_of(text: str) -> list[str]:
-    """The families that together have a text's characters, as matplotlib's lists of fonts are: the first that has it.
-
-    Args:
-        text: a character that no installed font has is drawn as a box.
-    """
+    """Return the font families that together have a text's characters, as matplotlib takes them."""
     return list(dict.fromkeys([DEFAULT, *(_entry_of(letter).name for letter in dict.fromkeys(text))]))
 
 
 def runs_of(text: str) -> Iterator[tuple[str, str]]:
-    """A text's parts, each with the file of a font that has its characters.
-
-    Args:
-        text: one line.
-    """
+    """Yield a line's parts, each after the file of a font that has its characters."""
     for file, letters in groupby(text, lambda letter: str(_entry_of(letter).fname)):
         yield file, "".join(letters)
 
@@ -105,19 +64,14 @@ def _default() -> FontEntry:
 
 @functools.cache
 def _others() -> list[FontEntry]:
-    """The regular cut of each family beside DejaVu Sans, in the order in which they are asked."""
+    """Return the other families' regular fonts, sans serif ones first; monospaced and color fonts are left out."""
     for file in set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}:
-        with contextlib.suppress(OSError, RuntimeError):  # no font for matplotlib, which knows what was there once
+        with contextlib.suppress(OSError, RuntimeError):  # no font for matplotlib, whose list may be old
             fontManager.addfont(file)
     regular = _regular()
-    ranks = {
-        name: rank
-        for name in regular
-        if "Mono" not in name and "Emoji" not in name  # letters of equal width, and pictures, which cannot be drawn
-        for rank in [next((rank for rank, start in enumerate(_WIDE) if name.startswith(start)), None)]
-        if rank is not None
-    }
-    return [regular[name] for name in sorted(ranks, key=lambda name: (ranks[name], name))]
+    unfit = ("Mono", "Emoji", "Last Resort")
+    names = [name for name in regular if not any(word in name for word in unfit)]
+    return [regular[name] for name in sorted(names, key=lambda name: ("CJK" not in name, "Sans" not in name, name))]
 
 
 def _regular() -> dict[str, FontEntry]:

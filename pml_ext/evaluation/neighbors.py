@@ -1,4 +1,4 @@
-"""Nearest neighbors in the form that PML's calculators call: with faiss, with torch, or under a learned metric."""
+"""Searches for nearest neighbors in the form that PML's calculators call."""
 
 from __future__ import annotations
 
@@ -52,16 +52,13 @@ class NearestNeighbors:
     def __call__(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Distances and indices of the nearest references.
+        """Return the distances and indices of the nearest references, ``[N, min(k, R - ref_includes_query)]``.
 
         Args:
             query: ``[N, D]``.
-            k: how many.
-            reference: ``[R, D]``; its first N rows are the queries where ``ref_includes_query`` says so.
+            k: number of neighbors.
+            reference: ``[R, D]``.
             ref_includes_query: whether the reference of the same index is the query itself, and left out.
-
-        Returns:
-            Two tensors ``[N, min(k, R - ref_includes_query)]``.
         """
         _, distances, indices = next(self.tiles(query, k, reference, ref_includes_query, max(1, len(query))))
         return distances, indices
@@ -69,18 +66,15 @@ class NearestNeighbors:
     def tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The same for some queries at a time, so that memory does not grow with queries x ``k``.
+        """Yield slices of the queries with the same for these, so that memory does not grow with queries x ``k``.
 
         Args:
-            query: ``[N, D]``.
-            k: how many.
-            reference: as above.
+            query: as of a call.
+            k: likewise.
+            reference: likewise.
             ref_includes_query: likewise.
-            rows: queries per tile, the last of which also takes what remains; by default as many as have 8 million
+            rows: queries per tile, the last of which also takes the rest; by default as many as have 8 million
                 neighbors together, in multiples of faiss's own tiles of 4,096 where that is more.
-
-        Yields:
-            Which queries, in their order, and two tensors ``[rows, min(k, R - ref_includes_query)]``.
         """
         k = min(k + ref_includes_query, len(reference))
         if rows is None:
@@ -96,15 +90,9 @@ class NearestNeighbors:
 
 
 def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbors without the query itself.
+    """Return distances and indices ``[N, K - 1]`` without the query itself, whose index in the gallery is ``[N]``.
 
-    Args:
-        itself: the query's index in the gallery, ``[N]``.
-        distances: ``[N, K]``, K of at least 1.
-        indices: ``[N, K]``. Where the query is not among them (it has K exact duplicates), the last one goes.
-
-    Returns:
-        Distances and indices, ``[N, K - 1]``.
+    Where the query is not among its K neighbors (it has K exact duplicates), the last one goes.
     """
     others = (indices[:, 0] != itself).nonzero().flatten()  # exact duplicates come first; few, as a rule
     if not len(others):
@@ -121,7 +109,7 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 
 
 def default_neighbors() -> NearestNeighbors:
-    """By Euclidean distance: with faiss where it is installed, else with torch in tiles.
+    """Return a search by Euclidean distance: with faiss where it is installed, else with torch in tiles.
 
     On an accelerator torch searches too, unless faiss is built for it: embeddings stay where they are.
     """
@@ -142,7 +130,7 @@ def default_neighbors() -> NearestNeighbors:
 
 
 def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
-    """By a PML distance, learned or not.
+    """Return a search by a PML distance, learned or not.
 
     Args:
         distance: any PML distance; one where larger means nearer is understood.
@@ -160,12 +148,7 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
 
 
 def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
-    """``[N, N]`` values of a PML distance, as it is in use: no gradient, no dropout.
-
-    Args:
-        distance: any PML distance, learned or not.
-        points: ``[N, D]``.
-    """
+    """Return ``[N, N]`` values of a PML distance between ``[N, D]`` points, without gradient and dropout."""
     with _in_use(distance):
         matrix: Tensor = distance(points)
     return matrix
@@ -185,12 +168,12 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
 def reranked_under(
     distance: BaseDistance, shortlist: int, nearest: Search | None = None, normalized: bool = False
 ) -> NearestNeighbors:
-    """Re-ranks the nearest by the Euclidean distance of normalized embeddings with a PML distance.
+    """Return a search that re-ranks the nearest by the Euclidean distance of normalized embeddings by a PML distance.
 
     Args:
         distance: any PML distance, learned or not.
-        shortlist: how many candidates there are for each query; at least as many as are asked for are taken.
-        nearest: finds the candidates of normalized embeddings; exactly by default. It may give -1 where it has no more.
+        shortlist: number of candidates for each query; at least as many as are asked for are taken.
+        nearest: search for the candidates; exact by default. It may give -1 where it has no more.
         normalized: whether queries and references have length 1 already; of references, candidates alone are read then.
     """
     nearest = nearest or default_neighbors().search
@@ -217,11 +200,7 @@ def reranked_under(
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
-    """The distance that a component declares as its ``metric``, by which retrieval searches as well.
-
-    Args:
-        parts: components and their modules; the first that has one counts.
-    """
+    """Return the distance that the first of the components and modules declares as its ``metric``, if any does."""
     from ..pml import BaseDistance
 
     for part in parts:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from ..errors import needs_extra
-from .drawing import GRAY, WRONG
+from .figures import GRAY, WRONG
 from .fonts import drawable, runs_of, short_name
 
 with needs_extra("train", "a contact sheet"):
@@ -25,13 +25,13 @@ def contact_sheet(
     strange: Sequence[bool] = (),
     width: int = 10,
 ) -> Image.Image:
-    """Images in rows, each in a cell of :data:`CELL` pixels, below a title.
+    """Draw images in rows, each in a cell of :data:`CELL` pixels, below a title.
 
     Args:
         title: above them.
         images: a larger one than its cell is made smaller.
         captions: below each; none where they are left out.
-        strange: which are framed red.
+        strange: images that are framed red.
         width: images per row.
     """
     below = _CAPTION if captions else 0
@@ -61,7 +61,7 @@ def contact_sheet(
 
 
 def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str) -> None:
-    """One line, each part in a font that has its letters, all on one base line."""
+    """Write a line, each part in a font that has its letters, all on one base line."""
     left, base = float(corner[0]), corner[1] + size
     for file, part in runs_of(text):
         font = _font(file, size)

@@ -19,7 +19,7 @@ from sklearn.cluster import HDBSCAN, MiniBatchKMeans
 
 from ..errors import ConfigError
 from ..evaluation import default_neighbors, kmeans
-from ..evaluation.drawing import some_of
+from ..evaluation.figures import some_of
 from ..evaluation.sheets import CELL, contact_sheet
 from ..files import write_atomically
 from .collection import class_of

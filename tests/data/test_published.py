@@ -106,7 +106,7 @@ def test_a_set_with_an_image_missing_says_which(tmp_path, count):
     place = cub_folder(tmp_path)
     (place / "images" / "001.Bird_1" / "Bird_1.jpg").unlink()
     message = (
-        r"expected 6 training images of 2 classes, found 5; is an image missing\? "
+        r"expected 6 training images of 2 classes, found 5 of 2; is an image missing\? "
         r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again"
     )
     with pytest.raises(DataError, match=message):
@@ -127,7 +127,7 @@ def test_lists_that_do_not_fit(tmp_path, count):
         sop.sop(place, 64)
     test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
     jpeg(place / "mug_final" / "1003_9.JPG")
-    with pytest.raises(DataError, match="expected 6 test images of 2 classes, found 7; is this another edition"):
+    with pytest.raises(DataError, match="expected 6 test images of 2 classes, found 7 of 2; is this another edition"):
         sop.sop(place, 64)
     test.write_text(whole + "7 4")
     with pytest.raises(DataError, match="Ebay_test.txt, line 8: found '7 4', wanted 4 columns; is the file cut"):

@@ -1,16 +1,14 @@
 """Metrics on neighbors against loops written from the formulas, and against PML's calculator."""
 
 import math
-import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
-from pml_ext.evaluation import ami, metrics, nmi, purity
+from pml_ext.evaluation import metrics
 
 
 class Case:
@@ -158,20 +156,3 @@ def test_nothing_counts():
     assert math.isnan(metrics.mean(hits, nobody))
     assert math.isnan(metrics.mean_of_class_means(hits, case.query_labels, nobody))
     assert [len(part) for part in metrics.class_means(hits, case.query_labels, nobody)] == [0, 0]
-
-
-@pytest.mark.parametrize(("mine", "theirs"), [(nmi, normalized_mutual_info_score), (ami, adjusted_mutual_info_score)])
-def test_mutual_information_is_scikit_learns(mine, theirs):
-    labels, clusters = skewed(50, 5, 0), skewed(50, 8, 1)
-    assert mine(torch.as_tensor(labels), torch.as_tensor(clusters)) == theirs(labels, clusters)
-    assert mine([3, 3, 4], [1, 1, 0]) == 1
-
-
-def test_purity_of_many_classes_needs_no_table_of_classes_and_clusters():
-    labels = np.arange(6000)
-    tracemalloc.start()
-    try:
-        assert purity(labels, labels // 2) == 0.5
-        assert tracemalloc.get_traced_memory()[1] < 2**25  # the table has 144 million bytes
-    finally:
-        tracemalloc.stop()

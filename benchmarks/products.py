@@ -1,6 +1,6 @@
 """A whole run on a made-up set in the layout of Stanford Online Products: memory, and the time of its tests.
 
-``python tests/data/products.py`` makes 12,000 + 12,000 JPEGs of 1,000 + 1,000 classes, trains a small network on them
+``python benchmarks/products.py`` makes 12,000 + 12,000 JPEGs of 1,000 + 1,000 classes, trains a small network on them
 at 224 x 224 for an epoch, and prints the greatest resident memory, and how the time of the tests compares with a bare
 loop that reads and embeds every image as often as it has to be: each test image once before training and once after.
 The loop runs right before and right after the run, with the same images, batches and workers. It is no test, since it
@@ -37,6 +37,7 @@ def jpeg(path, seed):
 
 
 def a_class(place, number, images):
+    """Write the photographs of a class."""
     folder = place / "bicycle_final"
     for image in range(images):
         jpeg(folder / f"{number}_{image}.JPG", (number, image))
@@ -61,6 +62,8 @@ class Clock:
         self.total = {}
 
     def __call__(self, name, function):
+        """Note the seconds of a call."""
+
         def timed(*arguments, **settings):
             wall, cpu = time.perf_counter(), sum(os.times()[:4])
             try:
@@ -73,12 +76,13 @@ class Clock:
 
 
 def run(place, images, classes, workers, training_images):
+    """Train a network and compare the seconds of its tests with a bare loop."""
     import torch
 
     from pml_ext.data import sop
     from pml_ext.data.published import Count
+    from pml_ext.experiment import evaluation, train
     from pml_ext.experiment import run as runs
-    from pml_ext.experiment import testing, train
 
     torch.set_num_threads(1)
     counts = {"train": Count(images, classes), "test": Count(images, classes)}
@@ -110,7 +114,7 @@ def run(place, images, classes, workers, training_images):
         name = "tests of training images" if split.startswith("train") else "metrics"
         return clock(name, measure)(view, split, clustering)
 
-    measure, testing.metrics_of = testing.metrics_of, of_split
+    measure, evaluation.evaluate_split = evaluation.evaluate_split, of_split
     runs.metrics_before = with_loop(runs.metrics_before, before=True)
     runs.metrics_after = clock("tests", runs.metrics_after)
     runs.write_neighbors = with_loop(runs.write_neighbors, before=False)
@@ -131,6 +135,7 @@ def run(place, images, classes, workers, training_images):
 
 
 def main():
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=12_000)
     parser.add_argument("--classes", type=int, default=1_000)

@@ -1,7 +1,7 @@
 """Metrics at the size of Stanford Online Products, beside a plain faiss search: run by hand, some minutes.
 
-python tests/evaluation/scale.py            # time, memory and ratio of the calculator
-python tests/evaluation/scale.py --spread 1 # embeddings that have classes; 0 (the default): random ones
+python benchmarks/evaluation_scale.py            # time, memory and ratio of the calculator
+python benchmarks/evaluation_scale.py --spread 1 # embeddings that have classes; 0 (the default): random ones
 """
 
 import argparse
@@ -14,6 +14,7 @@ POINTS, SIZE, CLASSES, RECALL_AT = 60_502, 128, 11_316, (1, 10, 100, 1000)
 
 
 def embeddings(spread):
+    """Return embeddings and labels of the set's size."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -24,6 +25,7 @@ def embeddings(spread):
 
 
 def plain_search(points, labels):
+    """Search with faiss alone."""
     import faiss
 
     index = faiss.IndexFlatL2(SIZE)
@@ -32,6 +34,7 @@ def plain_search(points, labels):
 
 
 def ranking(points, labels):
+    """Compute the metrics of neighbors."""
     from pml_ext import RetrievalAccuracyCalculator
 
     names = (*(f"recall_at_{k}" for k in RECALL_AT), "mean_average_precision_at_r")
@@ -39,12 +42,14 @@ def ranking(points, labels):
 
 
 def clusters(points, labels):
+    """Compute the metrics of clusters."""
     from pml_ext import RetrievalAccuracyCalculator
 
     print(RetrievalAccuracyCalculator(include=("NMI", "f1")).get_accuracy(points, labels))
 
 
 def main():
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--part", choices=["plain_search", "ranking", "clusters"])
