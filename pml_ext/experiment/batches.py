@@ -41,13 +41,6 @@ class EpochBatches(BatchSampler):
     Rank r of W gets the r-th of W consecutive parts of each batch, so that the parts joined in the order of the ranks
     are the batch. The augmentation of an image depends on the seed, the epoch and the place in it, and on nothing else:
     not on the number of processes, nor on that of a data loader's workers.
-
-    Args:
-        joined: indices of the images of every batch.
-        seed: of the run.
-        epoch: from 1.
-        rank: this process.
-        processes: how many there are.
     """
 
     def __init__(self, joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> None:

@@ -121,10 +121,6 @@ class Engine:
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
         """Train on batches, one after the other; the epoch ends when all its steps have been taken from it.
 
-        Args:
-            batches: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
-            objective: what is minimized.
-
         Yields:
             Every step, after it was taken.
 

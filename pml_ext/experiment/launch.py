@@ -211,17 +211,7 @@ def execute(
     resume: bool = False,
     on_nonfinite: OnNonfinite = "stop",
 ) -> Metrics:
-    """Do one run.
-
-    Args:
-        plan: what to do.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
-        data: the folder of the data.
-        listener: hears how it goes on.
-        resume: go on with what the folder holds. Of a finished run, derived files that are damaged or gone are
-            written again.
-        on_nonfinite: ``"stop"``, or ``"skip"`` to leave out iterations whose loss, embeddings or gradients are NaN or
-            infinite.
+    """Do one run; arguments as of :func:`train`.
 
     Returns:
         The contents of ``metrics.json``.
@@ -307,11 +297,7 @@ def _finish_again(run: Run, metrics: Metrics, damaged: Sequence[str]) -> None:
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
     """Draw the report of a finished run again, and write its derived files again where they are damaged or gone.
 
-    Args:
-        folder: the run's folder, with ``recipe.toml``, ``metrics.json`` and its checkpoints.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
-        data: the folder of the data.
-        listener: hears how it goes on.
+    Arguments as of :func:`train`.
 
     Returns:
         The HTML file.
@@ -467,9 +453,6 @@ def _failure_text(failure: Metrics) -> str:
 
 def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
     """Return mean and spread of several runs.
-
-    Args:
-        results: the contents of their ``metrics.json``.
 
     Returns:
         ``{recipe: {"raw" | "before" | "after" | ...: {metric: {"mean": ..., "std": ...}}}}``; the spread is the

@@ -158,11 +158,7 @@ class Records:
 
 
 def write_csv_files(folder: Path) -> None:
-    """Write the CSV file of every table of a run's database.
-
-    Args:
-        folder: the run's ``records``.
-    """
+    """Write the CSV file of every table of a run's database."""
     with closing(sqlite3.connect(folder / "logs.db")) as connection:
         for table in _tables(connection):
             columns = [column for column in _columns(connection, table) if column != "id"]
@@ -206,11 +202,6 @@ class RecordedValues:
 
     PML's classes and ours list the names of such attributes in ``_record_these`` (settings) and ``_record_these_stats``
     (measured in the last call). Parameters and buffers of one element are recorded too, and the learning rates.
-
-    Args:
-        loss: with the losses, regularizers, distances and reducers inside it.
-        miner: or None.
-        optimizers: by name.
     """
 
     def __init__(
@@ -260,23 +251,12 @@ def _number(value: Any) -> Any:
 
 
 def metric_series(folder: Path, metric: str, tables: Sequence[str] = (VALIDATION, CURVE)) -> Series:
-    """Return a metric over the epochs after which it was measured, by table; tables without it are left out.
-
-    Args:
-        folder: the run's folder.
-        metric: its name, such as ``"recall_at_1"``.
-        tables: of the records.
-    """
+    """Return a metric over the epochs after which it was measured, by table; tables without it are left out."""
     return {table: found for table in tables if (found := _series(folder, table, [metric]).get(metric))}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
-    """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first.
-
-    Args:
-        folder: the run's folder.
-        terms: names of the statistics that losses recorded, such as ``"positive_loss"``.
-    """
+    """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
     series: Series = dict(_series(folder, "loss_histories", ["total_loss"]))
     if series:
         series = {"loss": series["total_loss"]}

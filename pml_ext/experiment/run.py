@@ -89,9 +89,6 @@ class Run(View):
     def train(self, resume: bool = False) -> dict[str, Any]:
         """Train, test and write everything.
 
-        Args:
-            resume: go on from the folder's last checkpoint, where it has one.
-
         Returns:
             The contents of ``metrics.json``.
 
@@ -351,12 +348,7 @@ class Run(View):
     # Parts of an epoch
 
     def relabel(self, stage: Stage, records: Records | None = None) -> None:
-        """Where clusters are the labels, make those of the epoch; see :func:`~.stages.renew_clusters`.
-
-        Args:
-            stage: of the epoch.
-            records: that get facts about the clusters; None for none.
-        """
+        """Where clusters are the labels, make those of the epoch; see :func:`~.stages.renew_clusters`."""
         kept = self._within["pseudo_labels"] if self._within is not None else None
         before = self._history.pseudo_labels
         self._history.pseudo_labels, about = renew_clusters(self, stage, before, kept, self.listener.step)

@@ -22,11 +22,6 @@ def classes_of(images: LabeledImages) -> list[int]:
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
     """Return a sampler, and how many batches an epoch has.
 
-    Args:
-        table: ``[sampler]``.
-        images: to draw from.
-        seed: of samplers that have a generator of their own.
-
     Raises:
         ConfigError: a sampler that cannot compose its batches from these images.
     """

@@ -85,14 +85,7 @@ class Stages(list[Stage]):
 
 
 def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) -> None:
-    """Call the components of a stage that have ``after_step(run, indices, embeddings)``.
-
-    Args:
-        view: of the run.
-        stage: whose step was taken.
-        indices: of this process's images, ``[B]``; components get all processes'.
-        embeddings: of these images, ``[B, D]``, likewise.
-    """
+    """Call the components of a stage that have ``after_step(run, indices, embeddings)``."""
     parts = [part for part in Stages([stage]).parts() if callable(getattr(part, "after_step", None))]
     if parts and view.processes > 1:
         joined = join({"indices": indices, "embeddings": embeddings.cpu()})
@@ -103,12 +96,6 @@ def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) ->
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
     """Return the stages of a recipe, the recipe's own loss in the last.
-
-    Args:
-        recipe: what to train.
-        images: to train with.
-        device: of losses and miners.
-        seed: of samplers that draw.
 
     Raises:
         ConfigError: a sampler that cannot compose its batches from these images.

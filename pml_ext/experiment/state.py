@@ -131,12 +131,6 @@ def _parts(stage: Stage) -> Iterator[tuple[str, Any]]:
 def state_to_resume(path: Path, of: str, device: Any, processes: int) -> tuple[dict[str, Any], str] | None:
     """Return the state of a run that goes on, and a warning or ""; None where there is no checkpoint yet.
 
-    Args:
-        path: ``last.pt``.
-        of: the run's :func:`checkpoint.identity`.
-        device: where its tensors go.
-        processes: how many there are now.
-
     Raises:
         ConfigError: the run began with another number of processes.
         DataError: no checkpoint can be read.
@@ -148,7 +142,7 @@ def state_to_resume(path: Path, of: str, device: Any, processes: int) -> tuple[d
 
 
 def state_within(path: Path, of: str, epoch: int, device: Any, processes: int) -> tuple[dict[str, Any] | None, str]:
-    """Return the state inside of the epoch after ``epoch``, and a warning or ""; arguments as above."""
+    """Return the state inside of the epoch after ``epoch``, and a warning or ""."""
     if not path.exists():
         return None, ""
     try:
