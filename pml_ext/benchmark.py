@@ -381,7 +381,8 @@ def _measure(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(function, torch.nn.Module):
         function.to(device)
     warm = dataclasses.replace(shape, batch=min(256, shape.batch))  # loads and starts what later calls find there
-    _seconds(function, *warm.inputs(device))
+    for each in (function, tiled_floor):
+        _seconds(each, *warm.inputs(device))
     if getattr(function, "tile_size", 0) is None:
         function.tile_size = max(1, warm.batch // 2)  # nor is the start of tiles part of the first batch in tiles
         _seconds(function, *warm.inputs(device))
