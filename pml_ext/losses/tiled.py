@@ -64,7 +64,7 @@ class _SummedByRow(_TiledLoss):
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> Terms:
-        """PML's loss dictionary, reduced where a reducer of PML is stated, which would see sums."""
+        """Return PML's loss dictionary, reduced where a reducer of PML is stated, which would see sums."""
         terms = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
@@ -93,7 +93,7 @@ class TiledContrastiveLoss(_SummedByRow):
         neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
             similarities, and signs change round.
         tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; the distance is Euclidean, of normalized embeddings, by default.
+        kwargs: likewise; ``distance`` is Euclidean, of normalized embeddings by default.
 
     Example:
         >>> TiledContrastiveLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -115,7 +115,7 @@ class TiledContrastiveLoss(_SummedByRow):
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Two terms, of one sum per anchor."""
+        """Return two terms, of one sum per anchor."""
         sign = -1 if self.distance.is_inverted else 1
         positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0)
         negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
@@ -149,7 +149,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         beta: weight of the negatives' exponent, above 0; 50.
         base: :math:`\lambda`; 0.5.
         tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; the distance is cosine similarity by default.
+        kwargs: likewise; ``distance`` is cosine similarity by default.
 
     Example:
         >>> TiledMultiSimilarityLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
@@ -173,7 +173,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         self.alpha, self.beta, self.base = alpha, beta, base
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per anchor."""
+        """Return one value per anchor."""
         sign = 1 if self.distance.is_inverted else -1
         pos, neg = -sign * self.alpha, sign * self.beta
         positive = log_one_plus_sum_exp(pairs.matrix, pairs.positives, slope=pos, center=self.base) / self.alpha
@@ -194,7 +194,7 @@ class TiledNTXentLoss(_TiledLoss):
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
         tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; the distance is cosine similarity; one where smaller means nearer is negated by default.
+        kwargs: likewise; ``distance`` is cosine similarity by default, and one where smaller means nearer is negated.
 
     Example:
         >>> TiledNTXentLoss(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -211,7 +211,7 @@ class TiledNTXentLoss(_TiledLoss):
         return True
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per positive pair."""
+        """Return one value per positive pair."""
         logits = self._nearness(pairs.matrix) / self.temperature
         anchors, partners = pairs.listed
         negatives = _log_sum_exp(logits, pairs.negatives)
@@ -232,7 +232,7 @@ class TiledSupConLoss(_TiledLoss):
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
         tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; the distance is cosine similarity; one where smaller means nearer is negated by default.
+        kwargs: likewise; ``distance`` is cosine similarity by default, and one where smaller means nearer is negated.
 
     Example:
         >>> TiledSupConLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -254,7 +254,7 @@ class TiledSupConLoss(_TiledLoss):
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> Terms:
-        """PML's loss dictionary; 0 where the batch has no negative pair."""
+        """Return PML's loss dictionary; 0 where the batch has no negative pair."""
         terms = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
@@ -264,7 +264,7 @@ class TiledSupConLoss(_TiledLoss):
         return terms
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per anchor."""
+        """Return one value per anchor."""
         logits = self._nearness(pairs.matrix) / self.temperature
         count = pairs.positives.sum(1, dtype=logits.dtype)
         total = _log_sum_exp(logits, pairs.positives | pairs.negatives)
@@ -294,7 +294,7 @@ class TiledTripletMarginLoss(_SummedByRow):
             smaller.
         smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
         tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; the distance is Euclidean, of normalized embeddings,; any by default.
+        kwargs: likewise; ``distance`` is Euclidean, of normalized embeddings, by default.
 
     Example:
         >>> TiledTripletMarginLoss(margin=0.2)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -323,7 +323,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         return False
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One sum per pair (a, p), or one value per listed triplet."""
+        """Return one sum per pair (a, p), or one value per listed triplet."""
         if pairs.triplets is not None:
             return self._listed(pairs, pairs.triplets)
         anchors, partners = pairs.listed
@@ -369,14 +369,14 @@ class TiledTripletMarginLoss(_SummedByRow):
 
 
 def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
-    """Of each row's masked entries; a very low number, with zero gradient, where there are none."""
+    """Return the log-sum-exp of each row's masked entries; a very low number without gradient where there are none."""
     return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
 
 
 def _any_negatives(
     labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None, ref_labels: Tensor | None, device: torch.device
 ) -> Tensor:
-    """1 where a batch has a negative pair, else 0; nothing waits for the device."""
+    """Return 1 where a batch has a negative pair, else 0; nothing waits for the device."""
     if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
         return torch.tensor(float(len(indices_tuple[-1]) > 0), device=device)
     assert labels is not None
