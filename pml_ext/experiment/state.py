@@ -99,7 +99,7 @@ class TrainingState:
             "optimizers": {key: each.state_dict() for key, each in self.optimizers.steps.items()},
             "schedulers": {key: each.state_dict() for key, each in self.optimizers.schedules.items()},
             "stages": [
-                {"sampler": checkpoint.state_of_sampler(stage.sampler)}
+                {"sampler": checkpoint.state_of_sampler(stage.sampler), "optimizer": None, "scheduler": None}
                 | {name: each.state_dict() for name, each in _parts(stage)}
                 for stage in self.stages
             ],
