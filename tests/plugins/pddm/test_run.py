@@ -33,7 +33,7 @@ def test_is_tested_by_features_by_score_and_by_a_shortlist(finished):
         assert 0 < metrics[phase]["map_at_r"] <= metrics[phase]["r_precision"] < 1
     assert metrics["shortlist"] != metrics["learned_metric"] != metrics["after"]
     report = (out / "report.html").read_text()
-    for text in ("by the learned metric", "among a shortlist by cosine similarity", "Learned scores beside cosine"):
+    for text in ("by the learned metric", "learned metric on a shortlist", "Learned scores beside cosine"):
         assert text in report
     assert (out / "figures" / "queries-and-their-nearest-test-images-by-the-learned-metric.png").exists()
     assert sum("a class of the batch has 3 images" in text for text in metrics["warnings"]) == 1
