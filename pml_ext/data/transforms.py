@@ -1,6 +1,6 @@
-"""Transforms from a stored image to the input of a network, made of torchvision's ``v2`` transforms.
+"""Transforms from a stored image to the input of a network; augmentations are torchvision's ``v2`` transforms.
 
-Torchvision is imported when transforms are built: it takes a second, which commands that only list names need not wait.
+Torchvision is imported when a transform augments: the import takes longer than that of torch, and a query needs none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..errors import ConfigError, needs_extra
+from .steps import CenterCrop, Normalize, ToFloat, resize
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -118,28 +119,15 @@ def build_transforms(
             "random_crop of [data.images] cuts a square in its size, and another setting a part that is "
             "resized; leave one of them out"
         )
-    with needs_extra("train", "a transform of images"):
-        import torch
-        from torchvision.transforms import v2
-
     first = _Resize(image_size, crop, pipeline)
     in_order = _ChannelOrder(pipeline.bgr)
-    last: list[nn.Module] = [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
+    last: list[nn.Module] = [ToFloat(scale=pipeline.value_range == 1)]
     if normalize is not None:
         mean, std = normalize
-        last.append(v2.Normalize(list(mean[:channels]), list(std[:channels]), inplace=True))
-    augment: list[nn.Module] = [] if area or pipeline.random_crop else [v2.CenterCrop(image_size)]
-    if area is not None:
-        augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
-    elif pipeline.random_crop:
-        augment.append(v2.RandomCrop(image_size))
-    if rotate or tuple(scale) != (1.0, 1.0):
-        augment.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
-    if shift:
-        augment.append(v2.RandomCrop(image_size, padding=shift))
-    if flip or pipeline.flip:
-        augment.append(v2.RandomHorizontalFlip())
-    plain = Steps(first, [v2.CenterCrop(image_size), in_order], last, first.side)
+        last.append(Normalize(mean[:channels], std[:channels]))
+    augment: list[nn.Module] = [] if area or pipeline.random_crop else [CenterCrop(image_size)]
+    augment += _augmentation(image_size, shift, rotate, scale, area, pipeline.random_crop, flip or pipeline.flip)
+    plain = Steps(first, [CenterCrop(image_size), in_order], last, first.side)
     if area is not None and pipeline.resize is None:  # a part of the photograph itself
         # the smallest part, of the smallest area and an aspect ratio of 3 : 4, still has S pixels each way
         smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
@@ -147,25 +135,53 @@ def build_transforms(
     return Steps(first, [*augment, in_order], last, first.side), plain
 
 
+def _augmentation(
+    size: int,
+    shift: int,
+    rotate: float,
+    scale: tuple[float, float],
+    area: tuple[float, float] | None,
+    random_crop: bool,
+    flip: bool,
+) -> list[nn.Module]:
+    """Return the random steps of training."""
+    affine = rotate or tuple(scale) != (1.0, 1.0)
+    if not (area or random_crop or affine or shift or flip):
+        return []
+    with needs_extra("train", "an augmentation"):
+        from torchvision.transforms import v2
+
+    steps: list[nn.Module] = []
+    if area is not None:
+        steps.append(v2.RandomResizedCrop(size, scale=area, antialias=True))
+    elif random_crop:
+        steps.append(v2.RandomCrop(size))
+    if affine:
+        steps.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
+    if shift:
+        steps.append(v2.RandomCrop(size, padding=shift))
+    if flip:
+        steps.append(v2.RandomHorizontalFlip())
+    return steps
+
+
 class _Resize(nn.Module):
     """Resizes an image to a square, or its shorter side; leaves an image of the wanted size alone by default."""
 
     def __init__(self, size: int, crop: bool, pipeline: Pipeline) -> None:
         super().__init__()
-        from torchvision.transforms import v2
-
         squash = pipeline.squash or not (crop or pipeline.resize)
         self.side = pipeline.resize or (size if squash else round(size * 256 / 224))
         self.left_alone = size if pipeline.resize is None else None
-        self.resize = v2.Resize((self.side, self.side) if squash else self.side, antialias=True)
+        self.size = (self.side, self.side) if squash else self.side
 
     def extra_repr(self) -> str:
-        return f"left_alone={self.left_alone}"
+        return f"{self.size}, left_alone={self.left_alone}"  # names what a cache of resized images holds
 
     def forward(self, image: Tensor) -> Tensor:
         if image.shape[-2:] == (self.left_alone, self.left_alone):
             return image
-        return self.resize(image)  # type: ignore[no-any-return]
+        return resize(image, self.size)
 
 
 class _ChannelOrder(nn.Module):
@@ -186,7 +202,5 @@ def raw_pixels(images: Tensor) -> Tensor:
         images: transformed, ``[B, C, H, W]``; larger ones than 32 x 32 are reduced to that size.
     """
     if max(images.shape[-2:]) > THUMBNAIL:
-        from torchvision.transforms.v2.functional import resize
-
-        images = resize(images, [THUMBNAIL, THUMBNAIL], antialias=True)
+        images = resize(images, (THUMBNAIL, THUMBNAIL))
     return images.flatten(1).float()

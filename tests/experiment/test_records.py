@@ -194,7 +194,9 @@ def test_records_are_never_in_the_way(tmp_path):
     words = []
     records = Records(tmp_path / "run", 0, 0, words.append)
     records.add(1, {"t": {"a": 1}})
+    records.save()  # TensorBoard's thread has written its events
     shutil.rmtree(tmp_path / "run")
+    records.add(2, {"t": {"a": 2}})
     for _ in range(3):
         records.save()
     records.close()
