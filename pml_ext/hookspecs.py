@@ -11,6 +11,7 @@ function with another ``pml_ext_...`` name is an error, so that a misspelt hook 
 
 from __future__ import annotations
 
+import importlib.resources
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -21,6 +22,24 @@ from .components import Component
 
 hookspec = pluggy.HookspecMarker("pml_ext")
 hookimpl = pluggy.HookimplMarker("pml_ext")
+
+
+def packaged(module: str) -> tuple[Callable[[], list[Traversable]], Callable[[], dict[str, Traversable]]]:
+    """Return the hooks ``pml_ext_recipes`` and ``pml_ext_papers`` of a package with folders of these names.
+
+    In the package, ``pml_ext_recipes, pml_ext_papers = packaged(__name__)``; ``papers/mine.toml`` is the paper "mine".
+    """
+    files = importlib.resources.files(module)
+
+    @hookimpl
+    def recipes() -> list[Traversable]:
+        return [files / "recipes"]
+
+    @hookimpl
+    def papers() -> dict[str, Traversable]:
+        return {file.name.removesuffix(".toml"): file for file in (files / "papers").iterdir()}
+
+    return recipes, papers
 
 
 @hookspec

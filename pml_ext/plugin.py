@@ -41,7 +41,7 @@ from .errors import (
     needs_extra,
     unknown,
 )
-from .hookspecs import hookimpl
+from .hookspecs import hookimpl, packaged
 from .losses import (
     MultipleLosses,
     PairLoss,
@@ -211,6 +211,7 @@ __all__ = [
     "normalize",
     "number_settings",
     "own_settings",
+    "packaged",
     "pair_masks",
     "pair_to_full_precision",
     "per_anchor",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 from collections.abc import Callable
-from importlib.resources.abc import Traversable
 from typing import Any
 
-from pml_ext.plugin import Component, Paper, build, hookimpl
+from pml_ext.plugin import Component, Paper, build, hookimpl, packaged
 
 from .losses import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
 
@@ -33,16 +31,7 @@ def pml_ext_components() -> list[Component]:
     ]
 
 
-@hookimpl
-def pml_ext_recipes() -> list[Traversable]:
-    """Settings of the paper for small data."""
-    return [importlib.resources.files(__name__) / "recipes"]
-
-
-@hookimpl
-def pml_ext_papers() -> dict[str, Traversable]:
-    """The tables of the paper."""
-    return {"angular": importlib.resources.files(__name__) / "papers" / "angular.toml"}
+pml_ext_recipes, pml_ext_papers = packaged(__name__)
 
 
 @hookimpl

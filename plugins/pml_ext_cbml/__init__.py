@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Callable
-from importlib.resources.abc import Traversable
 from typing import Any
 
-from pml_ext.plugin import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .losses import CBMLLoss
 from .miners import HardPairMiner
@@ -36,16 +34,7 @@ def pml_ext_components() -> list[Component]:
     ]
 
 
-@hookimpl
-def pml_ext_recipes() -> list[Traversable]:
-    """Settings of the paper and for small data."""
-    return [importlib.resources.files(__name__) / "recipes"]
-
-
-@hookimpl
-def pml_ext_papers() -> dict[str, Traversable]:
-    """The tables of the paper."""
-    return {"cbml": importlib.resources.files(__name__) / "papers" / "cbml.toml"}
+pml_ext_recipes, pml_ext_papers = packaged(__name__)
 
 
 @hookimpl

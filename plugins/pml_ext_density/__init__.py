@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.resources
-from importlib.resources.abc import Traversable
-
-from pml_ext.plugin import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .functional import class_densities
 from .regularizers import DensityRegularizer
@@ -37,13 +34,4 @@ def pml_ext_components() -> list[Component]:
     ]
 
 
-@hookimpl
-def pml_ext_recipes() -> list[Traversable]:
-    """The paper's comparisons, on small data."""
-    return [importlib.resources.files(__name__) / "recipes"]
-
-
-@hookimpl
-def pml_ext_papers() -> dict[str, Traversable]:
-    """The table of the paper."""
-    return {"density": importlib.resources.files(__name__) / "papers" / "density.toml"}
+pml_ext_recipes, pml_ext_papers = packaged(__name__)

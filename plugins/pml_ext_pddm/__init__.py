@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Callable
-from importlib.resources.abc import Traversable
 from typing import Any
 
-from pml_ext.plugin import Component, Paper, hookimpl
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .distances import PDDMDistance
 from .losses import PDDMLoss
@@ -33,16 +31,7 @@ def pml_ext_components() -> list[Component]:
     ]
 
 
-@hookimpl
-def pml_ext_recipes() -> list[Traversable]:
-    """The rows of Table 1, on small data."""
-    return [importlib.resources.files(__name__) / "recipes"]
-
-
-@hookimpl
-def pml_ext_papers() -> dict[str, Traversable]:
-    """The tables of the paper."""
-    return {"pddm": importlib.resources.files(__name__) / "papers" / "pddm.toml"}
+pml_ext_recipes, pml_ext_papers = packaged(__name__)
 
 
 @hookimpl
