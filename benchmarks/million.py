@@ -91,7 +91,7 @@ def forget(place: Path) -> None:
 def from_the_shell(run: Path, place: Path, query: Path, turns: int) -> dict[str, float]:
     """Seconds and bytes of ``pml-ext query``, and of importing what it imports."""
     torch_alone = [sys.executable, "-c", "import torch"]
-    command = [sys.executable, "-m", "pml_ext", "query", str(run), str(query), "--gallery", str(place), "--json"]
+    command = [sys.executable, "-m", "pml_ext", "query", str(run), str(query), "--store", str(place), "--json"]
     importing = [
         sys.executable,
         "-c",

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from .options import Device, OnDevice, RunFolder
-from .retrieve import skipped
 
 
 def browse(
@@ -39,10 +38,7 @@ def browse(
 
     check_there(("starlette", "uvicorn", "python_multipart"), "browse", "pml-ext browse")  # before a folder is indexed
     with listening(port) as bound:
-        with skipped():
-            runs = [run] if beside is None else [run, beside]
-            collections = open_collections(
-                runs, folder, device.value, lambda text: stderr().print(text, soft_wrap=True)
-            )
+        runs = [run] if beside is None else [run, beside]
+        collections = open_collections(runs, folder, device.value, lambda text: stderr().print(text, soft_wrap=True))
         serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
     stderr().print("pml-ext: the page is closed")

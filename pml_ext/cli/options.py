@@ -50,10 +50,3 @@ StoreFolder = Annotated[
         help="The collection: where embeddings are kept, so that none is computed twice (default RUN/collection).",
     ),
 ]
-Effort = Annotated[
-    int | None,
-    typer.Option(
-        help="How hard a faiss index searches: nprobe of IVF, efSearch of HNSW. By default the least with which "
-        "recall@10 reaches 0.95 on a sample of 200 images."
-    ),
-]

@@ -43,10 +43,6 @@ class Bar:
         left = datetime.timedelta(seconds=round(now.seconds_left))
         self.update("embedded", now.done, now.images, " images", f"{now.rate:.0f} images/s, {left} left")
 
-    def sheets(self, done: int, total: int) -> None:
-        """Draw how many contact sheets are drawn."""
-        self.update("contact sheets:", done, total)
-
 
 @contextlib.contextmanager
 def progress(console: Console | None = None) -> Iterator[Bar]:

@@ -1,4 +1,4 @@
-"""``pml-ext embed``, ``cluster`` and ``export``; what :mod:`.search` shares with them."""
+"""``pml-ext embed``, ``cluster`` and ``export``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import AsJson, Device, ImageFolder, OnDevice, RunFolder, StoreFolder, Workers
-from .output import print_json, print_table, process_number, say, stdout
+from .output import print_json, print_table, process_number, stdout
 from .progress import progress
 
 if TYPE_CHECKING:
@@ -18,23 +18,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def skipped() -> Iterator[None]:
-    """Name the files that are left out, on stderr, and count them."""
-    from ..retrieval import forward_warnings
-
-    with forward_warnings() as texts:
-        try:
-            yield
-        finally:
-            for text in texts:
-                say(text)
-            if texts:
-                say(f"{len(texts)} file{'s' * (len(texts) > 1)} skipped")
-
-
-@contextmanager
 def embedding(
-    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, out: Path | None = None
+    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None
 ) -> Iterator[TrainedRun | None]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
@@ -47,10 +32,10 @@ def embedding(
     with process_group(choose_device(device.value).partition(":")[0]):
         if process_number() != 0:
             trained = load_run(run, device.value, workers, store)
-            trained.embed_folder(trained.indexed_folder(out) if folder is None else folder)
+            trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             yield None
             return
-        with skipped(), progress() as bar:
+        with progress() as bar:
             yield load_run(run, device.value, workers, store, bar.embedding)
 
 
@@ -104,7 +89,6 @@ def cluster(
     smallest: Annotated[
         int | None, typer.Option(help="With --clusters auto: images that a cluster has at least (default 5).")
     ] = None,
-    sheets: Annotated[int, typer.Option(help="How many clusters, the largest first, have a contact sheet.")] = 100,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = Device.auto,
@@ -114,10 +98,10 @@ def cluster(
     from ..errors import printable
 
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
-    with embedding(run, folder, device, workers, store) as trained, progress() as bar:
+    with embedding(run, folder, device, workers, store) as trained:
         if trained is None:
             return
-        result = trained.cluster(folder, number, out, smallest=smallest, sheets=sheets, progress=bar.sheets)
+        result = trained.cluster(folder, number, out, smallest=smallest)
     if as_json:
         print_json(result.as_json())
         return

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, printable
-from .options import AsJson, Device, Effort, Metric, OnDevice, RunFolder, StoreFolder, Workers
+from ..errors import ConfigError, one_line, printable
+from .options import AsJson, Device, Metric, OnDevice, RunFolder, StoreFolder, Workers
 from .output import print_json, print_table, say, stdout
 from .retrieve import embedding
 
@@ -25,9 +26,6 @@ def index(
         Path | None,
         typer.Argument(metavar="[FOLDER]", help="A folder of images, sub-folders included (default: the indexed one)."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder to write (default RUN/collection).")
-    ] = None,
     factory: Annotated[
         str,
         typer.Option(
@@ -37,7 +35,6 @@ def index(
             "IVF with the square root of their number as lists.",
         ),
     ] = "",
-    effort: Effort = None,
     check: Annotated[
         bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
     ] = False,
@@ -50,14 +47,14 @@ def index(
     from ..retrieval import load_run
 
     if check:
-        if folder is not None or factory or effort is not None:
-            raise ConfigError("--check reads the index as it is; leave out FOLDER, --index and --effort")
-        _check(load_run(run, device.value, store=store), out, as_json)
+        if folder is not None or factory:
+            raise ConfigError("--check reads the index as it is; leave out FOLDER and --index")
+        _check(load_run(run, device.value, store=store), as_json)
         return
-    with embedding(run, folder, device, workers, store, out) as trained:
+    with embedding(run, folder, device, workers, store) as trained:
         if trained is None:
             return
-        gallery = trained.index(folder, out, factory, effort)
+        gallery = trained.index(folder, factory=factory)
     print_json(_describe(gallery)) if as_json else _print(gallery)
 
 
@@ -67,7 +64,7 @@ def _print(gallery: Gallery) -> None:
     if gallery.changes is not None:
         stdout().print(str(gallery.changes))
     if faiss is not None and faiss.recall is not None:
-        setting = f" with {faiss.setting} {faiss.effort} (--effort)" if faiss.setting else ""
+        setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
         recall = f"recall@10 {faiss.recall:.3f} of exact search, on a sample of the images"
         stdout().print(f"{gallery.factory}{setting}: {recall}")
 
@@ -89,8 +86,8 @@ def _describe(gallery: Gallery) -> dict[str, Any]:
     }
 
 
-def _check(trained: TrainedRun, out: Path | None, as_json: bool) -> None:
-    held, gone, changed = trained.check_index(out)
+def _check(trained: TrainedRun, as_json: bool) -> None:
+    held, gone, changed = trained.check_index()
     if as_json:
         print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
     else:
@@ -108,7 +105,6 @@ def query(
     run: RunFolder,
     images: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to look for.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 8,
-    gallery: Annotated[Path | None, typer.Option(help="The collection to ask (default RUN/collection).")] = None,
     metric: Annotated[
         Metric, typer.Option(help="Distances of embeddings, or the run's learned metric.")
     ] = Metric.euclidean,
@@ -116,7 +112,6 @@ def query(
         int | None,
         typer.Option(help="With the learned metric: how many of the nearest by distance it re-ranks (default: all)."),
     ] = None,
-    effort: Effort = None,
     within: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Images of this class alone, a sub-folder of the indexed one.")
     ] = None,
@@ -133,68 +128,49 @@ def query(
     picture: Annotated[
         Path | None, typer.Option(help="The PNG to write (default RUN/query.png; with --json none).")
     ] = None,
-    beside: Annotated[
-        list[Path] | None, typer.Option(metavar="RUN", help="Another run, its answers beside; repeatable.")
-    ] = None,
+    store: StoreFolder = None,
     device: OnDevice = Device.auto,
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an index: a table, and a picture."""
     from ..retrieval import check_file, load_run
 
-    if duplicates:
-        options: dict[str, object] = {"IMAGE": images, "--shortlist": shortlist, "--effort": effort, "--within": within}
-        options |= {"--picture": picture, "--beside": beside, "--metric": metric is not Metric.euclidean}
-        if given := [name for name, value in options.items() if value]:
-            raise ConfigError(f"--duplicates compares all indexed images; leave out {' and '.join(given)}")
-        _duplicates(load_run(run, device.value), gallery, radius, as_json)
-        return
-    if not images:
-        command = f"pml-ext query {run}"
-        raise ConfigError(f"no image to look for; type: {command} IMAGE, or: {command} --duplicates")
+    if bool(images) == duplicates:
+        raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
+    if duplicates and (picture or within or shortlist is not None or metric is not Metric.euclidean):
+        raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
     place = picture or (None if as_json else run / "query.png")
-    if place is not None:
+    if place is not None and not duplicates:
         check_file("--picture", place)
-    trained = load_run(run, device.value)
-    asked = [(trained, trained.gallery(gallery))]
-    asked += [(other, other.gallery()) for path in beside or () for other in [load_run(path, device.value)]]
-    of_runs = [each.query(images, k, held, metric.value, shortlist, effort, within, radius) for each, held in asked]
-    # Each query's answers, of one run after another.
-    rows = [
-        (str(each.folder), answer)
-        for answers in zip(*of_runs, strict=True)
-        for (each, _), answer in zip(asked, answers, strict=True)
-    ]
+    trained = load_run(run, device.value, store=store)
+    if duplicates:
+        _duplicates(trained, radius, as_json)
+        return
+    answers = trained.query(images, k, None, metric.value, shortlist, within=within, radius=radius)
     if not as_json:
-        _print_answers(rows, metric, len(asked) > 1, radius)
-    drawn = place is not None and _draw(place, asked, of_runs)
+        rows = [
+            [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
+            for answer in answers
+            for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
+        ]
+        value = "distance" if metric is Metric.euclidean else "score"
+        print_table(["query", "rank", "path", value], rows, right=[1, 3])
+        for answer in answers:
+            if radius is not None and not answer.paths:
+                say(f"{printable(answer.query)}: no image within {radius:g} (--radius)")
+    drawn = place is not None and _draw(place, trained, answers)
     if as_json:
-        written = {"metric": metric.value, "picture": str(place) if drawn else None}
-        names = ("query", "query_class", "paths", "distances", "classes", "ids")
-        print_json([{"run": run, **{name: getattr(answer, name) for name in names}, **written} for run, answer in rows])
+        written = {"run": str(run), "metric": metric.value, "picture": str(place) if drawn else None}
+        print_json([dataclasses.asdict(answer) | written for answer in answers])
     elif drawn:
         stdout().print(f"picture: {place}")
 
 
-def _print_answers(rows: list[tuple[str, Answer]], metric: Metric, several: bool, radius: float | None) -> None:
-    cells = [
-        [printable(answer.query), *[printable(Path(run).name)] * several, str(rank), printable(path), f"{distance:.4f}"]
-        for run, answer in rows
-        for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
-    ]
-    columns = ["query", *["run"] * several, "rank", "path", "distance" if metric is Metric.euclidean else "score"]
-    print_table(columns, cells, right=[1 + several, 3 + several])
-    for run, answer in rows:
-        if radius is not None and not answer.paths:
-            where = f" in {run}" if several else ""
-            say(f"{printable(answer.query)}: no image within {radius:g} (--radius){where}")
-
-
-def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None, as_json: bool) -> None:
+def _duplicates(trained: TrainedRun, radius: float | None, as_json: bool) -> None:
     from ..retrieval import RADIUS
 
     radius = RADIUS if radius is None else radius
-    groups = trained.duplicates(radius, gallery)
+    groups = trained.duplicates(radius)
     if as_json:
         print_json({"radius": radius, "groups": groups})
         return
@@ -205,18 +181,15 @@ def _duplicates(trained: TrainedRun, gallery: Path | None, radius: float | None,
     stdout().print(f"{count} within {radius:g} of another (--radius)")
 
 
-def _draw(place: Path, asked: list[tuple[TrainedRun, Gallery]], of_runs: list[list[Answer]]) -> bool:
+def _draw(place: Path, trained: TrainedRun, answers: list[Answer]) -> bool:
     """Write the picture; the answers are there, so whatever is wrong with it costs the picture alone."""
     from ..files import write_atomically
-    from ..retrieval import reason_of
 
-    (trained, held), *others = asked
     try:
-        beside = [(run.folder.name, mine, its.folder) for (run, its), mine in zip(others, of_runs[1:], strict=True)]
         place.parent.mkdir(parents=True, exist_ok=True)
-        figure = trained.picture(of_runs[0], held, beside)
+        figure = trained.picture(answers)
         write_atomically(place, functools.partial(figure.savefig, format="png"))
     except Exception as error:
-        say(f"warning: no picture: {reason_of(error)}")
+        say(f"warning: no picture: {one_line(error)}")
         return False
     return True

@@ -527,7 +527,7 @@ class Collection:
         """Return the command that makes the index again."""
         state = self._state
         words = ["pml-ext", "index", str(self.owner.run)]
-        options = ["-o", str(self.place)] if self.place != (self.owner.run / COLLECTION).absolute() else []
+        options = ["--store", str(self.place)] if self.place != (self.owner.run / COLLECTION).absolute() else []
         if state is None or state.index is None:
             return f"{shlex.join(words)} FOLDER{' ' * bool(options)}{shlex.join(options)}"
         factory = ["--index", state.index.factory] if state.index.factory else []

@@ -273,7 +273,7 @@ class TrainedRun:
         collection = self._collection(out)
         source = self.indexed_folder(out) if folder is None else Path(folder)
         check_images_folder(source)
-        check_folder("-o", collection.place)
+        check_folder("--store", collection.place)
         check_effort(effort)
         if factory or effort is not None:
             self._check_factory(factory, len(list_folder(source).names), effort)
@@ -303,7 +303,7 @@ class TrainedRun:
             ConfigError: as of :meth:`index`.
         """
         collection = self._collection(out)
-        check_folder("-o", collection.place)
+        check_folder("--store", collection.place)
         check_effort(effort)
         self._check_factory(factory, len(embedded.paths), effort)
         return self._write(collection, embedded, factory, effort)

@@ -85,7 +85,7 @@ def test_an_index_that_two_processes_embedded_is_that_of_one(with_memory, tmp_pa
     for number, image in enumerate(load_digits().images[:60]):
         (images / str(number % 7)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(images / str(number % 7) / f"{number}.png")
-    store = ("-o", tmp_path / "index", "--store", tmp_path / "store")
+    store = ("--store", tmp_path / "store")
     done = subprocess.run(
         torchrun("index", trained, images, *store, "--json"),
         capture_output=True,
@@ -98,7 +98,7 @@ def test_an_index_that_two_processes_embedded_is_that_of_one(with_memory, tmp_pa
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as rows:
         assert rows.execute("SELECT count(*), count(DISTINCT vector) FROM embedded").fetchone() == (60, 60)
     alone = load_run(trained, "cpu", store=tmp_path / "other").embed_folder(images)
-    both = load_run(trained, "cpu").gallery(tmp_path / "index").embedded
+    both = load_run(trained, "cpu", store=tmp_path / "store").gallery().embedded
     assert both.paths == alone.paths
     torch.testing.assert_close(both.embeddings, alone.embeddings, rtol=0, atol=1e-5)
 

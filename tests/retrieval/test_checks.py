@@ -9,8 +9,8 @@ from pml_ext.retrieval import TrainedRun
     ("line", "text"),
     [
         ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it"),
-        ("index RUN FOLDER -o FILE", "wanted a folder to write, type -o FOLDER"),
-        ("index RUN FOLDER -o FILE/deep/er", "cannot be written"),
+        ("index RUN FOLDER --store FILE", "wanted a folder to write, type --store FOLDER"),
+        ("index RUN FOLDER --store FILE/deep/er", "cannot be written"),
         ("embed RUN FOLDER -o FILE/all.npz", "cannot be written"),
         ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz or .parquet"),
         ("embed RUN FOLDER -o TMP/folder.npz", "folder.npz is a folder; wanted a file to write, type -o FILE"),
@@ -20,7 +20,6 @@ from pml_ext.retrieval import TrainedRun
         ("cluster RUN TMP/nowhere --clusters 2", "nowhere: no such folder"),
         ("query RUN IMAGE --picture TMP", "is a folder; wanted a file to write, type --picture FILE"),
         ("query RUN IMAGE --picture FILE/q.png", "cannot be written"),
-        ("query RUN IMAGE --beside TMP", "no finished run"),
         ("export RUN -o FILE", "wanted a folder to write, type -o FOLDER"),
     ],
 )
@@ -48,7 +47,7 @@ def test_wrong_arguments_are_refused_before_anything_is_embedded(
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder.npz"}
 
 
-@pytest.mark.parametrize("option", [[], ["-o", "/proc/no/such"]])
+@pytest.mark.parametrize("option", [[], ["--store", "/proc/no/such"]])
 def test_a_place_that_cannot_be_written_is_named(command, indexed, folder, monkeypatch, option):
     """The default one, too: a run's folder that is somebody else's."""
 
@@ -59,4 +58,4 @@ def test_a_place_that_cannot_be_written_is_named(command, indexed, folder, monke
     done = command("index", indexed[0].folder, folder, *option)
     assert done.returncode == 2
     assert "cannot be written (Permission denied: " in done.stderr
-    assert done.stderr.endswith("type -o FOLDER\n")
+    assert done.stderr.endswith("type --store FOLDER\n")

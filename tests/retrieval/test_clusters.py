@@ -60,16 +60,11 @@ def test_the_command(command, runs, few, tmp_path):
         assert sheet.size[0] > 300
 
 
-def test_fewer_sheets_and_json_with_classes(command, runs, folder, tmp_path):
+def test_json_with_classes(command, runs, folder, tmp_path):
     place = tmp_path / "clusters"
-    done = command("cluster", runs[0], folder, "--clusters", "12", "--sheets", "2", "-o", place, "--json")
+    done = command("cluster", runs[0], folder, "--clusters", "12", "-o", place, "--json")
     told = json.loads(done.stdout)
-    assert sorted(file.name for file in place.iterdir()) == ["cluster-000.png", "cluster-001.png", "clusters.csv"]
-    assert [each["sheet"] for each in told["clusters"]] == [
-        str(place / "cluster-000.png"),
-        str(place / "cluster-001.png"),
-        *[None] * 10,
-    ]
+    assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]
     images = {image["path"]: image for image in told["images"]}
     assert all(image["class"] == path.split("/")[0] for path, image in images.items())
     with (place / "clusters.csv").open(newline="") as file:
@@ -158,7 +153,6 @@ def test_images_in_no_cluster_have_a_sheet_and_a_number(command, runs, folder, t
             ["--clusters", "auto", "--smallest", "30"],
             "20 images in .*, and a cluster has 30 or more; type --clusters N",
         ),
-        (["--clusters", "3", "--sheets", "-1"], "--sheets -1: wanted 0 or more"),
     ],
 )
 def test_wrong_numbers(command, runs, few, tmp_path, options, text):
@@ -167,12 +161,6 @@ def test_wrong_numbers(command, runs, few, tmp_path, options, text):
     assert len(done.stderr.splitlines()) == 1
     assert re.search(text, done.stderr)
     assert not (tmp_path / "out").exists()
-
-
-def test_progress_is_told_while_sheets_are_drawn(command, runs, few, tmp_path, monkeypatch):
-    monkeypatch.setattr("pml_ext.cli.progress.SECONDS", -1)
-    done = command("cluster", runs[0], few[0], "--clusters", "3", "-o", tmp_path)
-    assert done.stderr.splitlines() == [f"contact sheets: {number} of 3" for number in (1, 2, 3)]
 
 
 def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(runs_one, few, tmp_path):

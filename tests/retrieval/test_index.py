@@ -150,7 +150,7 @@ def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
     assert "\n" not in text
     line = shlex.split(text.partition("type: pml-ext ")[2])
     assert line[:2] == ["index", str(runs_one.folder)]
-    assert line[line.index("-o") + 1] == str(place)
+    assert line[line.index("--store") + 1] == str(place)
     done = command(*(str(few[0]) if word == "FOLDER" else word for word in line))
     assert done.returncode == 0
     assert check_whole(load_run(runs_one.folder, "cpu"), place, few) == few[0]
@@ -164,12 +164,12 @@ def test_check_reads_what_opening_does_not(command, runs_one, few, tmp_path, mon
         whole = path.read_bytes()
         one_byte(path)
         assert len(load_run(runs_one.folder, "cpu").gallery(place)) == 20
-        done = command("index", runs_one.folder, "-o", place, "--check")
+        done = command("index", runs_one.folder, "--store", place, "--check")
         assert (done.returncode, done.stdout) == (2, "")
         assert "empty, cut or damaged" in done.stderr
         assert "type: pml-ext index" in done.stderr
         path.write_bytes(whole)
-    assert command("index", runs_one.folder, "-o", place, "--check").returncode == 0
+    assert command("index", runs_one.folder, "--store", place, "--check").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -225,11 +225,11 @@ def test_an_index_of_another_run_is_refused(runs, indexed, folder, tmp_path):
         DataError, match=r"collection was built by the run .*one .*, not by .*other .*type: pml-ext ind"
     ):
         other.gallery(indexed[1].place)
-    with pytest.raises(DataError, match=r"nowhere: no index; type: pml-ext index .*other FOLDER -o .*nowhere"):
+    with pytest.raises(DataError, match=r"nowhere: no index; type: pml-ext index .*other FOLDER --store .*nowhere"):
         other.query(folder / indexed[1].embedded.paths[0], gallery=tmp_path / "nowhere")
     own = load_run(runs[0], "cpu", store=tmp_path / "store")
     own.embed(sorted((folder / "0").iterdir()))
-    with pytest.raises(DataError, match=r"no index; type: pml-ext index .*one FOLDER -o"):
+    with pytest.raises(DataError, match=r"no index; type: pml-ext index .*one FOLDER --store"):
         own.gallery()
 
 
@@ -271,7 +271,7 @@ def test_again_takes_up_what_is_new_changed_and_gone(command, runs_one, few, tmp
     odd = os.fsdecode(b"0/caf\xe9 $1.png")
     files = sorted(images.glob("*/*.png"))
     shutil.copy(files[0], images / odd)
-    out = ("-o", tmp_path / "index")
+    out = ("--store", tmp_path / "index")
     done = command("index", runs_one.folder, images, *out, "--json")
     told = json.loads(done.stdout)
     assert (told["images"], told["new"], told["as_before"]) == (26, 26, 0)
@@ -304,7 +304,7 @@ def test_again_takes_up_what_is_new_changed_and_gone(command, runs_one, few, tmp
 
 
 def test_without_a_folder_there_has_to_be_an_index(command, runs_one, tmp_path):
-    done = command("index", runs_one.folder, "-o", tmp_path / "index")
+    done = command("index", runs_one.folder, "--store", tmp_path / "index")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "index: no index; type: pml-ext index" in done.stderr
     assert not (tmp_path / "index").exists()
@@ -313,7 +313,7 @@ def test_without_a_folder_there_has_to_be_an_index(command, runs_one, tmp_path):
 def test_what_has_become_of_the_images_is_checked(command, runs_one, few, tmp_path):
     images = tmp_path / "images"
     shutil.copytree(few[0], images)
-    where = ("-o", tmp_path / "index")
+    where = ("--store", tmp_path / "index")
     runs_one.index(images, where[1])
     files = sorted(images.glob("*/*.png"))
     files[0].unlink()
@@ -325,6 +325,6 @@ def test_what_has_become_of_the_images_is_checked(command, runs_one, few, tmp_pa
     assert "1 images gone and 1 changed since they were indexed; type: pml-ext index" in done.stderr
     images.rename(tmp_path / "moved")
     query = tmp_path / "moved" / files[1].relative_to(images)
-    done = command("query", runs_one.folder, query, "--gallery", where[1], "--json", "-k", 3)
+    done = command("query", runs_one.folder, query, "--store", where[1], "--json", "-k", 3)
     assert (done.returncode, len(json.loads(done.stdout)[0]["paths"])) == (0, 3)
     assert f"the indexed folder {images} is gone or moved" in done.stderr

@@ -71,9 +71,7 @@ def test_a_name_is_one_row_of_the_table_whatever_is_in_it(command, runs_one, few
     images = shutil.copytree(few[0], tmp_path / "images")
     file = sorted(images.glob("*/*.png"))[0]
     shutil.copy(file, images / "two\nlines\x1b[2J.png")
-    done = command(
-        "query", runs_one.folder, file, "-k", 2, "--gallery", runs_one.index(images, tmp_path / "index").place
-    )
+    done = command("query", runs_one.folder, file, "-k", 2, "--store", runs_one.index(images, tmp_path / "index").place)
     row = next(line for line in done.stdout.splitlines() if " 1 " in line)
     assert "two\\nlines\\x1b[2J.png" in row
 
@@ -108,37 +106,20 @@ def test_the_command_lists_near_duplicates(command, runs_one, few, tmp_path):
     images = shutil.copytree(few[0], tmp_path / "images")
     file = sorted(images.glob("*/*.png"))[0]
     shutil.copy(file, images / "copy $1_3.png")
-    place = ("--gallery", runs_one.index(images, tmp_path / "index").place)
+    place = ("--store", runs_one.index(images, tmp_path / "index").place)
     done = command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, *place)
     assert done.returncode == 0, done.stderr
     assert "copy $1_3.png" in done.stdout
     assert done.stdout.splitlines()[-1] == "1 group of 2 images within 0.001 of another (--radius)"
     told = json.loads(command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
     assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
-    for options in (["--beside", runs_one.folder], [file], ["--within", "0"]):
+    for options in (["--metric", "learned"], ["--shortlist", 3], ["--within", "0"]):
         done = command("query", runs_one.folder, "--duplicates", *options)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "--duplicates compares all indexed images; leave out" in done.stderr
     done = command("query", runs_one.folder)
     assert done.returncode == 2
-    assert "no image to look for; type: pml-ext query" in done.stderr
-
-
-def test_runs_beside_are_in_table_and_json(command, runs, indexed, folder, few):
-    """The metric is that of every run."""
-    run, gallery = indexed
-    command("index", runs[1], few[0])
-    query = folder / gallery.embedded.paths[0]
-    asked = ("query", run.folder, query, query, "-k", 2, "--beside", runs[1])
-    told = json.loads(command(*asked, "--json").stdout)
-    assert [(answer["run"], len(answer["paths"])) for answer in told] == [(str(runs[0]), 2), (str(runs[1]), 2)] * 2
-    assert {answer["metric"] for answer in told} == {"euclidean"}
-    table = command(*asked, "--picture", folder.parent / "q.png").stdout.splitlines()
-    assert table[0].split() == ["query", "run", "rank", "path", "distance"]
-    assert [line.split()[1] for line in table[2:10]] == ["one", "one", "other", "other"] * 2
-    done = command(*asked, "--metric", "learned")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "has no learned metric" in done.stderr
+    assert "wanted images to look for, or --duplicates; type: pml-ext query" in done.stderr
 
 
 def test_a_query_imports_what_it_uses_alone(indexed, folder):
