@@ -32,7 +32,7 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     described = [_component(c) for c in registry.candidates(name, kind)]
     if kind is not None:
         return described or [_component(registry.get(name, kind))]
-    recipes, datasets, trunks = registry.recipes(), registry.datasets(), registry.trunks()
+    recipes, datasets, trunks = registry.recipes(), registry.factories("data set"), registry.factories("trunk")
     datasets |= {prefix: factory for prefix, (factory, _) in PATH_FACTORIES.items()}
     described += _table(name)
     if name.partition("@")[0] in recipes:

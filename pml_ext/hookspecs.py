@@ -44,75 +44,61 @@ def packaged(module: str) -> tuple[Callable[[], list[Traversable]], Callable[[],
 
 @hookspec
 def pml_ext_components() -> Sequence[Component]:  # type: ignore[empty-body]
-    """Classes to register: losses, miners, regularizers, distances, samplers, reducers.
-
-    Returns:
-        Components; names are kebab-case and unique per kind.
-    """
+    """Return classes to register, as components; names are kebab-case and unique per kind."""
 
 
 @hookspec
 def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
-    """Folders of recipe files inside the package, for example ``[importlib.resources.files(__name__) / "recipes"]``.
+    """Return folders of recipes of the package: ``[importlib.resources.files(__name__) / "recipes"]``.
 
-    Returns:
-        Folders; a file ``sub/name.toml`` in one becomes the recipe ``ENTRY-POINT/sub/name``.
+    A file ``sub/name.toml`` in one becomes the recipe ``ENTRY-POINT/sub/name``.
     """
 
 
 @hookspec
 def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
-    """Files with the tables of papers, by name.
+    """Return files with the tables of papers, by name.
 
-    Returns:
-        ``{name: file}``: ``{"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}``. A recipe that
-        says ``[paper] table = "mine/2", row = "Ours"`` quotes from it; docs/recipes.md describes such a file.
+    With ``{"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}`` a recipe that says
+    ``[paper] table = "mine/2", row = "Ours"`` quotes from it; docs/recipes.md describes such a file.
     """
 
 
 @hookspec
 def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Data sets by name.
+    """Return factories of data sets by name; called when a data set is first looked up.
 
-    Returns:
-        ``{name: factory}``. A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder
-        given by ``--data`` (a :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's
-        signature names. It returns a :class:`pml_ext.plugin.DataSplits`. Missing or unreadable files raise
-        :class:`pml_ext.errors.DataError`. The hook is called when a data set is first looked up, so it may import
-        torchvision.
+    A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder given by ``--data`` (a
+    :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's signature names. It returns a
+    :class:`pml_ext.plugin.DataSplits`; missing or unreadable files raise :class:`pml_ext.errors.DataError`.
     """
 
 
 @hookspec
 def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Networks from images to features, by name.
+    """Return factories of networks from images ``[B, C, H, W]`` to features ``[B, F]``, by name.
 
-    Returns:
-        ``{name: factory}``. A recipe's ``[model.trunk]`` table calls ``factory(in_channels, image_size, **options)``
-        and gets a :class:`torch.nn.Module` that maps images ``[B, C, H, W]`` to features ``[B, F]``; ``options`` are
-        the table's keys that the factory's signature names.
+    A recipe's ``[model.trunk]`` table calls ``factory(in_channels, image_size, **options)``; ``options`` are the
+    table's keys that the factory's signature names.
     """
 
 
 @hookspec
 def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Metrics of retrieval or clustering, by name, in the form of PML's ``calculate_NAME``.
+    """Return metrics by name (``snake_case``), in the form of PML's ``calculate_NAME``.
 
-    Returns:
-        ``{name: function}``; names are ``snake_case``. ``function(**kwargs)`` returns a number and is called with what
-        PML's :class:`AccuracyCalculator` gives its methods: ``query_labels`` ``[Q]``, ``knn_labels`` and
-        ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
-        ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where the
-        signature names it. Every run and every :class:`pml_ext.RetrievalAccuracyCalculator` computes them.
+    Each is called ``function(**kwargs)``, with what PML's :class:`AccuracyCalculator` gives its methods, and returns a
+    number: ``query_labels`` ``[Q]``, ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the
+    size of the largest class), ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and
+    ``cluster_labels`` ``[Q]`` where the signature names it. Runs and :class:`pml_ext.RetrievalAccuracyCalculator`
+    compute them.
     """
 
 
 @hookspec
 def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
-    """Functions that ``pml-ext bench`` measures a loss of this plugin against.
+    """Return ``{loss name: {label: factory}}``: functions that ``pml-ext bench`` measures a loss of the plugin against.
 
-    Returns:
-        ``{loss name: {label: factory}}``; ``factory()`` returns a callable ``(embeddings, labels) -> loss``: the loss
-        that a user would pick instead, or a straightforward form of the same equation. A factory that requires
-        ``embedding_size`` or ``num_classes`` gets them by name.
+    ``factory()`` returns a callable ``(embeddings, labels) -> loss``: the loss that a user would pick instead, or a
+    plain form of the same equation. One that requires ``embedding_size`` or ``num_classes`` gets them by name.
     """

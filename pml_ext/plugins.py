@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import pluggy
 
 from . import hookspecs
-from .components import CAPABILITIES, Component, Paper, capabilities, pml_components
+from .components import CAPABILITIES, Component, capabilities, pml_components
 from .errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, unknown
 
 GROUP = "pml_ext"
@@ -121,23 +121,23 @@ class Plugins:
 
     def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         """Record each entry point and return those to load."""
-        points: dict[tuple[str, str, str], metadata.EntryPoint] = {}
+        points = {}  # an editable install and its folder on the path both show the same one
         for point in metadata.entry_points(group=GROUP):
-            # an editable install and its folder on the path both show the same one
-            points.setdefault((point.name, point.value, point.dist.name if point.dist else ""), point)
-        found = [
-            (PluginRecord(p.name, p.dist.name if p.dist else "unknown", p.dist.version if p.dist else "", p.value), p)
-            for p in points.values()
-        ]
-        found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
-        names = [point.name for _, point in found]
-        allowed, blocked = (_names_in(variable, names) for variable in ("PML_EXT_PLUGINS", "PML_EXT_BLOCK"))
+            name, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
+            points[point.name, point.value, name] = PluginRecord(point.name, name, version, point.value), point
+        found = sorted(points.values(), key=lambda pair: (not pair[0].shipped, pair[0].name))
         self.records = [record for record, _ in found]
-        for record in self.records:
-            if blocked is not None and record.name in blocked:
-                record.status = "blocked"
-            elif allowed is not None and record.name not in allowed:
-                record.status = "not allowed"
+        names = [record.name for record in self.records]
+        for variable, status in (("PML_EXT_PLUGINS", "not allowed"), ("PML_EXT_BLOCK", "blocked")):
+            if variable not in os.environ:
+                continue
+            listed = {name.strip() for name in os.environ[variable].split(",") if name.strip()}
+            for name in sorted(listed - {*names}):
+                installed = ", ".join(names) or "none"
+                raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
+            for record in self.records:
+                if (record.name in listed) == (status == "blocked"):
+                    record.status = status
         return [(record, point) for record, point in found if record.status == "waiting"]
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
@@ -164,10 +164,18 @@ class Plugins:
     def _add(self, name: str, module: object) -> None:
         """Take a plugin's hooks, components and recipes; all or nothing."""
         hooks = _hooks_of(module)
-        components = [*_components(hooks["pml_ext_components"](), name)] if "pml_ext_components" in hooks else []
-        recipes = _recipes(hooks["pml_ext_recipes"](), name) if "pml_ext_recipes" in hooks else {}
+        components: dict[tuple[str, str], Component] = {}
+        for component in _listed(hooks, "pml_ext_components"):
+            component = _checked(component, name)
+            other = components.setdefault((component.kind, component.name), component)
+            if other is not component:
+                raise PluginError(
+                    f"pml_ext_components names the {component.kind} {component.name!r} twice "
+                    f"({other.cls.__name__} and {component.cls.__name__}); names are unique per kind"
+                )
+        recipes = dict(file for folder in _listed(hooks, "pml_ext_recipes") for file in _recipe_files(name, folder))
         self._hooks[name] = hooks
-        self.components += components
+        self.components += components.values()
         self.recipes |= recipes
 
     def _guarded(self, record: PluginRecord, action: Callable[[], None], hook: str = "") -> None:
@@ -198,20 +206,25 @@ class Plugins:
             tables = self._tables.setdefault(hook, {})
             for plugin in [name for name, hooks in self._hooks.items() if hook in hooks and name not in tables]:
                 tables[plugin] = {}
-                call = functools.partial(self._call, plugin, hook)
                 if plugin in self.loaded:
-                    self._guarded(self.loaded[plugin], call, hook)
+                    self._guarded(self.loaded[plugin], functools.partial(self._call, plugin, hook), hook)
                     continue
                 try:
-                    call()
+                    self._call(plugin, hook)
                 except MissingExtraError as error:
                     self.lacking_extra[hook] = error
         self._emit_warnings()
         return tables
 
     def _call(self, plugin: str, hook: str) -> None:
-        names = [component.name for component in self.components if component.plugin == plugin]
-        self._tables[hook][plugin] = _table(hook, self._hooks[plugin][hook](), names)
+        answer = self._hooks[plugin][hook]()
+        if not isinstance(answer, Mapping) or not all(isinstance(key, str) for key in answer):
+            raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
+        form, serves, wanted = TABLES[hook]
+        for name, value in answer.items():
+            if not form.fullmatch(name) or not serves(value):
+                raise PluginError(f"{hook}: {name!r} is {value!r}, wanted {wanted}")
+        self._tables[hook][plugin] = dict(answer)
 
     def owner(self, plugin: str) -> str:
         """Return the distribution and version of a plugin, for error texts."""
@@ -227,29 +240,12 @@ class Plugins:
         component = _checked(component, LOCAL)
         self.load()
         key = (component.qualified_name, component.kind)
-        with self._lock:
-            self.components = [c for c in self.components if (c.qualified_name, c.kind) != key] + [component]
-
-    def forget_local(self) -> None:
-        """Forget the classes of the running process."""
-        self.components = [component for component in self.components if component.plugin != LOCAL]
-
-
-def _names_in(variable: str, known: Sequence[str]) -> set[str] | None:
-    """Return the plugins that an environment variable names; None if it is not set."""
-    if variable not in os.environ:
-        return None
-    names = {name.strip() for name in os.environ[variable].split(",") if name.strip()}
-    for name in sorted(names - {*known}):
-        installed = ", ".join(known) or "none"
-        raise PluginError(f"{variable}: {unknown('installed plugin', name, known)}; installed: {installed}")
-    return names
+        self.components = [c for c in self.components if (c.qualified_name, c.kind) != key] + [component]
 
 
 def _being_imported(module: str) -> bool:
-    """Return whether a module, or a package that it is in, is being imported by somebody else right now."""
-    parts = module.split(".")
-    specs = (getattr(sys.modules.get(".".join(parts[:n])), "__spec__", None) for n in range(1, len(parts) + 1))
+    """Return whether a module, or the package that it is in, is being imported by somebody else right now."""
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in (module, module.partition(".")[0]))
     return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
@@ -258,8 +254,8 @@ def _being_imported(module: str) -> bool:
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked one that is."""
-    for name, value in vars(module).items() if hasattr(module, "__dict__") else ():
-        if not name.startswith("pml_ext_") or not inspect.isfunction(value) or hasattr(value, "pml_ext_impl"):
+    for name, value in inspect.getmembers(module, inspect.isfunction):
+        if not name.startswith("pml_ext_") or hasattr(value, "pml_ext_impl"):
             continue
         if near := difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8):
             raise PluginError(
@@ -273,62 +269,34 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     return {caller.name: caller.get_hookimpls()[0].function for caller in manager.get_hookcallers(module) or ()}
 
 
-def _listed(hook: str, answer: Any) -> Iterable[Any]:
-    if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
+def _listed(hooks: Mapping[str, Callable[[], Any]], hook: str) -> Sequence[Any]:
+    answer = hooks[hook]() if hook in hooks else ()
+    if not isinstance(answer, (list, tuple)):
         raise PluginError(f"{hook} returned {answer!r}; it must return a list")
     return answer
-
-
-def _components(answer: Any, plugin: str) -> Iterator[Component]:
-    seen: dict[tuple[str, str], type] = {}
-    for component in _listed("pml_ext_components", answer):
-        component = _checked(component, plugin)
-        key = (component.kind, component.name)
-        if key in seen:
-            classes = " and ".join(dict.fromkeys((seen[key].__name__, component.cls.__name__)))
-            raise PluginError(
-                f"pml_ext_components names the {component.kind} {component.name!r} twice ({classes}); "
-                "names are unique per kind"
-            )
-        seen[key] = component.cls
-        yield component
 
 
 def _checked(component: Any, plugin: str) -> Component:
     """Return a component with its plugin's name; raise PluginError or, for a class of no kind, TypeError."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
-    if not isinstance(component.cls, type):
-        raise PluginError(f"a component is a class, not {component.cls!r}")
     if not isinstance(component.name, str) or not _KEBAB.fullmatch(component.name):
         raise PluginError(
             f"a component's name is kebab-case (letters a-z, digits, single hyphens), not {component.name!r}"
         )
-    if component.paper is not None and not isinstance(component.paper, Paper):
-        raise PluginError(f"{component.name}: paper must be a Paper(...), not {component.paper!r}")
-    _ = component.kind, component.summary, component.settings  # raise for a class that has none
+    _ = component.kind, component.settings  # raise for a class that has none
     wrapper = isinstance(inspect.getattr_static(component.cls, "capabilities", None), property)  # asks what it wraps
     if others := set() if wrapper else set(capabilities(component.cls)) - CAPABILITIES:
         raise PluginError(f"{component.name}: unknown capabilities {sorted(others)}; known are {sorted(CAPABILITIES)}")
     return dataclasses.replace(component, plugin=plugin)
 
 
-def _recipes(answer: Any, plugin: str) -> dict[str, Traversable]:
-    files: dict[str, Traversable] = {}
-    for folder in _listed("pml_ext_recipes", answer):
-        if not hasattr(folder, "iterdir") or not folder.is_dir():
-            raise PluginError(
-                f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write "
-                'importlib.resources.files(__name__) / "recipes"'
-            )
-        for name, file in _recipe_files(plugin, folder):
-            if name in files:
-                raise PluginError(f"two files are the recipe {name!r}: {files[name]} and {file}; rename one of them")
-            files[name] = file
-    return files
-
-
-def _recipe_files(prefix: str, folder: Traversable) -> Iterator[tuple[str, Traversable]]:
+def _recipe_files(prefix: str, folder: Any) -> Iterator[tuple[str, Traversable]]:
+    if not hasattr(folder, "iterdir") or not folder.is_dir():
+        raise PluginError(
+            f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write "
+            'importlib.resources.files(__name__) / "recipes"'
+        )
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _recipe_files(f"{prefix}/{entry.name}", entry)
@@ -336,50 +304,21 @@ def _recipe_files(prefix: str, folder: Traversable) -> Iterator[tuple[str, Trave
             yield f"{prefix}/{entry.name.removesuffix('.toml')}", entry
 
 
-def _table(hook: str, answer: Any, components: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(answer, Mapping) or not all(isinstance(key, str) for key in answer):
-        raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
-    for name, value in answer.items():
-        if problem := TABLES[hook](name, value, components):
-            raise PluginError(f"{hook}: {problem}")
-    return dict(answer)
+def _is_file(value: Any) -> bool:
+    return hasattr(value, "is_file") and value.is_file()
 
 
-def _factory_problem(name: str, factory: Any, _: Sequence[str]) -> str:
-    if not re.fullmatch(r"[^\s:@]+", name):
-        return f"a name has no space, ':' or '@' in it, not {name!r}"
-    return "" if callable(factory) else f"{name!r} is {factory!r}, wanted a function that makes it"
+def _are_factories(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(callable, value.values()))
 
 
-def _metric_problem(name: str, metric: Any, _: Sequence[str]) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        return f"a metric's name is snake_case, my_metric, not {name!r}"
-    return "" if callable(metric) else f"{name!r} is {metric!r}, wanted a function calculate_{name}(**kwargs)"
-
-
-def _file_problem(name: str, file: Any, _: Sequence[str]) -> str:
-    if not _KEBAB.fullmatch(name):
-        return f"a paper's name is kebab-case, my-paper, not {name!r}"
-    if hasattr(file, "read_text") and hasattr(file, "is_file") and file.is_file():
-        return ""
-    return (
-        f"{name!r} is {str(file)!r}, wanted a file of the package; write "
-        'importlib.resources.files(__name__) / "papers" / "mine.toml"'
-    )
-
-
-def _peers_problem(name: str, peers: Any, components: Sequence[str]) -> str:
-    if name not in components:
-        return f"{name!r} is no component of this plugin; it has {', '.join(components) or 'none'}"
-    good = isinstance(peers, Mapping) and all(map(callable, peers.values()))
-    return "" if good else f"{name!r} is {peers!r}, wanted {{label: function}}"
-
-
-# The hooks that return {name: ...}, with the check of an entry.
-TABLES: dict[str, Callable[[str, Any, Sequence[str]], str]] = {
-    "pml_ext_papers": _file_problem,
-    "pml_ext_datasets": _factory_problem,
-    "pml_ext_trunks": _factory_problem,
-    "pml_ext_metrics": _metric_problem,
-    "pml_ext_benchmark_peers": _peers_problem,
+_NAME = re.compile(r"[^\s:@]+")
+_PAPER = 'a file of the package: importlib.resources.files(__name__) / "papers" / "mine.toml"'
+# The hooks that return {name: value}: the form of a name, whether a value serves, and what is wanted.
+TABLES: dict[str, tuple[re.Pattern[str], Callable[[Any], bool], str]] = {
+    "pml_ext_papers": (_KEBAB, _is_file, _PAPER),
+    "pml_ext_datasets": (_NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "pml_ext_trunks": (_NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "pml_ext_metrics": (re.compile("[a-z][a-z0-9_]*"), callable, "a function (and a name in snake_case)"),
+    "pml_ext_benchmark_peers": (_KEBAB, _are_factories, "{label: function}"),
 }

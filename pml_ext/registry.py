@@ -34,7 +34,12 @@ from .plugins import TABLES, PluginRecord, Plugins
 
 _plugins = Plugins()
 _warned: set[str] = set()  # plugins whose classes have names of ours
-_HOOKS = {"data set": "pml_ext_datasets", "trunk": "pml_ext_trunks"}
+_HOOKS = {  # of what is registered by name beside components and recipes
+    "data set": "pml_ext_datasets",
+    "trunk": "pml_ext_trunks",
+    "metric": "pml_ext_metrics",
+    "paper": "pml_ext_papers",
+}
 
 
 def load() -> bool:
@@ -47,21 +52,14 @@ def plugins() -> list[PluginRecord]:
     """Return the entry points found, with what became of them; all their hooks are called."""
     for hook in TABLES:
         _plugins.table(hook)
-    owners: dict[tuple[str, str], list[str]] = {}
-    for component in _plugins.components:
-        owners.setdefault((component.kind, component.name), []).append(component.plugin)
-    for what, hook in _HOOKS.items():
-        owners |= {(what, name): [*factories] for name, factories in _claims(hook).items()}
-    for class_name, named in class_names().items():
-        owners["class", class_name] = [*dict.fromkeys(c.plugin for c in named)]
     for record in _plugins.records:
         record.clashes = []
-    for (what, name), claiming in owners.items():
-        chosen = _chosen(claiming)
-        means = f"means that of {chosen[0]!r}" if len(chosen) == 1 else "is an error"
-        for plugin in claiming if len(claiming) > 1 else ():
-            others = " and ".join(repr(other) for other in claiming if other != plugin)
-            if plugin in _plugins.loaded:
+    for what in (*KINDS, *_HOOKS, "class"):
+        for name, owners in _claims(what).items():
+            chosen = _chosen(owners)
+            means = f"means that of {next(iter(chosen))!r}" if len(chosen) == 1 else "is an error"
+            for plugin in owners.keys() & _plugins.loaded.keys() if len(owners) > 1 else ():
+                others = " and ".join(repr(other) for other in owners if other != plugin)
                 text = f"{what} {name!r}: also of {others}; the bare name {means}"
                 _plugins.loaded[plugin].clashes.append(text)
     return list(_plugins.records)
@@ -78,19 +76,52 @@ def isolated() -> Iterator[None]:
         _plugins, _warned = before
 
 
-def _chosen(claiming: Iterable[str], home: str = "") -> list[str]:
-    """Return the plugins that a name claimed by several means; more than one where nothing decides."""
-    claiming = list(claiming)
-    for wanted in ([p for p in claiming if p == home], [p for p in claiming if _plugins.ships(p)]):
-        if wanted:
-            return wanted
-    return claiming
+# Names of components of a kind, of classes ("class") and of what _HOOKS lists
 
 
-def _clash(name: str, claims: Mapping[str, str], form: str = "{!r}") -> PluginError:
-    """Return the error for a name that nothing decides; ``claims`` are plugins by qualified name."""
-    texts = " and ".join(f"{form.format(full)} ({_plugins.owner(plugin)})" for full, plugin in claims.items())
-    return PluginError(f"{name!r} is claimed by two plugins; use {texts}, or leave one out with PML_EXT_BLOCK")
+def _claims(what: str) -> dict[str, dict[str, Any]]:
+    """Return ``{name: {plugin: value}}``."""
+    if what in _HOOKS:
+        tables = _plugins.table(_HOOKS[what])
+        entries = [(name, plugin, value) for plugin, table in tables.items() for name, value in table.items()]
+    elif what == "class":
+        ours = (c for c in components() if not c.name.startswith("pml/"))
+        entries = [(c.cls.__name__, c.plugin, c) for c in ours]
+    else:
+        entries = [(c.name, c.plugin, c) for c in components(what)]
+    names: dict[str, dict[str, Any]] = {}
+    for name, plugin, value in entries:
+        names.setdefault(name, {})[plugin] = value
+    return names
+
+
+def _chosen(owners: Mapping[str, Any], home: str = "") -> dict[str, Any]:
+    """Return the owners that a name claimed by several means; more than one where nothing decides."""
+    if home in owners:
+        return {home: owners[home]}
+    return {plugin: value for plugin, value in owners.items() if _plugins.ships(plugin)} or dict(owners)
+
+
+def _candidates(what: str, name: str, home: str = "") -> dict[str, Any]:
+    """Return what a name, or ``entry-point:name``, may mean, by plugin."""
+    claims = _claims(what)
+    plugin, _, short = name.rpartition(":")
+    if plugin in claims.get(short, {}):
+        return {plugin: claims[short][plugin]}
+    return _chosen(claims.get(name, {}), home)
+
+
+def _find(what: str, name: str, home: str = "") -> tuple[str, Any]:
+    """Return the plugin and the value that a name means."""
+    found = _candidates(what, name, home)
+    if not found:
+        if error := _plugins.lacking_extra.get(_HOOKS.get(what, "")):
+            raise error
+        raise UnknownNameError(unknown(what, name, _claims(what)))
+    if len(found) > 1:
+        texts = " and ".join(f"'{plugin}:{name}' ({_plugins.owner(plugin)})" for plugin in found)
+        raise PluginError(f"{name!r} is claimed by two plugins; use {texts}, or leave one out with PML_EXT_BLOCK")
+    return next(iter(found.items()))
 
 
 # Components
@@ -117,25 +148,21 @@ def get(name: str, kind: str | None = None, home: str = "") -> Component:
         UnknownNameError: nothing, or more than one kind, has the name.
         PluginError: two plugins claim the name.
     """
-    named = candidates(name, kind, home)
-    if len(named) == 1:
-        return named[0]
-    if not named:
-        raise UnknownNameError(unknown(kind or "component", name, (c.name for c in components(kind))))
-    if len({c.kind for c in named}) > 1:
-        kinds = " and ".join(f"a {c.kind}" for c in named)
-        raise UnknownNameError(f"{name!r} is {kinds}; say which, for example kind={named[0].kind!r}")
-    raise _clash(name, {c.qualified_name: c.plugin for c in named})
+    if kind is None:
+        kinds = list(dict.fromkeys(c.kind for c in candidates(name)))
+        if not kinds:
+            raise UnknownNameError(unknown("component", name, (c.name for c in components())))
+        if len(kinds) > 1:
+            named = " and ".join(f"a {kind}" for kind in kinds)
+            raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
+        kind = kinds[0]
+    component: Component = _find(kind, name, home)[1]
+    return component
 
 
-def candidates(name: str, kind: str | None = None, home: str = "") -> list[Component]:
+def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may mean, of several kinds or of several plugins."""
-    known = components(kind)
-    if exact := [c for c in known if c.qualified_name == name]:
-        return exact
-    named = [c for c in known if c.name == name]
-    chosen = _chosen([c.plugin for c in named], home)
-    return [c for c in named if c.plugin in chosen]
+    return [c for each in ([kind] if kind else KINDS) for c in _candidates(each, name).values()]
 
 
 def short_name(component: Component) -> str:
@@ -154,10 +181,10 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
         return lambda target: register(target, name=name, paper=paper)
     component = Component(cls, name or kebab(cls.__name__), paper)
     _plugins.add_local(component)
-    meant = candidates(component.name, component.kind)
-    if LOCAL not in {other.plugin for other in meant}:
+    meant = _candidates(component.kind, component.name)
+    if LOCAL not in meant:
         warnings.warn(
-            f"{component.name!r} is a {component.kind} of {meant[0].plugin!r} too, which the bare name means; "
+            f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means; "
             f"{LOCAL}:{component.name} is yours",
             PluginWarning,
             stacklevel=2,
@@ -167,16 +194,12 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
 
 def unregister_local() -> None:
     """Forget the classes that :func:`register` added."""
-    _plugins.forget_local()
+    _plugins.components = [component for component in _plugins.components if component.plugin != LOCAL]
 
 
-def class_names() -> dict[str, list[Component]]:
-    """Return registered classes, PML's left out, by class name: what ``from pml_ext import X`` offers."""
-    names: dict[str, list[Component]] = {}
-    for component in components():
-        if not component.name.startswith("pml/"):
-            names.setdefault(component.cls.__name__, []).append(component)
-    return names
+def class_names() -> dict[str, dict[str, Component]]:
+    """Return ``{class name: {plugin: component}}``, PML's left out: what ``from pml_ext import X`` offers."""
+    return _claims("class")
 
 
 def class_by_name(class_name: str) -> type:
@@ -187,29 +210,27 @@ def class_by_name(class_name: str) -> type:
         PluginError: several plugins have such a class, and none is of this distribution.
     """
     names = class_names()
-    owners = names.get(class_name, [])
-    chosen = _chosen([c.plugin for c in owners])
-    classes = {c.cls: c for c in owners if c.plugin in chosen}
-    if len(classes) > 1:
-        claims = {c.qualified_name: c.plugin for c in classes.values()}
-        raise _clash(class_name, claims, "pml_ext.registry.get({!r}).cls")
-    if not classes:
+    if class_name not in names:
         raise UnknownNameError(unknown("class", class_name, names))
-    for other in owners:
-        if other.cls not in classes and other.plugin not in _warned:
-            _warned.add(other.plugin)
-            shared = ", ".join(name for name, all_of in names.items() if {c.plugin for c in all_of} > {other.plugin})
+    chosen: dict[str, type] = {plugin: component.cls for plugin, component in _chosen(names[class_name]).items()}
+    if len({*chosen.values()}) > 1:
+        components = " and ".join(f"registry.get({names[class_name][p].qualified_name!r}).cls" for p in chosen)
+        raise PluginError(f"{class_name!r} is a class of two plugins; use {components} of pml_ext")
+    for plugin, other in names[class_name].items():
+        if other.cls not in chosen.values() and plugin not in _warned:
+            _warned.add(plugin)
+            shared = ", ".join(name for name, owners in names.items() if plugin in owners and len(owners) > 1)
             warnings.warn(
-                f"the plugin {other.plugin!r} ({_plugins.owner(other.plugin)}) has classes of names that pml_ext "
-                f"ships: {shared}; pml_ext's are taken, and pml_ext.registry.get({other.qualified_name!r}, "
-                f"{other.kind!r}).cls is the other {other.cls.__name__}",
+                f"the plugin {plugin!r} ({_plugins.owner(plugin)}) has classes of names that pml_ext ships: {shared}; "
+                f"pml_ext's are taken, and pml_ext.registry.get({other.qualified_name!r}, {other.kind!r}).cls is the "
+                f"other {class_name}",
                 PluginWarning,
                 stacklevel=3,
             )
-    return next(iter(classes))
+    return next(iter(chosen.values()))
 
 
-# Recipes, data sets, trunks, peers
+# Recipes, data sets, trunks, metrics, peers
 
 
 def recipes() -> dict[str, Traversable]:
@@ -226,34 +247,22 @@ def recipe(name: str) -> Traversable:
     return known[name]
 
 
-def papers() -> dict[str, Traversable]:
-    """Return files of papers by name; one that its bare name does not mean is there as ``entry-point:name``."""
-    return _by_name("pml_ext_papers")
+def factories(what: str) -> dict[str, Any]:
+    """Return what hooks give of one sort (``"data set"``, ``"trunk"``, ``"metric"``, ``"paper"``), by name.
+
+    A name that others have too, and that does not mean this one, is there as ``entry-point:name``.
+    """
+    names: dict[str, Any] = {}
+    for name, owners in _claims(what).items():
+        means = [*_chosen(owners)]
+        names |= {name if means == [plugin] else f"{plugin}:{name}": value for plugin, value in owners.items()}
+    return dict(sorted(names.items()))
 
 
-def datasets() -> dict[str, Callable[..., Any]]:
-    """Return factories of data sets by name; one that its bare name does not mean is there as ``entry-point:name``."""
-    return _by_name("pml_ext_datasets")
-
-
-def dataset(name: str) -> Callable[..., Any]:
-    """Return the factory of a data set: see :func:`pml_ext.hookspecs.pml_ext_datasets`."""
-    return _claimant("data set", name)[1]
-
-
-def trunks() -> dict[str, Callable[..., Any]]:
-    """Return factories of trunks by name; one that its bare name does not mean is there as ``entry-point:name``."""
-    return _by_name("pml_ext_trunks")
-
-
-def trunk(name: str) -> Callable[..., Any]:
-    """Return the factory of a trunk: see :func:`pml_ext.hookspecs.pml_ext_trunks`."""
-    return _claimant("trunk", name)[1]
-
-
-def metrics() -> dict[str, Callable[..., Any]]:
-    """Return metrics of plugins by name; one that its bare name does not mean is there as ``entry-point:name``."""
-    return _by_name("pml_ext_metrics")
+def factory(what: str, name: str) -> Callable[..., Any]:
+    """Return the factory of a ``"data set"`` or a ``"trunk"``: see :mod:`pml_ext.hookspecs`."""
+    found: Callable[..., Any] = _find(what, name)[1]
+    return found
 
 
 def benchmark_peers(component: Component) -> dict[str, Callable[..., Any]]:
@@ -261,42 +270,9 @@ def benchmark_peers(component: Component) -> dict[str, Callable[..., Any]]:
     return dict(_plugins.table("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
 
 
-def _claims(hook: str) -> dict[str, dict[str, Any]]:
-    """Return ``{name: {plugin: value}}``."""
-    names: dict[str, dict[str, Any]] = {}
-    for plugin, table in _plugins.table(hook).items():
-        for name, value in table.items():
-            names.setdefault(name, {})[plugin] = value
-    return names
-
-
-def _by_name(hook: str) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for name, owners in _claims(hook).items():
-        chosen = _chosen(owners)
-        names |= {name if chosen == [plugin] else f"{plugin}:{name}": value for plugin, value in owners.items()}
-    return dict(sorted(names.items()))
-
-
-def _claimant(what: str, name: str, home: str = "") -> tuple[str, Callable[..., Any]]:
-    """Return the plugin and the factory that the name of a data set or a trunk means."""
-    names = _claims(_HOOKS[what])
-    plugin, _, short = name.partition(":")
-    if plugin in names.get(short, {}):
-        return plugin, names[short][plugin]
-    if name not in names:
-        if error := _plugins.lacking_extra.get(_HOOKS[what]):
-            raise error
-        raise UnknownNameError(unknown(what, name, names))
-    chosen = _chosen(names[name], home)
-    if len(chosen) > 1:
-        raise _clash(name, {f"{plugin}:{name}": plugin for plugin in chosen})
-    return chosen[0], names[name][chosen[0]]
-
-
 def plugin_of(what: str, name: str, home: str = "") -> str:
     """Return the plugin that a name of a kind, a ``"data set"`` or a ``"trunk"`` means: see :func:`get`."""
-    return _claimant(what, name, home)[0] if what in _HOOKS else get(name, what, home).plugin
+    return _find(what, name, home)[0]
 
 
 def version_of(plugin: str) -> dict[str, str]:
@@ -309,19 +285,14 @@ def version_of(plugin: str) -> dict[str, str]:
 def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
     """Return, on one line, what to do about plugins that are not in use; ``wanted`` has their :func:`version_of`."""
     load()
+    status = {record.name: record.status for record in _plugins.records}
     reasons = {"blocked": "left out by PML_EXT_BLOCK", "not allowed": "not named in PML_EXT_PLUGINS"}
     texts = []
     for plugin, about in wanted.items():
-        if not about or plugin in _plugins.loaded:
-            continue
-        status = next((record.status for record in _plugins.records if record.name == plugin), "")
-        name, version = about.get("distribution", plugin), about.get("version", "")
-        exact = f"{name}=={version}" if version else name
-        texts.append(
-            f"the plugin {plugin!r} is {reasons.get(status, status)}; pml-ext plugins -v shows more"
-            if status
-            else f"the plugin {plugin!r} of {name} {version} is not installed; type: pip install {exact}"
-        )
+        if about and plugin not in _plugins.loaded:
+            exact = "{distribution} {version} is not installed; type: pip install {distribution}=={version}"
+            here = f"is {reasons.get(status.get(plugin, ''), 'broken')}; pml-ext plugins -v shows more"
+            texts.append(f"the plugin {plugin!r} " + (here if plugin in status else "of " + exact.format(**about)))
     return ". ".join(texts)
 
 
@@ -332,22 +303,17 @@ class BuildContext(TypedDict, total=False):
     """Values known beside a component's own settings, by the name of the setting that each fills.
 
     A component may rely on these names and no others. Recipes, ``pml-ext bench`` and the conformance kit fill in what
-    they know; what is not known where a component is built is left out.
+    they know. ``embedding_size`` and ``num_classes`` fill settings without a default alone, the others any:
 
-    These fill settings that have no default:
-
-    - ``embedding_size``: D. A recipe's ``[model] embedding_size``; the size of the batches that are timed or checked.
-    - ``num_classes``: of the training images; of the batches that are timed or checked.
-
-    These fill a setting with a default as well, since that cannot know the data:
-
+    - ``embedding_size``: D.
+    - ``num_classes``: of the training images, or of the batches that are timed or checked.
     - ``class_labels``: the labels of the training images, each once, sorted. Recipes alone.
     - ``collect_stats``: True, since a run records what is collected. Recipes alone, and for the component itself; the
       other names are for the components in its settings too.
-    - ``labels``: one per training image, in their order. For samplers of recipes, and in the kit.
-    - ``batch_size``: images per batch, of all processes together. As ``labels``.
-    - ``length_before_new_iter``: images per epoch. As ``labels``.
-    - ``seed``: the run's. For samplers of recipes.
+    - ``labels``: one per training image, in their order. For samplers, as the following.
+    - ``batch_size``: images per batch, of all processes together.
+    - ``length_before_new_iter``: images per epoch.
+    - ``seed``: the run's. Recipes alone.
     """
 
     embedding_size: int

@@ -54,12 +54,14 @@ def test_embedders():
     ],
 )
 def test_torchvision_models_lose_their_last_linear_layer(name, size, features):
-    trunk = registry.trunk(f"torchvision/{name}")(3, size)
+    trunk = registry.factory("trunk", f"torchvision/{name}")(3, size)
     assert models.output_size(trunk, 3, size) == features
     trunk.train()
     assert isinstance(trunk(torch.zeros(2, 3, size, size)), torch.Tensor)  # auxiliary heads are off
     if name == "resnet18":
-        assert models.output_size(registry.trunk(f"torchvision/{name}")(1, 32), 1, 32) == 512  # gray is repeated
+        assert (
+            models.output_size(registry.factory("trunk", f"torchvision/{name}")(1, 32), 1, 32) == 512
+        )  # gray is repeated
 
 
 @pytest.mark.parametrize(
@@ -119,4 +121,6 @@ def test_normalization_of_pretrained_weights():
 
 def test_every_torchvision_model_is_listed():
     models_of_torchvision = torchvision.models.list_models(module=torchvision.models)
-    assert {"convnet", "mlp", *(f"torchvision/{name}" for name in models_of_torchvision)} <= set(registry.trunks())
+    assert {"convnet", "mlp", *(f"torchvision/{name}" for name in models_of_torchvision)} <= set(
+        registry.factories("trunk")
+    )

@@ -55,7 +55,6 @@ BROKEN = {
     MARKED + "components(): return [int]": r"Component\(...\) entries",
     MARKED + "components(): return [Component(int, 'x')]": "extends none of the base classes",
     MARKED + "components(): return [Component(NCALoss, 'Not_Kebab')]": "kebab-case",
-    MARKED + "components(): return [Component(NCALoss, 'a', paper='p')]": r"paper must be a Paper\(...\), not 'p'",
     MARKED + "components(): return [Component(type('L', (NCALoss,), {'capabilities': ['speed']}), 'a')]": "unknown cap",
     MARKED + "components(): return [Component(NCALoss, 'a'), Component(AngularLoss, 'a')]": (
         r"names the loss 'a' twice \(NCALoss and AngularLoss\)"
@@ -65,9 +64,9 @@ BROKEN = {
     MARKED + "recipes(): return ['recipes']": r"'recipes', which is no folder of a package; write importlib.resources",
     MARKED + "trunks(): pass": "pml_ext_trunks returned None; it must return a mapping",
     MARKED + "trunks(): return {'t': 5}": "'t' is 5, wanted a function",
-    MARKED + "datasets(): return {'a b': int}": "no space.* not 'a b'",
+    MARKED + "datasets(): return {'a b': int}": "'a b' is .*wanted a function .and a name without space",
     MARKED + "papers(): return {'my-paper': 'tables.toml'}": "wanted a file of the package",
-    MARKED + "benchmark_peers(): return {'typo': {}}": "'typo' is no component of this plugin; it has none",
+    MARKED + "benchmark_peers(): return {'a': 5}": "'a' is 5, wanted {label: function}",
 }
 
 
@@ -82,7 +81,7 @@ def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, insta
     assert registry.get("foreign").kind == "loss"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert {"convnet", "mlp"} <= registry.trunks().keys()
+        assert {"convnet", "mlp"} <= registry.factories("trunk").keys()
         assert record("broken").status == "broken"
         assert re.search(cause, record("broken").error), record("broken").error
     assert not any(component.plugin == "broken" for component in registry.components())
@@ -105,9 +104,9 @@ def test_a_failing_hook_costs_what_it_offers_and_nothing_else(install_loss):
     )
     before = registry.get("late")
     with pytest.warns(PluginWarning, match="'late' of late 1.0 is broken and the answer of pml_ext_datasets.*no disk"):
-        assert "digits" in registry.datasets()
+        assert "digits" in registry.factories("data set")
     assert registry.get("late") == before
-    assert registry.trunk("late-trunk") is int
+    assert registry.factory("trunk", "late-trunk") is int
     assert (record("late").status, record("late").error) == ("broken", "pml_ext_datasets: OSError: no disk")
 
 
@@ -115,10 +114,10 @@ def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, mon
     install_loss("foreign", more="\n    @hookimpl\n    def pml_ext_datasets():\n        return {'theirs': int}\n")
     monkeypatch.setitem(sys.modules, "pml_ext.data", None)  # as where its extra is not installed
     monkeypatch.setitem(sys.modules, "pml_ext.models", None)
-    assert registry.dataset("theirs") is int
-    assert [*registry.datasets()] == ["theirs"]
+    assert registry.factory("data set", "theirs") is int
+    assert [*registry.factories("data set")] == ["theirs"]
     assert record("foreign").status == "ok"
-    for look_up in (lambda: registry.dataset("digits"), lambda: registry.trunk("convnet")):
+    for look_up in (lambda: registry.factory("data set", "digits"), lambda: registry.factory("trunk", "convnet")):
         with pytest.raises(MissingExtraError, match="pml-ext\\[train\\]"):
             look_up()
 

@@ -40,7 +40,7 @@ def test_unknown_names_say_the_nearest():
     with pytest.raises(UnknownNameError, match="kinds are loss, miner"):
         registry.components("losses")
     with pytest.raises(UnknownNameError, match="no data set 'digit'; nearest: digits"):
-        registry.dataset("digit")
+        registry.factory("data set", "digit")
     with pytest.raises(AttributeError, match="CBMLLoss"):
         pml_ext.CBMLoss  # noqa: B018
     assert not hasattr(pml_ext, "NoSuchThing")
@@ -65,10 +65,10 @@ def test_names_that_two_others_claim_stay_reachable_by_their_own(install_loss):
     with pytest.raises(PluginError, match="first:zz-same.*second:zz-same"):
         registry.class_by_name("SameLoss")
     with pytest.raises(PluginError, match=r"'first:twice' \(first 1.0\) and 'second:twice' \(second 1.0\)"):
-        registry.dataset("twice")
-    assert [registry.dataset(f"{module}:twice")(None) for module in ("first", "second")] == [0, 1]
-    assert {"first:twice", "second:twice"} <= set(registry.datasets())
-    assert "twice" not in registry.datasets()
+        registry.factory("data set", "twice")
+    assert [registry.factory("data set", f"{module}:twice")(None) for module in ("first", "second")] == [0, 1]
+    assert {"first:twice", "second:twice"} <= set(registry.factories("data set"))
+    assert "twice" not in registry.factories("data set")
 
 
 def test_register_in_the_running_process_and_again():
@@ -146,7 +146,11 @@ def ours():
 def claimed(install_plugin):
     """Two plugins, first and last by name, that claim every name of ours; and a third that claims our entry points."""
     classes = [(c.kind, c.name, c.cls.__name__) for c in ours()]
-    names = {"classes": classes, "datasets": [*registry.datasets()], "trunks": [*registry.trunks()]}
+    names = {
+        "classes": classes,
+        "datasets": [*registry.factories("data set")],
+        "trunks": [*registry.factories("trunk")],
+    }
     for owner in ("aaa", "zzz"):
         package = install_plugin(owner, CLAIMS.format(owner=owner, **names))
         (package / "recipes").mkdir()
@@ -176,7 +180,7 @@ def everything():
         "uses": {name: names_in(name) for name in recipes},
         "shown": shown,
         "targets": [components_of(name) for name in ("cbml", "pml_ext_pddm", "local-positive", "metric-variance")],
-        "data": [registry.dataset("digits"), registry.trunk("convnet")],
+        "data": [registry.factory("data set", "digits"), registry.factory("trunk", "convnet")],
     }
 
 

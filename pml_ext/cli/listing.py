@@ -95,7 +95,7 @@ def _entries(what: What) -> list[dict[str, str]]:
 
         files = pipelines().items()
         return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
-    factories = registry.datasets() if what is What.datasets else registry.trunks()
+    factories = registry.factories("data set" if what is What.datasets else "trunk")
     entries = [_factory(name, each, each.__module__.partition(".")[0]) for name, each in factories.items()]
     if what is What.datasets:
         from ..data import PATH_FACTORIES

@@ -365,7 +365,7 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
     """
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
-    for name, function in registry.metrics().items():
+    for name, function in registry.factories("metric").items():
         if name in taken or hasattr(calculator or RetrievalAccuracyCalculator, PREFIX + name):
             text = f"the metric {name!r} of a plugin is left out: the name is taken"
             warnings.warn(text, PluginWarning, stacklevel=3)

@@ -203,7 +203,7 @@ def test_hooks_that_give_no_file(install_plugin):
         with pytest.warns(
             PluginWarning, match="pml_ext_papers: 'mine' is .*absent.toml', wanted a file of the package"
         ):
-            assert "mine" not in registry.papers()
+            assert "mine" not in registry.factories("paper")
 
 
 def test_the_report_has_the_papers_values_beside_the_runs(mine):

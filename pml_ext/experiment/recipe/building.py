@@ -86,7 +86,7 @@ def dataset_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a data set; of ``folder:PATH`` and ``table:FILE.csv`` with the path filled in."""
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
-        return registry.dataset(name)
+        return registry.factory("data set", name)
     factory, wanted = PATH_FACTORIES[prefix]
     if not path:
         raise ConfigError(f"found {name!r}, wanted {wanted}")
@@ -99,7 +99,7 @@ def trunk_factory(name: str) -> Callable[..., Any]:
         short = name.removeprefix(models.TIMM)
         models.timm_library(short)
         return functools.partial(models.timm_trunk, name=short)
-    return models.builtin_trunk(name) or registry.trunk(name)
+    return models.builtin_trunk(name) or registry.factory("trunk", name)
 
 
 def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
@@ -219,4 +219,4 @@ def metric_names(recipe: Recipe) -> list[str]:
     table = recipe.evaluation
     metrics = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
     classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
-    return [*(metric.name for metric in metrics if metric.in_runs), *registry.metrics(), *classified]
+    return [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric"), *classified]

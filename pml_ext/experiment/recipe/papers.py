@@ -129,7 +129,7 @@ class Quoted(NamedTuple):
 def papers() -> dict[str, Printed]:
     """Return the registered papers by name (:func:`pml_ext.hookspecs.pml_ext_papers`), warning of unreadable files."""
     read = {}
-    for name, file in registry.papers().items():
+    for name, file in registry.factories("paper").items():
         try:
             read[name] = _parsed(str(file), file)
         except ConfigError as error:
@@ -145,7 +145,7 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
         ConfigError: the paper's file cannot be read, naming it, the key and what is wanted.
     """
     paper, _, number = name.partition("/")
-    files = registry.papers()
+    files = registry.factories("paper")
     if paper not in files or not number:
         return None
     read = _parsed(str(files[paper]), files[paper])
