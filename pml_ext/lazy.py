@@ -1,14 +1,15 @@
-"""Packages whose names are imported when they are first used, so that a command pays for what it uses alone."""
+"""Modules whose names are imported when they are first used, so that a command pays for what it uses alone."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .errors import needs_extra
+from .errors import needs_extra, unknown
 
 
 def check_there(packages: Iterable[str], extra: str, what: str) -> None:
@@ -25,33 +26,22 @@ def check_there(packages: Iterable[str], extra: str, what: str) -> None:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def lazily(package: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports a module when one of its names is first used.
+def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module that imports a name of its ``if TYPE_CHECKING`` block when it is used.
 
-    The names come from the ``if TYPE_CHECKING`` block of the package's ``__init__.py``. None may be that of a module of
-    the package as well: once that is imported, Python gives the module.
-
-    Args:
-        package: the package's name.
-        extra: the extra of ``pml-ext`` that the modules need.
-        what: the feature that needs it, as the start of a sentence.
-        needs: packages of that extra, which are looked for at once.
-
-    Raises:
-        MissingExtraError: one of these is not installed.
+    None may be that of a module of the package as well: once that is imported, Python gives the module. The other
+    arguments are those of :func:`check_there`, which looks for ``needs`` at once.
     """
     check_there(needs, extra, what)
-    modules: dict[str, str] = {}
 
     def get(name: str) -> Any:
-        if not modules:
-            loader: Any = sys.modules[package].__loader__
-            modules.update(relative_imports(loader.get_source(package)))
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        this = sys.modules[module]
+        names = {} if name.startswith("__") else relative_imports(inspect.getsource(this))
+        if name not in names:
+            raise AttributeError(f"module {module!r}: {unknown('name', name, names)}")
         with needs_extra(extra, what):
-            value = imported(package, modules[name], name)
-        setattr(sys.modules[package], name, value)
+            value = imported(this.__package__ or "", names[name], name)
+        setattr(this, name, value)
         return value
 
     return get
@@ -64,7 +54,8 @@ def relative_imports(source: str) -> dict[str, str]:
 
 
 def imported(package: str, module: str, name: str) -> Any:
-    """Return a name of a relative module; a module itself where ``module`` is ``"."``."""
-    if module == ".":
-        return importlib.import_module(f".{name}", package)
-    return getattr(importlib.import_module(module, package), name)
+    """Return a name of a relative module; a module itself where there is one of that name."""
+    found = None if module == "." else importlib.import_module(module, package)
+    if found is not None and hasattr(found, name):
+        return getattr(found, name)
+    return importlib.import_module(f"{module.rstrip('.')}.{name}", package)

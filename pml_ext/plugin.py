@@ -4,230 +4,108 @@
 
     from pml_ext.plugin import BaseMetricLossFunction, Component, FullPrecisionForward, hookimpl, pair_masks
 
-The plugins of this distribution import this module and nothing else of ``pml_ext``. Names are added here; none is taken
-away without a major version. Importing it needs torch and PML; what needs the extra ``train`` (data sets, clustering,
-figures) is imported when it is asked for.
+The plugins of this distribution import this module and nothing else of ``pml_ext``. PML's own base classes are here
+too, so that they are found whatever PML's version; its losses and miners are components: ``build("pml/contrastive",
+"loss")``. Importing it needs torch and PML; what needs the extra ``train`` (data sets, clustering, figures) is imported
+when it is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .components import Component, Paper, capabilities
-from .distances import (
-    DistanceSettings,
-    EuclideanDistance,
-    GramCosineSimilarity,
-    GramDotProductSimilarity,
-    NormalizedRows,
-    SimilaritySettings,
-    matrix_of,
-    require_distance,
-    require_similarity,
-)
-from .errors import (
-    ConfigError,
-    DataError,
-    MissingExtraError,
-    PmlExtError,
-    TrainingError,
-    TrainingWarning,
-    needs_extra,
-    unknown,
-)
-from .hookspecs import hookimpl, packaged
-from .losses import (
-    MultipleLosses,
-    PairLoss,
-    PairLossSettings,
-    Pairs,
-    RegularizedLoss,
-    Terms,
-    call_loss,
-    per_anchor,
-    per_pair,
-    per_triplet,
-    reduced,
-)
-from .miners import TiledMiner
-from .pairwise import (
-    ClassLabels,
-    ClassMembers,
-    FullPrecisionForward,
-    FullPrecisionMining,
-    all_places,
-    apart,
-    autocast_off,
-    check_batch,
-    check_indices_tuple,
-    check_references,
-    class_members,
-    cosine_similarity,
-    euclidean_distances,
-    exp_bounded,
-    gram,
-    hard_pair_masks,
-    in_tiles,
-    log_one_plus_sum_exp,
-    masked_max,
-    masked_mean,
-    masked_min,
-    masked_sum,
-    normalize,
-    pair_masks,
-    pair_to_full_precision,
-    rows_per_tile,
-    tiles_of_rows,
-    to_full_precision,
-    transformed,
-)
-
-# PML's own base classes and what else of it a component is made of: from here, so that they are found whatever PML's
-# version. Its losses and miners themselves are components: build("pml/contrastive", "loss").
-from .pml import (
-    BaseDistance,
-    BaseMetricLossFunction,
-    BaseMiner,
-    BaseReducer,
-    BaseRegularizer,
-    CosineSimilarity,
-    DotProductSimilarity,
-    EmbeddingsAlreadyPackagedAsTriplets,
-    LossSettings,
-    LpDistance,
-    MinerSettings,
-    ModuleSettings,
-    RegularizerSettings,
-)
-from .reducers import SumOfReducedReducer, SumOverDivisorReducer
-from .registry import BuildContext, build
-from .regularizers import LabeledRegularizer
-from .samplers import sampler_state, set_sampler_state
-from .settings import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_number,
-    check_tile_size,
-    number_settings,
-    own_settings,
-)
+from .components import Component as Component
+from .components import Paper as Paper
+from .components import capabilities as capabilities
+from .distances import EuclideanDistance as EuclideanDistance
+from .distances import GramCosineSimilarity as GramCosineSimilarity
+from .distances import GramDotProductSimilarity as GramDotProductSimilarity
+from .distances import NormalizedRows as NormalizedRows
+from .distances import matrix_of as matrix_of
+from .distances import require_distance as require_distance
+from .distances import require_similarity as require_similarity
+from .errors import ConfigError as ConfigError
+from .errors import DataError as DataError
+from .errors import TrainingWarning as TrainingWarning
+from .hookspecs import hookimpl as hookimpl
+from .hookspecs import packaged as packaged
+from .lazy import lazily, relative_imports
+from .losses import PairLoss as PairLoss
+from .losses import PairLossSettings as PairLossSettings
+from .losses import Pairs as Pairs
+from .losses import RegularizedLoss as RegularizedLoss
+from .losses import Terms as Terms
+from .losses import call_loss as call_loss
+from .losses import per_anchor as per_anchor
+from .losses import per_pair as per_pair
+from .losses import per_triplet as per_triplet
+from .losses import reduced as reduced
+from .miners import TiledMiner as TiledMiner
+from .pairwise import ClassLabels as ClassLabels
+from .pairwise import ClassMembers as ClassMembers
+from .pairwise import FullPrecisionForward as FullPrecisionForward
+from .pairwise import FullPrecisionMining as FullPrecisionMining
+from .pairwise import all_places as all_places
+from .pairwise import apart as apart
+from .pairwise import autocast_off as autocast_off
+from .pairwise import check_batch as check_batch
+from .pairwise import check_references as check_references
+from .pairwise import class_members as class_members
+from .pairwise import cosine_similarity as cosine_similarity
+from .pairwise import euclidean_distances as euclidean_distances
+from .pairwise import exp_bounded as exp_bounded
+from .pairwise import gram as gram
+from .pairwise import hard_pair_masks as hard_pair_masks
+from .pairwise import in_tiles as in_tiles
+from .pairwise import log_one_plus_sum_exp as log_one_plus_sum_exp
+from .pairwise import masked_max as masked_max
+from .pairwise import masked_mean as masked_mean
+from .pairwise import masked_min as masked_min
+from .pairwise import masked_sum as masked_sum
+from .pairwise import normalize as normalize
+from .pairwise import pair_masks as pair_masks
+from .pairwise import pair_to_full_precision as pair_to_full_precision
+from .pairwise import rows_per_tile as rows_per_tile
+from .pairwise import tiles_of_rows as tiles_of_rows
+from .pairwise import to_full_precision as to_full_precision
+from .pairwise import transformed as transformed
+from .pml import BaseDistance as BaseDistance
+from .pml import BaseMetricLossFunction as BaseMetricLossFunction
+from .pml import BaseMiner as BaseMiner
+from .pml import BaseReducer as BaseReducer
+from .pml import BaseRegularizer as BaseRegularizer
+from .pml import CosineSimilarity as CosineSimilarity
+from .pml import DotProductSimilarity as DotProductSimilarity
+from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
+from .pml import LossSettings as LossSettings
+from .pml import LpDistance as LpDistance
+from .pml import MinerSettings as MinerSettings
+from .pml import ModuleSettings as ModuleSettings
+from .pml import RegularizerSettings as RegularizerSettings
+from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
+from .registry import BuildContext as BuildContext
+from .registry import build as build
+from .regularizers import LabeledRegularizer as LabeledRegularizer
+from .settings import check_choice as check_choice
+from .settings import check_count as check_count
+from .settings import check_flag as check_flag
+from .settings import check_number as check_number
+from .settings import check_tile_size as check_tile_size
+from .settings import own_settings as own_settings
 
 if TYPE_CHECKING:
-    from .data import DataSplits, LabeledImages, read_image
-    from .evaluation import figures, kmeans
+    from .data import DataSplits as DataSplits
+    from .data import LabeledImages as LabeledImages
+    from .data import read_image as read_image
+    from .evaluation import figures as figures
+    from .evaluation import kmeans as kmeans
 
-_WITH_EXTRA = {  # what needs the extra "train", and the module that has it, or is it
-    "DataSplits": "pml_ext.data",
-    "LabeledImages": "pml_ext.data",
-    "read_image": "pml_ext.data",
-    "figures": "pml_ext.evaluation.figures",
-    "kmeans": "pml_ext.evaluation",
-}
-
-__all__ = [
-    "BaseDistance",
-    "BaseMetricLossFunction",
-    "BaseMiner",
-    "BaseReducer",
-    "BaseRegularizer",
-    "BuildContext",
-    "ClassLabels",
-    "ClassMembers",
-    "Component",
-    "ConfigError",
-    "CosineSimilarity",
-    "DataError",
-    "DataSplits",
-    "DistanceSettings",
-    "DotProductSimilarity",
-    "EmbeddingsAlreadyPackagedAsTriplets",
-    "EuclideanDistance",
-    "FullPrecisionForward",
-    "FullPrecisionMining",
-    "GramCosineSimilarity",
-    "GramDotProductSimilarity",
-    "LabeledImages",
-    "LabeledRegularizer",
-    "LossSettings",
-    "LpDistance",
-    "MinerSettings",
-    "MissingExtraError",
-    "ModuleSettings",
-    "MultipleLosses",
-    "NormalizedRows",
-    "PairLoss",
-    "PairLossSettings",
-    "Pairs",
-    "Paper",
-    "PmlExtError",
-    "RegularizedLoss",
-    "RegularizerSettings",
-    "RunView",
-    "SimilaritySettings",
-    "SumOfReducedReducer",
-    "SumOverDivisorReducer",
-    "Terms",
-    "TiledMiner",
-    "TrainingError",
-    "TrainingWarning",
-    "all_places",
-    "apart",
-    "autocast_off",
-    "build",
-    "call_loss",
-    "capabilities",
-    "check_batch",
-    "check_choice",
-    "check_count",
-    "check_flag",
-    "check_indices_tuple",
-    "check_number",
-    "check_references",
-    "check_tile_size",
-    "class_members",
-    "cosine_similarity",
-    "euclidean_distances",
-    "exp_bounded",
-    "figures",
-    "gram",
-    "hard_pair_masks",
-    "hookimpl",
-    "in_tiles",
-    "kmeans",
-    "log_one_plus_sum_exp",
-    "masked_max",
-    "masked_mean",
-    "masked_min",
-    "masked_sum",
-    "matrix_of",
-    "needs_extra",
-    "normalize",
-    "number_settings",
-    "own_settings",
-    "packaged",
-    "pair_masks",
-    "pair_to_full_precision",
-    "per_anchor",
-    "per_pair",
-    "per_triplet",
-    "read_image",
-    "reduced",
-    "require_distance",
-    "require_similarity",
-    "rows_per_tile",
-    "sampler_state",
-    "set_sampler_state",
-    "tiles_of_rows",
-    "to_full_precision",
-    "transformed",
-]
+__getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")
 
 
 @runtime_checkable
@@ -235,45 +113,29 @@ class RunView(Protocol):
     """The part of a run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` of a component may use.
 
     A run has more; that is its own and changes.
+
+    Attributes:
+        folder: the run's; a component's own tables belong into its ``records``.
+        seed: of all generators.
+        device: of networks and losses.
+        epoch: from 1; 0 in ``prepare``.
+        rank: the number of this process, from 0; only process 0 writes files.
+        processes: how many train together.
+        splits: the images without augmentation, by name: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
+            ``"validation"`` if classes are held out; and ``"train_sample"``, the training images that are tested, if
+            these are not all.
     """
 
-    @property
-    def folder(self) -> Path:
-        """The run's folder; a component's own tables belong into its ``records``."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of all generators."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of networks and losses."""
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, from 1; 0 in ``prepare``."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0; only process 0 writes files."""
-
-    @property
-    def processes(self) -> int:
-        """The number of processes that train together."""
-
-    @property
-    def splits(self) -> Mapping[str, LabeledImages]:
-        """The images without augmentation, by name.
-
-        There are ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"`` where the data have these; ``"validation"``
-        if classes are held out; and ``"train_sample"``, the training images that are tested, if these are not all.
-        """
+    folder: Path
+    seed: int
+    device: torch.device
+    epoch: int
+    rank: int
+    processes: int
+    splits: dict[str, LabeledImages]
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """Return the network's output, or the trunk's, for all images of a split, not normalized.
-
-        It is ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`.
-        """
+        """Return the network's output, or the trunk's, for all images of a split: ``[N, D]``, float32, as it is."""
 
     def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
@@ -285,13 +147,5 @@ class RunView(Protocol):
         """
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WITH_EXTRA:
-        raise AttributeError(f"module 'pml_ext.plugin': {unknown('name', name, __all__)}")
-    with needs_extra("train", f"pml_ext.plugin.{name}"):
-        module = importlib.import_module(_WITH_EXTRA[name])
-    return module if name == "figures" else getattr(module, name)
-
-
 def __dir__() -> list[str]:
-    return list(__all__)
+    return sorted({"RunView", *relative_imports(Path(__file__).read_text("utf-8"))} - {"lazily", "relative_imports"})

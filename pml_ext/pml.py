@@ -8,20 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
-from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance
-from pytorch_metric_learning.losses import ContrastiveLoss
-from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets
-from pytorch_metric_learning.reducers import BaseReducer, MultipleReducers
-from pytorch_metric_learning.reducers.per_anchor_reducer import aggregation_func as per_anchor_mean
-from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY, AccuracyCalculator
-from pytorch_metric_learning.utils.inference import CustomKNN, FaissKMeans, FaissKNN
-from pytorch_metric_learning.utils.loss_and_miner_utils import (
-    convert_to_pairs,
-    convert_to_triplets,
-    get_all_pairs_indices,
-)
-from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
+from pytorch_metric_learning import distances, losses, miners, regularizers, samplers
+from pytorch_metric_learning import reducers as reducers
+from pytorch_metric_learning.distances import CosineSimilarity as CosineSimilarity
+from pytorch_metric_learning.distances import DotProductSimilarity as DotProductSimilarity
+from pytorch_metric_learning.distances import LpDistance as LpDistance
+from pytorch_metric_learning.losses import ContrastiveLoss as ContrastiveLoss
+from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
+from pytorch_metric_learning.reducers import BaseReducer as BaseReducer
+from pytorch_metric_learning.reducers import MultipleReducers as MultipleReducers
+from pytorch_metric_learning.reducers import per_anchor_reducer
+from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY as EQUALITY
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
+from pytorch_metric_learning.utils.inference import FaissKMeans as FaissKMeans
+from pytorch_metric_learning.utils.inference import FaissKNN as FaissKNN
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs as convert_to_pairs
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets as convert_to_triplets
+from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as get_all_pairs_indices
+from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords as ModuleWithRecords
 from torch import Tensor
 from torch.utils.data import Sampler
 
@@ -87,15 +92,9 @@ if TYPE_CHECKING:  # PML has no types: its bases with those of settings and call
         def __call__(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor: ...
 
 else:
-    from pytorch_metric_learning.distances import BaseDistance
-    from pytorch_metric_learning.losses import (
-        BaseLossWrapper,
-        BaseMetricLossFunction,
-        MultipleLosses,
-        SelfSupervisedLoss,
-    )
-    from pytorch_metric_learning.miners import BaseMiner
-    from pytorch_metric_learning.regularizers import BaseRegularizer
+    BaseMetricLossFunction, BaseLossWrapper = losses.BaseMetricLossFunction, losses.BaseLossWrapper
+    MultipleLosses, SelfSupervisedLoss = losses.MultipleLosses, losses.SelfSupervisedLoss
+    BaseMiner, BaseRegularizer, BaseDistance = miners.BaseMiner, regularizers.BaseRegularizer, distances.BaseDistance
 
 # What PML 3 takes away, imported when it is asked for: only the checks of a component's surroundings do.
 _GONE_IN_3 = {
@@ -103,6 +102,8 @@ _GONE_IN_3 = {
     "MetricLossOnly": "pytorch_metric_learning.trainers",
     "common_functions": "pytorch_metric_learning.utils",
 }
+
+per_anchor_mean = per_anchor_reducer.aggregation_func
 
 # The base classes that say what kind a class is. A sampler is any of torch's.
 BASES: dict[str, tuple[type, ...]] = {
@@ -115,40 +116,6 @@ BASES: dict[str, tuple[type, ...]] = {
 }
 # The modules that have the classes which PML offers.
 MODULES = (losses, miners, regularizers, distances, samplers, reducers)
-
-__all__ = [
-    "BASES",
-    "EQUALITY",
-    "MODULES",
-    "AccuracyCalculator",
-    "BaseDistance",
-    "BaseLossWrapper",
-    "BaseMetricLossFunction",
-    "BaseMiner",
-    "BaseReducer",
-    "BaseRegularizer",
-    "ContrastiveLoss",
-    "CosineSimilarity",
-    "CustomKNN",
-    "DotProductSimilarity",
-    "EmbeddingsAlreadyPackagedAsTriplets",
-    "FaissKMeans",
-    "FaissKNN",
-    "LossSettings",
-    "LpDistance",
-    "MinerSettings",
-    "ModuleSettings",
-    "ModuleWithRecords",
-    "MultipleLosses",
-    "MultipleReducers",
-    "RegularizerSettings",
-    "SelfSupervisedLoss",
-    "convert_to_pairs",
-    "convert_to_triplets",
-    "get_all_pairs_indices",
-    "per_anchor_mean",
-    "reducers",
-]
 
 
 def __getattr__(name: str) -> Any:

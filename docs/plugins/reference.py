@@ -37,7 +37,7 @@ def text():
     lines += [
         f"| `{name}{signature(getattr(hookspecs, name))}` | {first_line(getattr(hookspecs, name))} |" for name in HOOKS
     ]
-    mine = {name: getattr(plugin, name) for name in plugin.__all__}
+    mine = {name: getattr(plugin, name) for name in dir(plugin)}
     classes = {name: thing for name, thing in mine.items() if isinstance(thing, type)}
     functions = {name: thing for name, thing in mine.items() if name not in classes and callable(thing)}
     others = {name: thing for name, thing in mine.items() if name not in classes and name not in functions}

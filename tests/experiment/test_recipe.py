@@ -278,7 +278,7 @@ def test_options_of_data_sets_are_checked_by_their_annotations(override, message
 
 
 def test_options_of_plugins_are_checked_where_their_annotations_say_something(monkeypatch):
-    monkeypatch.setattr(registry, "dataset", lambda name: plugins_images)
+    monkeypatch.setattr(registry, "factory", lambda what, name: plugins_images)
     for override, message in (
         ("mode=slow", "data.mode: found 'slow'; input should be 'fast'"),
         ("mask=3", "data.mask: found 3; input should be a valid string"),
