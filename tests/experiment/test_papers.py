@@ -201,7 +201,7 @@ def test_hooks_that_give_no_file(install_plugin):
     with registry.isolated():
         (install_plugin("mine", bad) / "recipes").mkdir()
         with pytest.warns(
-            PluginWarning, match="pml_ext_papers: 'mine' is .*absent.toml', wanted a file of the package"
+            PluginWarning, match="pml_ext_papers: 'mine' is .*absent.toml'., wanted a file of the package"
         ):
             assert "mine" not in registry.factories("paper")
 
