@@ -63,7 +63,7 @@ def main() -> None:
             _, plain = build_transforms(224, 3, crop=True, normalize=NORMALIZE)
             ways = {"decoded": files.with_transform(plain)}
             for where in ("memory", "disk"):
-                ways[f'cache = "{where}"'] = prepare(files, plain, where).images.with_transform(plain)
+                ways[f'cache = "{where}"'] = prepare(files, plain, where)[0].with_transform(plain)
             for workers in (0, 1):
                 times = {way: [] for way in ways}
                 for _ in range(PASSES):

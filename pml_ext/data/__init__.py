@@ -10,7 +10,7 @@ from ..lazy import check_there
 check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
-    from .cache import Prepared, prepare
+    from .cache import prepare
     from .digits import digits, digits_unseen
     from .folder import folder
     from .omniglot import omniglot_small
@@ -56,7 +56,6 @@ __all__ = [
     "DataSplits",
     "LabeledImages",
     "Pipeline",
-    "Prepared",
     "Steps",
     "build_transforms",
     "builtin_datasets",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,14 +29,7 @@ from .transforms import Steps
 
 Where = Literal["none", "memory", "disk"]
 PIXELS, INDEX = "pixels.u8", "index.npz"
-AHEAD = 4  # images per thread that are read before they are wanted
-
-
-class Prepared(NamedTuple):
-    """A split that is ready to be read, and ``{path: reason}`` of the unreadable files that it leaves out."""
-
-    images: LabeledImages
-    skipped: dict[str, str]
+CHUNK = 256  # images that are read ahead
 
 
 def prepare(
@@ -46,8 +39,8 @@ def prepare(
     skip_unreadable: bool = False,
     workers: int = 0,
     tell: Callable[[str], None] = lambda text: None,
-) -> Prepared:
-    """Cache the images of a split where that is wanted, and leave out files that cannot be read.
+) -> tuple[LabeledImages, dict[str, str]]:
+    """Return a split ready to be read, its images cached where wanted, and ``{path: reason}`` of what it leaves out.
 
     Args:
         images: the split.
@@ -62,47 +55,40 @@ def prepare(
         ConfigError: there is nothing to cache.
         DataError: a file that cannot be read, no image that can, or a cache that cannot be written.
     """
-    if isinstance(images.images, Tensor):
-        if cache != "none":
-            raise ConfigError(
-                f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out"
-            )
-        return Prepared(images, {})
-    if cache == "none" and not skip_unreadable:
-        return Prepared(images, {})
+    if isinstance(images.images, Tensor) and cache != "none":
+        raise ConfigError(f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out")
+    if isinstance(images.images, Tensor) or (cache == "none" and not skip_unreadable):
+        return images, {}
     if steps.first is None and cache != "none":
         raise ConfigError(
             "data.cache: training images are cut from the photographs as they are, which leaves nothing to keep; "
             "data.images.resize resizes them before"
         )
     read = functools.partial(_first_step, images, steps.first or nn.Identity(), steps.smallest, skip_unreadable)
-    threads = workers or min(os.cpu_count() or 1, 8)
-    cached: Sequence[Tensor]
+    results = functools.partial(_in_order, read, len(images), workers or min(os.cpu_count() or 1, 8))
     if cache == "disk":
         folder = cache_folder() / _key(images, steps.first_name)[:32]
         mapped = MappedImages.of(folder)
         if mapped is None:
             tell(f"writing {len(images):,} resized images to {folder}")
-            mapped = _write(folder, read, len(images), threads)
-        cached, unreadable = mapped, mapped.unreadable
+            mapped = _write(folder, results)
+        kept: Sequence[Tensor] = mapped
+        unreadable = mapped.unreadable
         if unreadable and not skip_unreadable:
             raise DataError(next(iter(unreadable.values())))
     else:
-        why = "into memory" if cache == "memory" else "to leave out what cannot be read"
-        tell(f"reading {len(images):,} images, {why}")
-        read_images, unreadable = [], {}
-        for index, (image, reason) in enumerate(_in_order(read, len(images), threads)):
+        tell(f"reading {len(images):,} images{', into memory' if cache == 'memory' else ''}")
+        kept, unreadable = [], {}
+        for index, (image, reason) in enumerate(results()):
             if reason:
                 unreadable[index] = reason
-            read_images.append(image if cache == "memory" else torch.empty(0))
-        cached = read_images
-    if cache != "none":
-        images = images.replace(cache=ResizedCache(cached, np.arange(len(images)), steps.first_name))
+            kept.append(image if cache == "memory" else torch.empty(0))
     if len(unreadable) == len(images):
         raise DataError(f"none of {len(images)} images can be read; the first: {next(iter(unreadable.values()))}")
-    paths = images.paths or []
-    good = np.setdiff1d(np.arange(len(images)), list(unreadable))
-    return Prepared(images.subset(good), {str(paths[index]): reason for index, reason in unreadable.items()})
+    if cache != "none":
+        images = images.replace(cache=ResizedCache(kept, np.arange(len(images)), steps.first_name))
+    skipped = {str(images.images[index]): reason for index, reason in unreadable.items()}
+    return images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable))), skipped
 
 
 def cache_folder() -> Path:
@@ -113,20 +99,13 @@ def cache_folder() -> Path:
 
 
 class MappedImages(Sequence[Tensor]):
-    """The images of a folder of the disk cache, mapped into memory; ``[C, H, W]``, uint8, each.
-
-    Args:
-        folder: of the cache.
-
-    Raises:
-        OSError, ValueError, KeyError, EOFError: the folder is missing or damaged.
-    """
+    """The images of a folder of the disk cache, mapped into memory; ``[C, H, W]``, uint8, each."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PIXELS
         with np.load(folder / INDEX) as index:
-            self._shapes, self.unreadable = index["shapes"], json.loads(str(index["unreadable"]))
-        self.unreadable = {int(number): reason for number, reason in self.unreadable.items()}
+            self._shapes, unreadable = index["shapes"], json.loads(str(index["unreadable"]))
+        self.unreadable: dict[int, str] = {int(number): reason for number, reason in unreadable.items()}
         self._ends = self._shapes.prod(axis=1, dtype=np.int64).cumsum()
         if self._path.stat().st_size != self._ends[-1]:
             raise ValueError(f"{self._path} is not whole")
@@ -146,10 +125,9 @@ class MappedImages(Sequence[Tensor]):
     def __getitem__(self, index: Any) -> Any:
         if self._pixels is None:  # opened by each process that reads; copy-on-write, as torch wants writable memory
             self._pixels = np.memmap(self._path, dtype=np.uint8, mode="c")
-        height, width, channels = map(int, self._shapes[index])
-        end = int(self._ends[index])
-        pixels = self._pixels[end - height * width * channels : end]
-        return torch.from_numpy(np.asarray(pixels)).view(height, width, channels).permute(2, 0, 1)
+        shape, end = self._shapes[index].tolist(), int(self._ends[index])
+        pixels = np.asarray(self._pixels[end - int(np.prod(shape)) : end])
+        return torch.from_numpy(pixels).view(shape).permute(2, 0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_pixels": None}
@@ -167,36 +145,23 @@ def _first_step(images: LabeledImages, first: nn.Module, smallest: int, skip: bo
 
 
 def _in_order(read: Callable[[int], tuple[Tensor, str]], count: int, threads: int) -> Iterator[tuple[Tensor, str]]:
-    """Yield the results of ``read`` in order, while threads read a few images ahead."""
     with ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(read, index) for index in range(min(count, threads * AHEAD))]
-        try:
-            for index in range(count):
-                yield waiting.pop(0).result()
-                if index + threads * AHEAD < count:
-                    waiting.append(pool.submit(read, index + threads * AHEAD))
-        finally:
-            for task in waiting:
-                task.cancel()
+        for start in range(0, count, CHUNK):
+            yield from pool.map(read, range(start, min(start + CHUNK, count)))
 
 
 def _key(images: LabeledImages, first: str) -> str:
     """Return a checksum of everything that resized images depend on."""
-    digest = hashlib.sha256()
     versions = {name: version(name) for name in ("pillow", "torchvision", "torch")}
-    digest.update(json.dumps([first, images.channels, versions]).encode())
+    digest = hashlib.sha256(json.dumps([first, images.channels, versions]).encode())
     for index, path in enumerate(images.paths or []):
-        try:
-            status = path.stat()
-            state = [status.st_size, status.st_mtime_ns]
-        except OSError:
-            state = []
+        state = [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else []
         box = None if images.boxes is None else images.boxes[index].tolist()
         digest.update(json.dumps([os.fspath(path.absolute()), state, box]).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
-def _write(folder: Path, read: Callable[[int], tuple[Tensor, str]], count: int, threads: int) -> MappedImages:
+def _write(folder: Path, results: Callable[[], Iterator[tuple[Tensor, str]]]) -> MappedImages:
     """Write the folder of a split and move it into place, so that half of one is never found."""
     shapes: list[tuple[int, ...]] = []
     unreadable: dict[int, str] = {}
@@ -206,7 +171,7 @@ def _write(folder: Path, read: Callable[[int], tuple[Tensor, str]], count: int, 
             new = Path(temporary, "new")
             new.mkdir()
             with (new / PIXELS).open("wb") as file:
-                for index, (image, reason) in enumerate(_in_order(read, count, threads)):
+                for index, (image, reason) in enumerate(results()):
                     pixels = image.permute(1, 2, 0).numpy()
                     shapes.append(pixels.shape)
                     file.write(pixels.tobytes())

@@ -31,26 +31,17 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
         root: the folder with ``car_ims`` and ``cars_annos.mat``; ``pml-ext data cars196`` has the default.
         image_size: height and width of the network's input, in pixels.
     """
-    place = place_of(ABOUT, root, "cars_annos.mat", ["cars196", "CARS196"])
-    names, listed = _annotations(place / "cars_annos.mat")
-    parts: dict[str, list[Entry]] = {"train": [], "test": []}
-    for path, number in listed:
-        parts["train" if number <= ABOUT.counts["train"].classes else "test"].append(Entry(path, names[number - 1]))
-    return assemble(ABOUT, place / "cars_annos.mat", place, parts, image_size, names)
-
-
-def _annotations(path: Path) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the classes, and the path and class number (from 1) of each image."""
     from scipy.io import loadmat
 
+    place = place_of(ABOUT, root, "cars_annos.mat", ["cars196", "CARS196"])
+    path = place / "cars_annos.mat"
+    parts: dict[str, list[Entry]] = {"train": [], "test": []}
     try:
         tables: dict[str, Any] = loadmat(path, squeeze_me=True)
-        names = [str(name) for name in tables["class_names"]]
+        names = dict(enumerate(map(str, tables["class_names"]), 1))
         rows = tables["annotations"]
-        listed = list(zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True))
+        for image, number in zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True):
+            parts["train" if number <= ABOUT.counts["train"].classes else "test"].append(Entry(image, names[number]))
     except Exception as error:  # of many kinds, from the reader of a damaged file
         raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
-    bad = [number for _, number in listed if not 1 <= number <= len(names)]
-    if bad:
-        raise DataError(f"{path}: a class {bad[0]} among {len(names)} classes; get the file again")
-    return names, listed
+    return assemble(ABOUT, path, place, parts, image_size, list(names.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from .published import About, Archive, Count, Entry, assemble, place_of, read_lines
 from .reading import Box
 from .splits import DataSplits
@@ -39,26 +39,19 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
     place = place_of(ABOUT, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
     classes = dict(read_lines(place / "image_class_labels.txt", 2))
-    boxed = {}
-    if boxes:
-        for image, *numbers in read_lines(place / "bounding_boxes.txt", 5):
-            try:
-                left, top, width, height = map(float, numbers)
-            except ValueError:
-                line = " ".join(numbers)
-                raise DataError(
-                    f"{place / 'bounding_boxes.txt'}: found {line!r} for image {image}, wanted four "
-                    "numbers; unpack it again"
-                ) from None
-            boxed[image] = Box(left, top, left + width, top + height)
+    boxed = {image: numbers for image, *numbers in read_lines(place / "bounding_boxes.txt", 5)} if boxes else {}
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     for image, path in read_lines(place / "images.txt", 2):
-        number = classes.get(image)
-        if number not in names:
-            raise DataError(f"{place / 'image_class_labels.txt'}: no class of image {image} ({path}); unpack it again")
-        if boxes and image not in boxed:
-            raise DataError(f"{place / 'bounding_boxes.txt'}: no box of image {image} ({path}); unpack it again")
-        part = "train" if int(number) <= ABOUT.counts["train"].classes else "test"
-        parts[part].append(Entry(path, names[number], boxed.get(image)))
-    listed = list(names.values())
-    return assemble(ABOUT, place / "images.txt", place / "images", parts, image_size, listed)
+        try:
+            number, box = classes[image], None
+            if boxes:
+                left, top, width, height = map(float, boxed[image])
+                box = Box(left, top, left + width, top + height)
+            part = "train" if int(number) <= ABOUT.counts["train"].classes else "test"
+            parts[part].append(Entry(path, names[number], box))
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{place}: the class or the box of image {image} ({path}) is not as it should be ({one_line(error)}); "
+                "unpack CUB_200_2011.tgz again"
+            ) from None
+    return assemble(ABOUT, place / "images.txt", place / "images", parts, image_size, list(names.values()))

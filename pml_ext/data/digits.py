@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..errors import ConfigError
 from .splits import DataSplits, LabeledImages, split_by_image
 
 
@@ -34,8 +35,6 @@ def _all_digits(root: Path | None) -> LabeledImages:
     from sklearn.datasets import load_digits
 
     if root is not None:
-        from ..errors import ConfigError
-
         raise ConfigError(f"--data {root}: the digits are shipped inside scikit-learn; leave --data out")
     bunch = load_digits()
     pixels = torch.from_numpy(bunch.images / bunch.images.max() * 255).round().to(torch.uint8)

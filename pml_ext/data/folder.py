@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
-from .splits import DataSplits, LabeledImages, split_by_class, split_by_image
+from .splits import DataSplits, LabeledImages, hold_out_classes, split_by_image
 
 
 def folder(
@@ -39,13 +37,9 @@ def folder(
         ConfigError: a setting outside its range.
         DataError: no such folder, no images, or one class alone.
     """
-    if image_size < 1:
-        raise ConfigError(f"image_size of a folder must be at least 1 pixel, not {image_size}")
-    if channels not in (1, 3):
-        raise ConfigError(f"channels of a folder must be 1 (gray) or 3 (color), not {channels!r}")
     if split not in ("class", "image"):
         raise ConfigError(f"split of a folder must be 'class' or 'image', not {split!r}")
-    if not (0 < train_fraction < 1 and math.isfinite(train_fraction)):
+    if not 0 < train_fraction < 1:
         raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
     place = (root or Path()) / Path(path).expanduser()
     if not place.is_dir():
@@ -55,11 +49,8 @@ def folder(
         names = sorted({name for part in parts for name in _classes(part)})
         train, test = (_images(part, names, channels) for part in parts)
     else:
-        everything = _images(place, _classes(place), channels)
-        divide: Callable[..., tuple[LabeledImages, LabeledImages]] = (
-            split_by_class if split == "class" else split_by_image
-        )
-        train, test = divide(everything, 1 - train_fraction, seed)
+        divide = hold_out_classes if split == "class" else split_by_image
+        train, test = divide(_images(place, _classes(place), channels), 1 - train_fraction, seed)
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
             raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")
@@ -68,46 +59,28 @@ def folder(
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
 
 
-def image_files(place: Path) -> list[Path]:
-    """Return the image files below a folder, sorted; other files, hidden files and hidden folders are left out.
-
-    Args:
-        place: the folder.
-
-    Raises:
-        DataError: a folder cannot be listed.
-    """
-    from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); give it back its read permission")
-
-    files = []
-    for folder, folders, names in os.walk(place, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [
-            Path(folder, name)
-            for name in names
-            if not name.startswith(".") and has_file_allowed_extension(name, IMG_EXTENSIONS)
-        ]
-    return sorted(file for file in files if file.is_file())
-
-
 def _classes(place: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise DataError(f"{place}: cannot be listed ({error.strerror}); give it back its read permission") from None
+    return sorted(name for name in next(os.walk(place, onerror=_refuse))[1] if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); give it back its read permission")
 
 
 def _images(place: Path, names: list[str], channels: int) -> LabeledImages:
-    entries = [
-        (file, label)
-        for label, name in enumerate(names)
-        if (place / name).is_dir()
-        for file in image_files(place / name)
-    ]
-    if not entries:
+    """Return the images below the folders of classes; hidden files and folders, and other files, are left out."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        found = []
+        for folder, folders, inside in os.walk(place / name, onerror=_refuse if (place / name).is_dir() else None):
+            folders[:] = [each for each in folders if not each.startswith(".")]
+            found += [Path(folder, each) for each in inside if not each.startswith(".")]
+        found = sorted(file for file in found if file.name.lower().endswith(IMG_EXTENSIONS) and file.is_file())
+        files += found
+        labels += [label] * len(found)
+    if not files:
         raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files per class")
-    files, labels = zip(*entries, strict=True)
     return LabeledImages(files, labels, names, channels=channels)

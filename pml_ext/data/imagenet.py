@@ -36,41 +36,44 @@ def imagenet(
 ) -> DataSplits:
     """ImageNet 2012: the first 500 classes train; of the others, validation images are searched among training images.
 
-    The classes are in the order of their WordNet ids. With ``split = "cbml"`` the images of the first half train, those
-    of validation included. With ``split = "pddm"`` 800 classes train and 200 are tested, each image among all others;
-    that paper used ImageNet 2010 and the 200 classes of an earlier one, which it does not print: ``test_classes`` lists
-    them for those who have them, and by default they are the last.
+    The classes are in the order of their WordNet ids; validation images of training classes train as well. With ``split
+    = "pddm"`` 800 classes train and 200 are tested, each image among all others. That paper used ImageNet 2010 and 200
+    classes that it does not print; by default they are the last.
 
     Args:
         root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.
         image_size: height and width of the network's input, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
         test_classes: a file with the WordNet ids of the classes to test, one per line; goes with ``split = "pddm"``.
-        hierarchy: a file with two WordNet ids per line, a parent and a child, as WordNet's ``wordnet.is_a.txt`` at
-            ImageNet has them: the hierarchy of the classes, for zero-shot learning.
+        hierarchy: a file with two WordNet ids per line, a parent and a child, as ImageNet's ``wordnet.is_a.txt``, for
+            zero-shot learning.
     """
     if test_classes is not None and split != "pddm":
         raise ConfigError(f"test_classes of imagenet does not go with split = {split!r}; leave it out")
     about = ABOUT if split == "cbml" else dataclasses.replace(ABOUT, counts=PDDM)
     place = place_of(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
-    if not (place / "val").is_dir():
-        raise DataError(f"{place} has no val; pml-ext data imagenet says what to get and where to put it")
-    wordnet_ids = [_classes(place / part) for part in ("train", "val")]
-    if wordnet_ids[0] != wordnet_ids[1]:
-        first = min(set(wordnet_ids[0]) ^ set(wordnet_ids[1]))
+    place_of(about, place, "val")
+    train, val = (sorted(path.name for path in (place / part).glob("n*")) for part in ("train", "val"))
+    if train != val:
+        first = min(set(train) ^ set(val))
         raise DataError(
             f"{place}: train and val have not the same folders, {first} first; both want one per WordNet id"
         )
-    tested = set(_listed(test_classes)) if test_classes else set(wordnet_ids[0][about.counts["train"].classes :])
-    if strange := tested - set(wordnet_ids[0]):
+    tested = set(train[about.counts["train"].classes :])
+    if test_classes is not None:
+        tested = {line for (line,) in read_lines(test_classes, 1)}
+    if strange := tested - set(train):
         raise DataError(f"{test_classes}: {min(strange)} is no folder of {place / 'train'}; mend the list")
     parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
     of_training, of_validation = ("gallery", "query") if "query" in about.counts else ("test", "test")
     for folder, part in (("train", of_training), ("val", of_validation)):
-        for name in wordnet_ids[0]:
-            entries = parts[part if name in tested else "train"]
-            entries.extend(Entry(f"{folder}/{name}/{file}", name) for file in _images(place / folder / name))
-    splits = assemble(about, place / "train", place, parts, image_size, wordnet_ids[0])
+        for name in train:
+            files = sorted(file.name for file in os.scandir(place / folder / name))
+            photographs = [file for file in files if file.upper().endswith((".JPEG", ".JPG"))]
+            parts[part if name in tested else "train"] += [
+                Entry(f"{folder}/{name}/{file}", name) for file in photographs
+            ]
+    splits = assemble(about, place / "train", place, parts, image_size, train)
     return dataclasses.replace(splits, parents=parents_in(hierarchy) if hierarchy is not None else None)
 
 
@@ -80,18 +83,3 @@ def parents_in(path: Path) -> dict[str, list[str]]:
     for parent, child in read_lines(path, 2):
         parents.setdefault(child, []).append(parent)
     return parents
-
-
-def _classes(place: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(place) if entry.is_dir() and entry.name.startswith("n"))
-
-
-def _images(place: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(place) if entry.name.upper().endswith((".JPEG", ".JPG")))
-
-
-def _listed(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); wanted one WordNet id per line") from None

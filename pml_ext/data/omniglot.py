@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
-from .published import MEANT_FOR, About, Archive, Count, get_archives, place_of
+from .published import About, Archive, Count, check_count, get_archives, place_of
 from .splits import DataSplits, LabeledImages
 
 BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
@@ -64,62 +64,36 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
         split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested, so that
             each has relatives among the training characters.
     """
-    _check_settings("omniglot", image_size, split)
-    place = place_of(ABOUT, root, BACKGROUND, ["omniglot-py"])
-    place_of(ABOUT, place, EVALUATION)
-    train, test = (_read(place / name, image_size) for name in (BACKGROUND, EVALUATION))
-    for part, name, images in (("train", BACKGROUND, train), ("test", EVALUATION, test)):
-        found, wanted = Count(len(images), len(images.class_names)), ABOUT.counts[part]
-        if found != wanted:
-            raise DataError(
-                f"{place / name}: expected {wanted.images:,} {MEANT_FOR[part]} of {wanted.classes:,} classes, found "
-                f"{found.images:,} of {found.classes:,}; pml-ext data omniglot --download gets it again"
-            )
-    return _splits(train, test, image_size, split)
+    return _splits(ABOUT, place_of(ABOUT, root, BACKGROUND, ["omniglot-py"]), image_size, split)
 
 
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
 
-    Ink is bright on a dark ground. The two files are downloaded once to ``$XDG_CACHE_HOME/pml_ext`` (``~/.cache``), or
-    read from ``root``. Trains on all of small1 and tests on the alphabets of small2 that small1 does not have. The
-    parent of a character is its alphabet.
+    The two files are downloaded on first use unless ``root`` is given. Trains on all of small1 and tests on the
+    alphabets of small2 that small1 does not have. Else as :func:`omniglot`.
 
     Args:
         root: a folder with ``images_background_small1.zip`` and ``images_background_small2.zip``.
         image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
-        split: ``"alphabets"``, or ``"characters"`` for every fifth character of all eight alphabets to be tested, so
-            that each has relatives among the training characters.
+        split: ``"alphabets"`` or ``"characters"``, of all eight alphabets.
     """
-    _check_settings("omniglot-small", image_size, split)
     if root is None:
         get_archives(SMALL, SMALL.place)
-    folder = SMALL.place if root is None else root
-    missing = [name for name in (TRAIN, TEST) if not (folder / name).is_file()]
-    if missing:
-        state = f"{folder} has no {' and no '.join(missing)}" if folder.is_dir() else f"{folder}: no such folder"
-        raise DataError(
-            f"{state}; --data wants a folder with {TRAIN} and {TEST} (from {URL}); without --data they are downloaded"
-        )
-    train = _read(folder / TRAIN, image_size)
-    test = _read(folder / TEST, image_size, without={_alphabet(name) for name in train.class_names})
-    if len(test) == 0:
-        raise DataError(f"{folder / TEST} has no alphabet that {TRAIN} does not have; is it a copy of that file?")
-    return _splits(train, test, image_size, split)
+    return _splits(SMALL, place_of(SMALL, root, TRAIN), image_size, split)
 
 
-def _check_settings(name: str, image_size: int, split: str) -> None:
+def _splits(about: About, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
-        raise ConfigError(f"image_size of {name} must be from 8 to 105 pixels, not {image_size}")
+        raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
     if split not in ("alphabets", "characters"):
-        raise ConfigError(f"split of omniglot must be 'alphabets' or 'characters', not {split!r}")
-
-
-def _alphabet(character: str) -> str:
-    return character.partition("/")[0]
-
-
-def _splits(train: LabeledImages, test: LabeledImages, image_size: int, split: Split) -> DataSplits:
+        raise ConfigError(f"split of {about.name} must be 'alphabets' or 'characters', not {split!r}")
+    first, second = (place_of(about, place, archive.name) / archive.name for archive in about.archives)
+    train = _read(first, image_size)
+    test = _read(second, image_size, without={_alphabet(name) for name in train.class_names})
+    mend = f"pml-ext data {about.name} --download gets it again"
+    for part, path, images in (("train", first, train), ("test", second, test)):
+        check_count(about, part, len(images), len(images.class_names), path, mend)
     names = [*train.class_names, *test.class_names]
     if split == "characters":
         everything = LabeledImages(
@@ -136,6 +110,10 @@ def _splits(train: LabeledImages, test: LabeledImages, image_size: int, split: S
         train, test = (everything.subset(tested[everything.labels] == wanted) for wanted in (False, True))
     parents = {name: [_alphabet(name)] for name in names}
     return DataSplits(train, test, image_size=image_size, channels=1, parents=parents)
+
+
+def _alphabet(character: str) -> str:
+    return character.partition("/")[0]
 
 
 def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:

@@ -11,15 +11,16 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import DataError, one_line
 from .reading import Box
 from .splits import DataSplits, LabeledImages
 
 MEANT_FOR = {"train": "training images", "test": "test images", "query": "queries", "gallery": "gallery images"}
+EVERYTHING = Box(0, 0, 1e9, 1e9)
 
 
 class Count(NamedTuple):
@@ -27,9 +28,6 @@ class Count(NamedTuple):
 
     images: int | None
     classes: int
-
-
-Counts = Mapping[str, Count]  # by split
 
 
 class Entry(NamedTuple):
@@ -40,8 +38,11 @@ class Entry(NamedTuple):
     box: Box | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Archive:
+Counts = Mapping[str, Count]
+Parts = Mapping[str, Sequence[Entry]]
+
+
+class Archive(NamedTuple):
     """A file that a data set is published as.
 
     Args:
@@ -60,12 +61,10 @@ class Archive:
 
     def check(self, path: Path) -> None:
         """Raise a :class:`DataError` if a file is not this archive."""
-        if not self.checksum:
-            return
         kind = "md5" if len(self.checksum) == 32 else "sha256"
         with path.open("rb") as file:
             found = hashlib.file_digest(file, kind).hexdigest()
-        if found != self.checksum:
+        if self.checksum and found != self.checksum:
             raise DataError(
                 f"{path}: not the file that is meant, or cut: its {kind.upper()} is {found}, wanted {self.checksum}; "
                 "delete it and get it again"
@@ -110,11 +109,7 @@ class About:
 
 
 def get_archives(about: About, place: Path) -> None:
-    """Download a data set's archives that are not there, and unpack those that are to be unpacked.
-
-    Args:
-        about: the data set.
-        place: the folder that they go to; made where it is missing.
+    """Download a data set's missing archives to a folder, check all, and unpack those that are to be unpacked.
 
     Raises:
         DataError: no address, an address that cannot be reached, another checksum, or an archive that cannot be read.
@@ -125,10 +120,9 @@ def get_archives(about: About, place: Path) -> None:
                 f"{archive.name} of {about.name} has no address that a program may fetch it from; see {about.page}, "
                 f"and put it into {place}"
             )
+    check_archives(about, place)
     for archive in about.archives:
-        if (place / archive.name).is_file():
-            archive.check(place / archive.name)
-        else:
+        if not (place / archive.name).is_file():
             _download(archive, place)
         if archive.unpack:
             _unpack(place / archive.name, place)
@@ -182,41 +176,29 @@ def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] 
         if (candidate / wanted).exists():
             return candidate
     here = [archive.name for archive in about.archives if (place / archive.name).is_file()]
-    if not place.is_dir():
-        state = f"{place}: no such folder"
-    elif here:
-        state = f"{place} has {', '.join(here)}, but no {wanted}: not unpacked, or not all of it"
-    else:
-        state = f"{place} has no {wanted}"
+    state = f"{place} has {', '.join(here)}, but no {wanted}: not all is there, or not unpacked"
+    if not here:
+        state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
     raise DataError(f"{state}; pml-ext data {about.name} says what to get and where to put it")
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
     """Return the lines of a list as columns; the last column may have blanks in it."""
     try:
-        lines = path.read_text("utf-8").splitlines()[header:]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); unpack its archive again") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: no text in UTF-8; unpack its archive again") from None
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({one_line(error)}); unpack its archive again") from None
     rows = []
-    for number, line in enumerate(lines, header + 1):
-        if not line.strip():
-            continue
-        row = line.split(maxsplit=columns - 1)
-        if len(row) != columns:
+    for number, line in enumerate(lines[header:], header + 1):
+        row = [cell.strip() for cell in line.split(maxsplit=columns - 1)]
+        if row and len(row) != columns:
             raise DataError(f"{path}, line {number}: found {line!r}, wanted {columns} columns; is the file cut?")
-        rows.append([cell.strip() for cell in row])
+        rows += [row] if row else []
     return rows
 
 
 def assemble(
-    about: About,
-    listed_in: Path,
-    images: Path,
-    parts: Mapping[str, Sequence[Entry]],
-    image_size: int,
-    names: Sequence[str] = (),
+    about: About, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
 ) -> DataSplits:
     """Return the splits of a published set, checked against its lists and counts.
 
@@ -232,54 +214,55 @@ def assemble(
         DataError: an image or a class is in two splits, images are missing, or counts are not what they should be.
     """
     check_disjoint(listed_in, parts)
-    there = _files_of(images, {entry.path for entries in parts.values() for entry in entries})
-    missing = sorted(entry.path for entries in parts.values() for entry in entries if entry.path not in there)
+    paths = {entry.path for entries in parts.values() for entry in entries}
+    there: set[str] = set()
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        if (images / folder).is_dir():  # is read once
+            there.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(images / folder))
+    missing = min(paths - there, default=None)
+    unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
+    mend = f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
+    gone = f"{images / missing} is not there: " if missing else ""
     for part, entries in parts.items():
-        _check_count(about, listed_in.parent, part, [e for e in entries if e.path in there], images, missing)
+        found = [entry.name for entry in entries if entry.path in there]
+        check_count(about, part, len(found), len(set(found)), listed_in.parent, gone + mend)
     if missing:  # where the counts do not tell
-        raise DataError(f"{images / missing[0]}: no such file, though {listed_in.name} lists it; {_again(about)}")
+        raise DataError(f"{images / missing}: no such file, though {listed_in.name} lists it; {mend}")
     return labeled(images, parts, image_size, names)
 
 
+def check_count(about: About, part: str, images: int, classes: int, place: Path, mend: str) -> None:
+    """Check the number of images and classes of a split against the published ones."""
+    wanted = about.counts[part]
+    if classes == wanted.classes and wanted.images in (None, images):
+        return
+    number = f"{wanted.images:,} {MEANT_FOR[part]}" if wanted.images is not None else MEANT_FOR[part]
+    why = f"is an image missing? {mend}"
+    if images > (wanted.images or images):
+        why = f"is this another edition of the set? pml-ext data {about.name} says which is meant"
+    raise DataError(f"{place}: expected {number} of {wanted.classes:,} classes, found {images:,} of {classes:,}; {why}")
+
+
 def labeled(
-    images: Path,
-    parts: Mapping[str, Sequence[Entry]],
-    image_size: int,
-    names: Sequence[str] = (),
-    channels: Literal[1, 3] = 3,
+    images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
     """Return photographs as splits, with labels from 0; arguments as of :func:`assemble`."""
     names = list(names or dict.fromkeys(entry.name for entries in parts.values() for entry in entries))
     labels = {name: label for label, name in enumerate(names)}
-    splits = {
+    splits: dict[str, Any] = {
         part: LabeledImages(
             [images / entry.path for entry in entries],
             [labels[entry.name] for entry in entries],
             names,
             channels=channels,
-            boxes=_boxes(entries),
+            boxes=[entry.box or EVERYTHING for entry in entries] if any(entry.box for entry in entries) else None,
         )
         for part, entries in parts.items()
     }
-    return DataSplits(
-        splits["train"],
-        splits.get("test"),
-        query=splits.get("query"),
-        gallery=splits.get("gallery"),
-        image_size=image_size,
-        channels=channels,
-        crop=True,
-    )
+    return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 
 
-def _boxes(entries: Sequence[Entry]) -> list[Box] | None:
-    """Return the boxes, where there are any; an image without one has a box as wide as any image."""
-    if all(entry.box is None for entry in entries):
-        return None
-    return [entry.box or Box(0, 0, float("1e9"), float("1e9")) for entry in entries]
-
-
-def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared_classes: bool = False) -> None:
+def check_disjoint(listed_in: Path, parts: Parts, shared_classes: bool = False) -> None:
     """Check that no image is listed twice, and that no training class is tested unless classes are shared."""
     seen: dict[str, str] = {}
     for part, entries in parts.items():
@@ -296,34 +279,3 @@ def check_disjoint(listed_in: Path, parts: Mapping[str, Sequence[Entry]], shared
                 f"{listed_in}: {len(both)} of the classes of train are in {part} too, {min(both)} first; "
                 "test classes must not be trained on: take their lines out of one"
             )
-
-
-def _check_count(
-    about: About, place: Path, part: str, entries: Sequence[Entry], images: Path, missing: Sequence[str]
-) -> None:
-    there = Count(len(entries), len({entry.name for entry in entries}))
-    wanted = about.counts[part]
-    if there.classes == wanted.classes and wanted.images in (None, there.images):
-        return
-    what = MEANT_FOR[part]
-    number = f"{wanted.images:,} {what}" if wanted.images is not None else what
-    text = f"{place}: expected {number} of {wanted.classes:,} classes, found {there.images:,} of {there.classes:,}"
-    if missing:
-        raise DataError(f"{text}; is an image missing? {images / missing[0]} is not there: {_again(about)}")
-    if wanted.images is not None and len(entries) < wanted.images:
-        raise DataError(f"{text}; is an image missing? {_again(about)}")
-    raise DataError(f"{text}; is this another edition of the set? pml-ext data {about.name} says which is meant")
-
-
-def _again(about: About) -> str:
-    unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
-    return f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
-
-
-def _files_of(place: Path, paths: Iterable[str]) -> set[str]:
-    """Return the paths that are files; each folder is read once."""
-    there: set[str] = set()
-    for folder in {path.rpartition("/")[0] for path in paths}:
-        if (place / folder).is_dir():
-            there.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(place / folder))
-    return there

@@ -15,6 +15,7 @@ from ..errors import DataError, PmlExtError, one_line
 # What Pillow may take a file for, whatever its name; others start programs (an EPS starts Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
 ORIENTATION = 0x0112  # tag of EXIF
+TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 
 
 class Box(NamedTuple):
@@ -29,15 +30,14 @@ class Box(NamedTuple):
 def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: int | None = None) -> Tensor:
     """Return an image file as uint8 ``[C, H, W]``, turned upright as its EXIF data say, transparency on white.
 
-    16-bit images are scaled to 8 bits, CMYK and palettes are converted. Pillow decodes JPEGs at a half, a quarter or an
-    eighth of their size, and with the channels last, which resizing is fast on.
+    16-bit images are scaled to 8 bits, CMYK and palettes are converted. The channels are last in memory.
 
     Args:
         path: the file.
         channels: 1 (gray) or 3 (color).
         box: the wanted part of the upright image; pixels outside the image are left out.
-        smallest: pixels that the shorter side may be reduced to: JPEGs are decoded at a fraction of their size. None
-            reads every pixel.
+        smallest: pixels that the shorter side may be reduced to: JPEGs are decoded at a half, a quarter or an eighth
+            of their size. None reads every pixel.
 
     Raises:
         DataError: the file is missing, no image, or broken, or the box has no pixel of it; the text has the path.
@@ -46,16 +46,24 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
 
     try:
         with Image.open(path, formats=FORMATS) as file:
-            image: Any = file
-            size = _upright_size(image)
-            if smallest is not None:
-                _draft(image, smallest, min(size) if box is None else min(_inside(box, size, path)[2:]))
-            image = _in_8_bits(_upright(image))
+            turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+            width, height = file.size[::-1] if turned else file.size
             if box is not None:
-                factor = image.width / size[0]  # of a draft
-                left, top, width, height = _inside(box, size, path)
-                corners = left * factor, top * factor, (left + width) * factor, (top + height) * factor
-                image = image.crop((*map(math.floor, corners[:2]), *map(math.ceil, corners[2:])))
+                left, top = max(0, math.floor(box.left)), max(0, math.floor(box.top))
+                right, bottom = min(width, math.ceil(box.right)), min(height, math.ceil(box.bottom))
+                if right <= left or bottom <= top:
+                    corners = ", ".join(f"{number:g}" for number in box)
+                    raise DataError(
+                        f"{path}: its box ({corners}) has no pixel of the {width} x {height} image; mend the box"
+                    )
+            shorter = min(width, height) if box is None else min(right - left, bottom - top)
+            if smallest is not None and smallest < shorter:
+                file.draft(None, tuple(math.ceil(side * smallest / shorter) for side in file.size))  # type: ignore[arg-type]
+            image = _upright(file)
+            if box is not None:
+                factor = image.width / width  # of a draft
+                start = math.floor(left * factor), math.floor(top * factor)
+                image = image.crop((*start, math.ceil(right * factor), math.ceil(bottom * factor)))
             return _pixels(image, channels)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
@@ -67,24 +75,17 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
 
 def image_tensor(image: Any, channels: int = 3) -> Tensor:
     """Return a PIL image as uint8 ``[C, H, W]``, upright, transparency on white, 1 or 3 channels."""
-    return _pixels(_in_8_bits(_upright(image)), channels)
+    return _pixels(_upright(image), channels)
 
 
 def _upright(image: Any) -> Any:
-    """Return the image turned as its orientation tag says, the only part of EXIF that is looked at."""
-    from PIL.Image import Transpose
+    """Return the image in 8 bits, turned as its orientation tag says, the only part of EXIF that is looked at."""
+    from PIL import Image
 
     image.load()  # a TIFF file is turned by that
     orientation = image.getexif().get(ORIENTATION)
-    names = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
-    if orientation not in range(2, 9):
-        return image
-    return image.transpose(Transpose[names[int(orientation) - 2]])
-
-
-def _in_8_bits(image: Any) -> Any:
-    from PIL import Image
-
+    if orientation in range(2, 9):
+        image = image.transpose(Image.Transpose[TURNS[int(orientation) - 2]])
     if image.mode.startswith("I"):  # 16 bits, as "I;16" or in an "I": PIL would clip, not scale
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     return image
@@ -99,26 +100,3 @@ def _pixels(image: Any, channels: int) -> Tensor:
     mode = "L" if channels == 1 else "RGB"
     pixels = np.array(image if image.mode == mode else image.convert(mode))
     return torch.from_numpy(pixels).reshape(*pixels.shape[:2], channels).permute(2, 0, 1)
-
-
-def _upright_size(image: Any) -> tuple[int, int]:
-    """Return width and height of the upright image."""
-    turned = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-    return (image.height, image.width) if turned else (image.width, image.height)
-
-
-def _draft(image: Any, smallest: int, shorter: int) -> None:
-    """Make Pillow decode a JPEG at the smallest fraction that leaves ``smallest`` pixels of a part's shorter side."""
-    factor = smallest / shorter
-    if factor < 1:
-        image.draft(None, (math.ceil(image.width * factor), math.ceil(image.height * factor)))
-
-
-def _inside(box: Box, size: tuple[int, int], path: Path) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of a box's whole pixels inside an image."""
-    left, top = max(0, math.floor(box.left)), max(0, math.floor(box.top))
-    right, bottom = min(size[0], math.ceil(box.right)), min(size[1], math.ceil(box.bottom))
-    if right <= left or bottom <= top:
-        corners = ", ".join(f"{number:g}" for number in box)
-        raise DataError(f"{path}: its box ({corners}) has no pixel of the {size[0]} x {size[1]} image; mend the box")
-    return left, top, right - left, bottom - top

@@ -1,16 +1,16 @@
-"""Labeled images: what every data set gives."""
+"""Labeled images, and the splits that every data set gives."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..errors import DataError
@@ -20,21 +20,15 @@ from .transforms import Steps
 Transform = Callable[[Tensor], Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class ResizedCache:
-    """Images as the first step of a transform leaves them.
-
-    Args:
-        images: of a whole split, ``[C, H, W]`` each, uint8.
-        rows: indices of the images that are meant, ``[N]``.
-        first: text of the step.
-    """
+class ResizedCache(NamedTuple):
+    """Images of a whole split after the first step of a transform, the rows that are meant, and the step's text."""
 
     images: Sequence[Tensor]
     rows: NDArray[np.int64]
     first: str
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LabeledImages(Dataset[tuple[Tensor, int]]):
     """Images with integer labels; an item is ``(image, label)``.
 
@@ -42,30 +36,25 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         images: uint8 images ``[N, C, H, W]``, or the paths of image files, read when they are wanted.
         labels: ``[N]``, integers; each is an index of ``class_names``.
         class_names: the name of every class of the data set, whichever split it is in.
-        transform: of a uint8 image ``[C, H, W]``; None leaves it. One that has ``smallest``, a number of pixels, has
-            files read no larger than it needs; see :func:`read_image`.
+        transform: of a uint8 image ``[C, H, W]``; None leaves it. Where it has ``smallest``, a number of pixels, files
+            are read no larger than that; see :func:`read_image`.
         channels: of an image that is read from a file: 1 (gray) or 3 (color).
         boxes: the part of each file that is its image, ``[N, 4]`` as :class:`Box` has them; None for all of it.
         cache: images after a first step, which a transform with the same ``first`` step takes in place of the files.
     """
 
-    def __init__(
-        self,
-        images: Tensor | Sequence[Path],
-        labels: Any,
-        class_names: Sequence[str],
-        transform: Transform | None = None,
-        channels: int = 3,
-        boxes: Any = None,
-        cache: ResizedCache | None = None,
-    ) -> None:
-        self.images = images
-        self.labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
-        self.class_names = list(class_names)
-        self.transform = transform
-        self.channels = channels
-        self.boxes: NDArray[np.float64] | None = None if boxes is None else np.asarray(boxes, dtype=np.float64)
-        self.cache = cache
+    images: Tensor | Sequence[Path]
+    labels: Any
+    class_names: Sequence[str]
+    transform: Transform | None = None
+    channels: int = 3
+    boxes: Any = None
+    cache: ResizedCache | None = None
+
+    def __post_init__(self) -> None:
+        self.labels = np.asarray(self.labels, dtype=np.int64)
+        self.class_names = list(self.class_names)
+        self.boxes = None if self.boxes is None else np.asarray(self.boxes, dtype=np.float64)
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
         if self.boxes is not None and self.boxes.shape != (len(self.labels), 4):
@@ -94,21 +83,17 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return read_image(self.images[index], self.channels, box, smallest)
 
     def replace(self, **changes: Any) -> LabeledImages:
-        """Return the same images with other arguments of the constructor, such as ``labels`` or ``cache``."""
-        names = ("images", "labels", "class_names", "transform", "channels", "boxes", "cache")
-        return LabeledImages(**{name: getattr(self, name) for name in names} | changes)
+        """Return the same images with other arguments, such as ``labels``."""
+        return dataclasses.replace(self, **changes)
 
     def with_transform(self, transform: Transform | None) -> LabeledImages:
         """Return the same images with another transform."""
         return self.replace(transform=transform)
 
     def for_workers(self) -> tuple[LabeledImages, Transform]:
-        """Return the images as reading processes pass them on, uint8 where possible, and the rest of the transform.
-
-        The rest is for batches: a batch of uint8 images is a quarter of the network's input.
-        """
+        """Return the images as workers pass them on, uint8 where possible, and the transform's steps on a batch."""
         if not isinstance(self.transform, Steps):
-            return self, _unchanged
+            return self, nn.Identity()
         early, last = self.transform.divided()
         return self.with_transform(early), last
 
@@ -123,12 +108,8 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
             images=images,
             labels=self.labels[chosen],
             boxes=None if self.boxes is None else self.boxes[chosen],
-            cache=None if self.cache is None else dataclasses.replace(self.cache, rows=self.cache.rows[chosen]),
+            cache=None if self.cache is None else self.cache._replace(rows=self.cache.rows[chosen]),
         )
-
-
-def _unchanged(image: Tensor) -> Tensor:
-    return image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,13 +160,22 @@ class DataSplits:
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def split_by_class(images: LabeledImages, fraction: float, seed: int | None) -> tuple[LabeledImages, LabeledImages]:
-    """Divide the classes, drawn by a seed or (None) the last, a ``fraction`` of which is the second part."""
+def hold_out_classes(
+    images: LabeledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
+) -> tuple[LabeledImages, LabeledImages]:
+    """Return the rest of the images, and those of held-out classes.
+
+    Args:
+        images: of two classes or more.
+        fraction: share of the classes to hold out, between 0 and 1; one class at least.
+        seed: of the draw.
+        which: classes that are drawn, or the last in the order of labels.
+    """
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
     count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
-    order = classes[::-1] if seed is None else np.random.default_rng(seed).permutation(classes)
+    order = classes[::-1] if which == "last" else np.random.default_rng(seed).permutation(classes)
     chosen = np.isin(images.labels, order[:count])
     return images.subset(~chosen), images.subset(chosen)
 
@@ -198,17 +188,3 @@ def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[L
         members = generator.permutation(np.flatnonzero(images.labels == label))
         second[members[: round(len(members) * fraction)]] = True
     return images.subset(~second), images.subset(second)
-
-
-def hold_out_classes(
-    train: LabeledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
-) -> tuple[LabeledImages, LabeledImages]:
-    """Return the rest of the training images, and those of held-out classes, by which a model is chosen.
-
-    Args:
-        train: the training images.
-        fraction: share of the classes to hold out, between 0 and 1.
-        seed: of the draw.
-        which: classes that are drawn, or the last in the order of labels.
-    """
-    return split_by_class(train, fraction, None if which == "last" else seed)

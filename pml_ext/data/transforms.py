@@ -1,18 +1,21 @@
-"""Transforms from a stored image to the input of a network; augmentations are torchvision's ``v2`` transforms.
+"""Transforms from a stored image to the input of a network.
 
-Torchvision is imported when a transform augments: the import takes longer than that of torch, and a query needs none.
+The steps of inference are torch's alone and equal torchvision's ``v2`` transforms of the same name, since importing
+torchvision takes longer than importing torch; augmentations are torchvision's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import platform
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import ConfigError, needs_extra
-from .steps import CenterCrop, Normalize, ToFloat, resize
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -23,14 +26,12 @@ class Pipeline:
     """Preprocessing of photographs beyond the size of the input; ``[data.images]`` of a recipe.
 
     Args:
-        resize: pixels of the shorter side before a square is cut out; with ``squash``, of both. None: 256 / 224 of the
-            square's.
-        squash: images become squares before the cut, whatever their aspect ratio was.
+        resize: pixels of the shorter side before the crop; with ``squash``, of both. None: 256 / 224 of the crop's.
+        squash: images become squares before the crop, whatever their aspect ratio was.
         bgr: the channels are blue, green, red.
         value_range: greatest value before any normalization, 1 or 255.
-        random_crop: a training image's square is cut at a random place, in its size.
-        random_crop_scale: a training image's square is a random part of it, resized: range of the part's area as a
-            share of the image's, above 0 and up to 1.
+        random_crop: training images are cropped at a random place, without resizing.
+        random_crop_scale: training crops are random parts, resized: range of the part's share of the area, up to 1.
         flip: training images are mirrored left to right half of the time.
     """
 
@@ -78,8 +79,6 @@ def build_transforms(
     crop: bool = False,
     normalize: Normalization | None = None,
     shift: int = 0,
-    rotate: float = 0.0,
-    scale: tuple[float, float] = (1.0, 1.0),
     random_crop: bool = False,
     flip: bool = False,
     pipeline: Pipeline = Pipeline(),
@@ -89,14 +88,12 @@ def build_transforms(
     Args:
         image_size: S, in pixels.
         channels: C of the images.
-        crop: resize the shorter side and cut a square from the middle, rather than resizing to a square.
+        crop: resize the shorter side and crop a square from the middle, rather than resizing to a square.
         normalize: means and standard deviations per channel, such as ImageNet's.
         shift: largest move of a training image each way, in pixels, drawn at random; the edge is filled with black.
-        rotate: largest turn of a training image each way, in degrees, from 0 to 180, drawn at random.
-        scale: range of the random factor by which a training image grows, above 0.
-        random_crop: cut training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
+        random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
-        pipeline: of photographs; its cuts and its mirroring come on top.
+        pipeline: of photographs; its crops and its mirroring come on top.
 
     Raises:
         ConfigError: a setting outside its range.
@@ -105,10 +102,6 @@ def build_transforms(
         raise ConfigError(
             f"shift must be from 0 to {image_size - 1} pixels for images of size {image_size}, not {shift}"
         )
-    if not 0 <= rotate <= 180:
-        raise ConfigError(f"rotate must be from 0 to 180 degrees, not {rotate}")
-    if not 0 < scale[0] <= scale[1]:
-        raise ConfigError(f"scale must be a range of factors above 0, smaller first, not {list(scale)}")
     if pipeline.resize is not None and pipeline.resize < image_size:
         raise ConfigError(f"resize must be at least what is cut out, {image_size} pixels, not {pipeline.resize}")
     area = pipeline.random_crop_scale or ((0.2, 1.0) if random_crop else None)
@@ -116,53 +109,65 @@ def build_transforms(
         raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
     if pipeline.random_crop and area is not None:
         raise ConfigError(
-            "random_crop of [data.images] cuts a square in its size, and another setting a part that is "
-            "resized; leave one of them out"
+            "random_crop of [data.images] and another setting both say how to crop; leave one of them out"
         )
-    first = _Resize(image_size, crop, pipeline)
-    in_order = _ChannelOrder(pipeline.bgr)
-    last: list[nn.Module] = [ToFloat(scale=pipeline.value_range == 1)]
-    if normalize is not None:
-        mean, std = normalize
-        last.append(Normalize(mean[:channels], std[:channels]))
+    first, order = _Resize(image_size, crop, pipeline), _ChannelOrder(pipeline.bgr)
     augment: list[nn.Module] = [] if area or pipeline.random_crop else [CenterCrop(image_size)]
-    augment += _augmentation(image_size, shift, rotate, scale, area, pipeline.random_crop, flip or pipeline.flip)
-    plain = Steps(first, [CenterCrop(image_size), in_order], last, first.side)
+    if area or pipeline.random_crop or shift or flip or pipeline.flip:
+        with needs_extra("train", "an augmentation"):
+            from torchvision.transforms import v2
+
+        if area:
+            augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
+        elif pipeline.random_crop:
+            augment.append(v2.RandomCrop(image_size))
+        if shift:
+            augment.append(v2.RandomCrop(image_size, padding=shift))
+        if flip or pipeline.flip:
+            augment.append(v2.RandomHorizontalFlip())
+    last = [ToFloat(pipeline.value_range == 1, [values[:channels] for values in normalize or ()])]
+    plain = Steps(first, [CenterCrop(image_size), order], last, first.side)
     if area is not None and pipeline.resize is None:  # a part of the photograph itself
         # the smallest part, of the smallest area and an aspect ratio of 3 : 4, still has S pixels each way
         smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
-        return Steps(None, [*augment, in_order], last, smallest), plain
-    return Steps(first, [*augment, in_order], last, first.side), plain
+        return Steps(None, [*augment, order], last, smallest), plain
+    return Steps(first, [*augment, order], last, first.side), plain
 
 
-def _augmentation(
-    size: int,
-    shift: int,
-    rotate: float,
-    scale: tuple[float, float],
-    area: tuple[float, float] | None,
-    random_crop: bool,
-    flip: bool,
-) -> list[nn.Module]:
-    """Return the random steps of training."""
-    affine = rotate or tuple(scale) != (1.0, 1.0)
-    if not (area or random_crop or affine or shift or flip):
-        return []
-    with needs_extra("train", "an augmentation"):
-        from torchvision.transforms import v2
+def raw_pixels(images: Tensor) -> Tensor:
+    """Return transformed images ``[B, C, H, W]`` as vectors of at most 32 x 32 pixels, a baseline without a network."""
+    if max(images.shape[-2:]) > THUMBNAIL:
+        images = resize(images, (THUMBNAIL, THUMBNAIL))
+    return images.flatten(1).float()
 
-    steps: list[nn.Module] = []
-    if area is not None:
-        steps.append(v2.RandomResizedCrop(size, scale=area, antialias=True))
-    elif random_crop:
-        steps.append(v2.RandomCrop(size))
-    if affine:
-        steps.append(v2.RandomAffine(rotate, scale=tuple(scale), interpolation=v2.InterpolationMode.BILINEAR))
-    if shift:
-        steps.append(v2.RandomCrop(size, padding=shift))
-    if flip:
-        steps.append(v2.RandomHorizontalFlip())
-    return steps
+
+def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
+    """Return an image ``[..., C, H, W]`` in another size, bilinear with antialiasing, as ``v2.functional.resize`` does.
+
+    Args:
+        image: the image.
+        size: height and width, or one number: the shorter side.
+    """
+    *before, channels, height, width = image.shape
+    if isinstance(size, int):
+        other = int(size * max(height, width) / min(height, width))
+        size = (other, size) if width <= height else (size, other)
+    new = (size[0], size[1])
+    if new == (height, width) or image.numel() == 0:
+        return image.reshape(*before, channels, *new)
+    dtype, batch = image.dtype, image.reshape(-1, channels, height, width)
+    if len(batch) == 1 and batch.is_contiguous(memory_format=torch.channels_last) and image.numel() != batch.stride(0):
+        # A batch of one in channels-last layout: torch would take it for channels-first and copy it.
+        batch = batch.as_strided(batch.shape, (image.numel(), *batch.stride()[1:]))
+    on_cpu = dtype == torch.uint8 and image.device.type == "cpu"
+    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in (
+        "aarch64",
+        "arm64",
+    )
+    native = dtype.is_floating_point or (on_cpu and capable)  # as v2's dispatch decides
+    points = batch if native else batch.float()
+    resized = functional.interpolate(points, new, mode="bilinear", align_corners=False, antialias=True)
+    return (resized if native else resized.round_().to(dtype)).reshape(*before, channels, *new)
 
 
 class _Resize(nn.Module):
@@ -179,9 +184,23 @@ class _Resize(nn.Module):
         return f"{self.size}, left_alone={self.left_alone}"  # names what a cache of resized images holds
 
     def forward(self, image: Tensor) -> Tensor:
-        if image.shape[-2:] == (self.left_alone, self.left_alone):
-            return image
-        return resize(image, self.size)
+        return image if image.shape[-2:] == (self.left_alone, self.left_alone) else resize(image, self.size)
+
+
+class CenterCrop(nn.Module):
+    """A square of ``size`` pixels from the middle of ``[..., C, H, W]``; missing pixels are black."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the square."""
+        wide, high = (max(0, self.size - side) for side in (image.shape[-1], image.shape[-2]))
+        if wide or high:
+            image = functional.pad(image, (wide // 2, (wide + 1) // 2, high // 2, (high + 1) // 2))
+        top, left = (round((side - self.size) / 2) for side in image.shape[-2:])
+        return image[..., top : top + self.size, left : left + self.size]
 
 
 class _ChannelOrder(nn.Module):
@@ -195,12 +214,23 @@ class _ChannelOrder(nn.Module):
         return (image.flip(-3) if self.bgr else image).contiguous()
 
 
-def raw_pixels(images: Tensor) -> Tensor:
-    """Return the pixels of images as vectors ``[B, C * S * S]``, S at most 32: the baseline without a network.
+class ToFloat(nn.Module):
+    """Conversion to float32; then subtraction of a mean and division by a standard deviation per channel, in place.
 
     Args:
-        images: transformed, ``[B, C, H, W]``; larger ones than 32 x 32 are reduced to that size.
+        scale: whether bytes become numbers from 0 to 1.
+        normalize: means and standard deviations.
     """
-    if max(images.shape[-2:]) > THUMBNAIL:
-        images = resize(images, (THUMBNAIL, THUMBNAIL))
-    return images.flatten(1).float()
+
+    def __init__(self, scale: bool, normalize: Sequence[Sequence[float]] = ()) -> None:
+        super().__init__()
+        self.scale, self.normalize = scale, normalize
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the image ``[..., C, H, W]``, converted; bytes are copied."""
+        scaled = self.scale and image.dtype == torch.uint8
+        image = image.float().mul_(1 / 255) if scaled else image.float()
+        if self.normalize:
+            mean, std = (torch.tensor(each, device=image.device).view(-1, 1, 1) for each in self.normalize)
+            image = image.sub_(mean).div_(std)
+        return image

@@ -79,10 +79,10 @@ class View:
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
 
         def ready(name: str, images: LabeledImages, steps: Steps) -> LabeledImages:
-            prepared = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
-            if prepared.skipped:
-                self.unreadable[name] = prepared.skipped
-            return prepared.images
+            kept, skipped = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
+            if skipped:
+                self.unreadable[name] = skipped
+            return kept
 
         train = ready("train", splits.train, augmented)
         self.splits: dict[str, LabeledImages] = {

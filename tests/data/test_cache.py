@@ -46,7 +46,7 @@ def items(images: LabeledImages, transform) -> list[torch.Tensor]:
 @pytest.mark.parametrize("boxes", [None, [Box(3, 5, 50, 70)] * 9])
 def test_what_is_kept_gives_the_same_numbers_without_the_files(photos, where, boxes):
     images = labeled(photos, boxes=boxes)
-    kept = prepare(images, TRAIN, where, workers=2).images
+    kept, _ = prepare(images, TRAIN, where, workers=2)
     wanted = [items(images, transform) for transform in (TRAIN, PLAIN)]
     some = [items(images.subset([5, 2]), transform) for transform in (TRAIN, PLAIN)]
     for path in photos:
@@ -89,7 +89,7 @@ def test_a_damaged_cache_is_made_again_and_half_of_one_is_not_left(photos, name,
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:length])
     assert MappedImages.of(folder) is None
-    again = prepare(labeled(photos), TRAIN, "disk").images
+    again, _ = prepare(labeled(photos), TRAIN, "disk")
     assert torch.equal(items(again, PLAIN)[4], items(labeled(photos), PLAIN)[4])
     assert len((folder / name).read_bytes()) == len(whole)
     shutil.rmtree(folder)
@@ -104,12 +104,12 @@ def test_unreadable_files_are_left_out_and_told(photos, where):
     photos[2].write_bytes(photos[2].read_bytes()[:300])
     photos[5].write_text("no image")
     for _ in range(2):  # the second time, the disk knows
-        prepared = prepare(labeled(photos), TRAIN, where, skip_unreadable=True)
-        assert list(prepared.skipped) == [str(photos[2]), str(photos[5])]
-        assert "not a readable image" in prepared.skipped[str(photos[5])]
-        assert prepared.images.paths == [photos[n] for n in (0, 1, 3, 4, 6, 7, 8)]
+        kept, skipped = prepare(labeled(photos), TRAIN, where, skip_unreadable=True)
+        assert list(skipped) == [str(photos[2]), str(photos[5])]
+        assert "not a readable image" in skipped[str(photos[5])]
+        assert kept.paths == [photos[n] for n in (0, 1, 3, 4, 6, 7, 8)]
         good = labeled([photos[n] for n in (0, 1, 3, 4, 6, 7, 8)])
-        assert all(map(torch.equal, items(prepared.images, TRAIN), items(good, TRAIN)))
+        assert all(map(torch.equal, items(kept, TRAIN), items(good, TRAIN)))
     if where != "none":
         with pytest.raises(DataError, match="2.jpg: not a readable image"):
             prepare(labeled(photos), TRAIN, where)
@@ -123,11 +123,11 @@ def test_what_cannot_be_kept(photos, tmp_path, monkeypatch):
     numbers = LabeledImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [0, 1], ["a", "b"], channels=1)
     with pytest.raises(ConfigError, match="data.cache: found 'disk', but the images of this data set are in memory"):
         prepare(numbers, TRAIN, "disk")
-    assert prepare(numbers, TRAIN, skip_unreadable=True).skipped == {}
+    assert prepare(numbers, TRAIN, skip_unreadable=True) == (numbers, {})
     whole, _ = build_transforms(20, 3, crop=True, random_crop=True)
     with pytest.raises(ConfigError, match="which leaves nothing to keep; data.images.resize"):
         prepare(labeled(photos), whole, "memory")
-    assert len(prepare(labeled(photos), whole, skip_unreadable=True).images) == 9
+    assert len(prepare(labeled(photos), whole, skip_unreadable=True)[0]) == 9
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PML_EXT_IMAGES", str(tmp_path / "file" / "kept"))
     with pytest.raises(DataError, match=r"cannot be written \(Not a directory\); PML_EXT_IMAGES names another folder"):

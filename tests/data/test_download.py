@@ -92,7 +92,7 @@ def test_a_file_is_under_its_name_only_when_it_is_the_expected_one(server, tmp_p
     assert (tmp_path / "new" / "set.bin").read_bytes() == BODY
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["set.bin"]
     assert len(server.asked) == asked
-    gone = dataclasses.replace(wanted, name="other.bin", url=server.url + "other")
+    gone = wanted._replace(name="other.bin", url=server.url + "other")
     with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
         get_archives(about(gone), tmp_path)
 
@@ -186,6 +186,7 @@ def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeyp
         archives=tuple(
             archive(server, name, drawings(name, alphabets), unpack=False) for name, alphabets in sets.items()
         ),
+        counts={"train": Count(5, 5), "test": Count(4, 4)},
     )
     monkeypatch.setattr(omniglot, "SMALL", about)
     assert (len(omniglot_small().train), len(omniglot_small().test)) == (5, 4)
