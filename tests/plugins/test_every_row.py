@@ -55,6 +55,8 @@ def made_up_sets(tmp_path_factory):
         patch.setattr(imagenet, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
         made_up.omniglot_zip(place / omniglot.TRAIN, {"Greek": 80})
         made_up.omniglot_zip(place / omniglot.TEST, {"Latin": 2})
+        small = dataclasses.replace(omniglot.SMALL, counts={"train": Count(240, 80), "test": Count(6, 2)})
+        patch.setattr(omniglot, "SMALL", small)
         (place / "wordnet.is_a.txt").write_text("n00000001 n01440764\n")
         patch.chdir(place)  # the folder that recipes look for the hierarchy in
         yield place
