@@ -230,7 +230,7 @@ class DensityRegularizer(LabeledRegularizer):
             "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
             "Densities of training and test classes": compared(densities),
             "The embeddings of training images in two dimensions: t-SNE": map_of_training,
-            "Test images at the places of their embeddings: t-SNE, and regions of it": figures.image_map(
+            "Test images at the places of their embeddings: t-SNE": figures.image_map(
                 run.embeddings(tested), images.image, max_items=_SHOWN, seed=run.seed
             ),
         }

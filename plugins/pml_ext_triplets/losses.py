@@ -108,8 +108,11 @@ class BatchAllTripletLoss(PairLoss):
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
-        names = run.splits[tested].class_names
-        drawn = figures.chosen_classes(run.embeddings(tested), run.labels(tested), names, seed=run.seed)
+        labels, names = run.labels(tested), run.splits[tested].class_names
+        classes = torch.unique(labels)
+        chosen = torch.isin(labels, classes[figures.some_of(len(classes), 4, run.seed).to(classes.device)])
+        part = {"test images": (run.embeddings(tested)[chosen], labels[chosen])}
+        drawn = figures.projections(part, names, "pca", seed=run.seed)
         return {"Four classes by the two greatest principal components": drawn}
 
     def equation(self, pairs: Pairs) -> Terms:

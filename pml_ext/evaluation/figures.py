@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .fonts import DEFAULT, drawable, families_of, short_name
+from .fonts import DEFAULT, drawable, font_of
 from .neighbors import matrix_under
 
 with needs_extra("train", "a figure"):
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
 ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
-MARKERS = "osD^vP*X"
+_STYLES = ((BLUE, "o-"), (ORANGE, "s--"), (GRAY, "^:"), (RIGHT, "d-."))
 _SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
-Series = Mapping[str, tuple[Sequence[int], Sequence[float]]]
-Cell = tuple[Tensor, str, str]  # a picture, its caption, the color of its frame and caption
+Parts = Mapping[str, tuple[Tensor, Tensor]]
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Cell = tuple[Tensor, str, str]  # a picture, uint8 [C, H, W], its caption, the color of its frame and caption
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
@@ -45,8 +45,8 @@ class PlainFigure(Figure):  # type: ignore[misc]
         for text in self.findobj(Text):
             text.set_parse_math(False)
             text.set_text(drawable(text.get_text()))
-            if (families := families_of(text.get_text())) != [DEFAULT]:
-                text.set_fontfamily(families)
+            if not text.get_text().isascii():
+                text.set_fontfamily([DEFAULT, font_of(text.get_text()).name])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)
@@ -60,9 +60,7 @@ def some_of(count: int, most: int, seed: int) -> Tensor:
 
 
 def directions(points: Tensor) -> Tensor:
-    """Return rows of length 1, on the CPU; float64 meanwhile keeps lengths of collapsed embeddings from overflow."""
-    if points.ndim != 2:
-        raise ValueError(f"embeddings of the shape {list(points.shape)}, wanted [N, D]")
+    """Return rows ``[N, D]`` of length 1, on the CPU; float64 keeps lengths of collapsed embeddings from overflow."""
     return torch.nn.functional.normalize(points.detach().cpu().double()).float()
 
 
@@ -105,28 +103,25 @@ def _note(axes: Any, text: str) -> None:
     axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GRAY)
 
 
-def _legend_beside(axes: Any, *handles: Any) -> None:
-    axes.legend(*handles, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+def _percent_lines(axes: Any, curves: Series) -> None:
+    for (label, (xs, values)), (color, style) in zip(curves.items(), _STYLES, strict=False):
+        axes.plot(xs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
 
 
 def loss_curves(series: Series) -> Figure:
-    """Draw the loss and its terms over the iterations, a panel each, smoothed beside the recorded values.
+    """Draw the loss and its terms over the iterations, a panel each, and a running mean over a twentieth of the curve.
 
     Args:
         series: ``{name: (iterations, values)}``.
     """
     figure, panels = _panels(min(3.2 * max(1, len(series)) + 0.6, 13), len(series), 2.9)
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
+        window = np.ones(max(1, len(values) // 20))  # fewer values at the ends
+        smoothed = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
-        axes.plot(iterations, _smoothed(values), color=BLUE, linewidth=1.6)
+        axes.plot(iterations, smoothed, color=BLUE, linewidth=1.6)
         _finish(axes, title=name, xlabel="iteration")
     return figure
-
-
-def _smoothed(values: Sequence[float]) -> NDArray[np.float64]:
-    """Return a running mean over a twentieth of the curve, shorter at its ends."""
-    window = np.ones(max(1, len(values) // 20))
-    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
@@ -137,9 +132,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     """
     figure, row = _panels(3.8 * len(panels) + 0.4, len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
-        for (label, (epochs, values)), style in zip(curves.items(), ("o-", "s--", "^:"), strict=False):
-            color = BLUE if style == "o-" else ORANGE
-            axes.plot(epochs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
+        _percent_lines(axes, curves)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
     return figure
@@ -153,9 +146,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
         ylabel: name of the values.
     """
     figure, (axes,) = _panels(5.2, 1, 3.4)
-    styles = zip((GRAY, ORANGE, BLUE, RIGHT), ("s:", "^--", "o-", "d-."), strict=True)
-    for (label, curve), (color, style) in zip(curves.items(), styles, strict=False):
-        axes.plot(list(curve), [100 * value for value in curve.values()], style, color=color, label=label)
+    _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
@@ -183,10 +174,7 @@ def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: s
 
 
 def similarity_distributions(
-    parts: Mapping[str, tuple[Tensor, Tensor]],
-    max_items: int = 1000,
-    seed: int = 0,
-    learned: Mapping[str, BaseDistance] | None = None,
+    parts: Parts, max_items: int = 1000, seed: int = 0, learned: Mapping[str, BaseDistance] | None = None
 ) -> Figure:
     """Draw the distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
@@ -222,15 +210,15 @@ def similarity_distributions(
             if alike:
                 axes.axvline(high, color=color, alpha=0.55, linewidth=4, label=label)
             else:
-                heights, edges = np.histogram(values, bins=80, range=(low, high), density=True)
-                axes.stairs(heights, edges, fill=True, color=color, alpha=0.55, label=label)
+                bins: dict[str, Any] = {"bins": 80, "range": (low, high), "density": True, "histtype": "stepfilled"}
+                axes.hist(values, color=color, alpha=0.55, label=label, **bins)
         _finish(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
     panels[0].set_ylabel("density")
     return figure
 
 
 def projections(
-    parts: Mapping[str, tuple[Tensor, Tensor]],
+    parts: Parts,
     class_names: Sequence[str] = (),
     method: Literal["pca", "tsne"] = "tsne",
     max_items: int = 300,
@@ -256,168 +244,57 @@ def projections(
         if not flat.any():
             how = "collapsed"
             _note(axes, "all images lie on one point")
-        few = len(classes) <= 20
-        palette = "tab10" if len(classes) <= 10 else "tab20" if few else "turbo"
+        palette = "tab10" if len(classes) <= 10 else "tab20" if len(classes) <= 20 else "turbo"
         drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
-        if few and len(class_names) and axes is panels[-1]:
+        if len(classes) <= 20 and len(class_names) and axes is panels[-1]:
             handles = drawn.legend_elements(num=list(range(len(classes))))[0]
-            _legend_beside(axes, handles, [str(class_names[label]) for label in classes])
+            names = [str(class_names[label]) for label in classes]
+            axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
         axes.set(xticks=[], yticks=[])
         axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
         axes.spines[:].set_visible(False)
     return figure
 
 
-def chosen_classes(
-    embeddings: Tensor, labels: Tensor, class_names: Sequence[str] = (), classes: int = 4, seed: int = 0
-) -> Figure:
-    """Draw normalized embeddings of some classes by their two greatest principal components, a marker for each class.
-
-    Args:
-        embeddings: ``[N, D]``.
-        labels: ``[N]``.
-        class_names: names by label.
-        classes: number of classes that are drawn at random, at most 8.
-        seed: of that draw.
-
-    Raises:
-        ValueError: another number of classes.
-    """
-    if not 1 <= classes <= len(MARKERS):
-        raise ValueError(f"chosen_classes draws from 1 to {len(MARKERS)} classes, not {classes}")
-    known = labels.cpu().unique()  # type: ignore[no-untyped-call]
-    drawn = known[some_of(len(known), classes, seed)].tolist()
-    chosen = torch.isin(labels.cpu(), torch.tensor(drawn))
-    points, of = directions(embeddings.cpu()[chosen] if embeddings.ndim == 2 else embeddings), labels.cpu()[chosen]
-    figure, (axes,) = _panels(6.4, 1, 4.6)
-    flat = flattened(points.numpy(), "pca", seed)
-    if not flat.any():
-        _note(axes, "all images lie on one point")
-    for marker, label in zip(MARKERS, drawn, strict=False):
-        mine = flat[(of == label).numpy()]
-        name = str(class_names[label]) if len(class_names) else str(label)
-        axes.scatter(mine[:, 0], mine[:, 1], marker=marker, s=26, alpha=0.8, linewidths=0, label=name)
-    _legend_beside(axes)
-    axes.set(xlabel="first component", ylabel="second component")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def image_map(
-    embeddings: Tensor, image: Callable[[int], Tensor], enlarged: int = 2, max_items: int = 1000, seed: int = 0
-) -> Figure:
-    """Draw images at the places that t-SNE gives their normalized embeddings, and its fullest regions enlarged.
+def image_map(embeddings: Tensor, image: Callable[[int], Tensor], max_items: int = 1000, seed: int = 0) -> Figure:
+    """Draw images at the places that t-SNE gives their normalized embeddings.
 
     Args:
         embeddings: ``[N, D]``.
         image: returns the image of an index, uint8 ``[C, H, W]``.
-        enlarged: number of regions, a ninth of the map's sides each.
         max_items: largest number of images; more are sampled at random.
         seed: of that draw and of t-SNE.
     """
     chosen = some_of(len(embeddings), max_items, seed)
     flat = flattened(directions(embeddings[chosen.to(embeddings.device)]).numpy(), "tsne", seed)
     flat = (flat - flat.min(axis=0)) / np.maximum(np.ptp(flat, axis=0), 1e-12)
-    figure = PlainFigure(figsize=(9.0 + 4.5 * bool(enlarged), 9.0), dpi=110, layout="constrained")
-    grid = figure.add_gridspec(max(1, enlarged), 2 if enlarged else 1, width_ratios=[2, 1] if enlarged else [1])
-    whole = figure.add_subplot(grid[:, 0])
-    pictures = [_at_most(image(int(index)), 48).expand(3, -1, -1).permute(1, 2, 0).numpy() for index in chosen]
-    _place(whole, flat, pictures, 14)
-    whole.set_title(f"{len(flat)} images, t-SNE", fontsize=10)
-    cells = np.minimum((flat * 9).astype(int), 8)
-    counts = np.zeros((9, 9), dtype=int)
-    np.add.at(counts, (cells[:, 0], cells[:, 1]), 1)
-    for row, cell in enumerate(np.argsort(-counts, axis=None, kind="stable")[:enlarged]):
-        corner = np.array(np.unravel_index(cell, counts.shape)) / 9
-        inside = ((flat >= corner) & (flat <= corner + 1 / 9)).all(axis=1)
-        axes = figure.add_subplot(grid[row, 1])
-        near = [picture for picture, wanted in zip(pictures, inside, strict=True) if wanted]
-        _place(axes, (flat[inside] - corner) * 9, near, 34)
-        axes.set_title(f"region {row + 1}", fontsize=10)
-        whole.add_patch(Rectangle(tuple(corner), 1 / 9, 1 / 9, fill=False, edgecolor=ORANGE, linewidth=1.6, zorder=5))
-        style: dict[str, Any] = {"color": "white", "backgroundcolor": ORANGE, "fontsize": 9, "va": "top", "zorder": 6}
-        whole.text(corner[0], corner[1], str(row + 1), **style)
-    return figure
-
-
-def _place(axes: Any, flat: NDArray[np.float32], pictures: Sequence[NDArray[np.uint8]], size: int) -> None:
-    """Put pictures at their places in a square from 0 to 1, their longer side of ``size`` points."""
+    figure, (axes,) = _panels(9.0, 1, 9.0)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[])
-    axes.spines[:].set_color(GRAY)
-    for (x, y), picture in zip(flat, pictures, strict=True):
-        box = OffsetImage(picture, zoom=size / max(picture.shape[:2]))
-        axes.add_artist(AnnotationBbox(box, (x, y), frameon=False, pad=0))
+    axes.set_title(f"{len(flat)} images, t-SNE", fontsize=10)
+    for place, index in zip(flat, chosen.tolist(), strict=True):
+        picture = _at_most(image(index), 48).expand(3, -1, -1).permute(1, 2, 0).numpy()
+        box = OffsetImage(picture, zoom=14 / max(picture.shape[:2]))  # the longer side is 14 points
+        axes.add_artist(AnnotationBbox(box, tuple(place), frameon=False, pad=0))
+    return figure
 
 
 def _at_most(image: Tensor, side: int) -> Tensor:
     """Return an image on the CPU whose longer side has at most ``side`` pixels."""
-    scale = side / max(image.shape[-2:])
-    if scale < 1:
-        from torchvision.transforms.v2.functional import resize  # takes a second
+    from torchvision.transforms.v2.functional import resize  # takes a second
 
+    if (scale := side / max(image.shape[-2:])) < 1:
         image = resize(image, [max(1, round(scale * length)) for length in image.shape[-2:]], antialias=True)
     return image.detach().cpu()
 
 
-def gallery(
-    rows: Sequence[tuple[int, Sequence[int]]],
-    labels: Sequence[int],
-    image: Callable[[int], Tensor],
-    class_names: Sequence[str] = (),
-    distances: Sequence[Sequence[float | str]] | None = None,
-    *,
-    answer_labels: Sequence[int] | None = None,
-    answer_image: Callable[[int], Tensor] | None = None,
-) -> Figure:
-    """Draw queries and their nearest images: right ones framed green with a tick, wrong ones red with a cross.
-
-    Args:
-        rows: for each query its index, then the indices of its nearest images.
-        labels: the label of every image.
-        image: returns the image of an index, uint8 ``[C, H, W]``.
-        class_names: names by label.
-        distances: from the query to each of its nearest images, in the order of ``rows``; or longer texts.
-        answer_labels: the label of every image of the gallery, where that is not the set of the queries.
-        answer_image: likewise, returns one of its images.
-    """
-    answer_labels, answer_image = labels if answer_labels is None else answer_labels, answer_image or image
-
-    def name(label: int) -> str:
-        return short_name(str(class_names[int(label)]) if len(class_names) else str(label))
-
-    cells: list[list[Cell | None]] = []
-    for row, (query, nearest) in enumerate(rows):
-        cells.append([(image(query), f"query\n{name(labels[query])}", GRAY)])
-        for place, index in enumerate(nearest):
-            right = answer_labels[index] == labels[query]
-            distance = distances[row][place] if distances is not None else ""
-            distance = distance if isinstance(distance, str) else f"{distance:.2f}"
-            caption = f"{'✓' if right else '✗'} {distance}".rstrip() + f"\n{name(answer_labels[index])}"
-            cells[row].append((answer_image(index), caption, RIGHT if right else WRONG))
-    return _board(cells)
+def answer(image: Tensor, caption: str, right: bool | None) -> Cell:
+    """Return the cell of an answer: green with a tick if it is right, red with a cross if wrong, gray if unknown."""
+    mark, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
+    return image, mark + caption, color
 
 
-def galleries(
-    rows: Sequence[tuple[str, Path, Sequence[tuple[Path, str, bool | None]]]], image: Callable[[Path], Tensor]
-) -> Figure:
-    """Draw queries and their answers from files, one row per query: right ones green, wrong red, unknown gray.
-
-    Args:
-        rows: the query's caption and path, and path, caption and rightness (None: unknown) of every answer, whose
-            name stands below its caption.
-        image: reads a file, uint8 ``[C, H, W]``.
-    """
-    cells: list[list[Cell | None]] = []
-    for caption, query, answers in rows:
-        cells.append([(image(query), caption, BLUE) if query.is_file() else None])
-        for path, text, right in answers:
-            mark, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
-            cells[-1].append((image(path), f"{mark}{text}\n{short_name(path.name)}", color))
-    return _board(cells)
-
-
-def _board(rows: Sequence[Sequence[Cell | None]]) -> Figure:
-    """Draw small pictures with captions and frames on one pair of axes: one for each would take longest of all."""
+def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
+    """Draw rows of small pictures with captions and frames, on one pair of axes: one for each would take longest."""
     captions = [cell[1] for row in rows for cell in row if cell is not None]
     above = 0.12 * (2 + max(text.count("\n") for text in captions))  # the room over a picture, in inches
     width, height = 1.08 * max(map(len, rows)) + 0.1, (1 + above) * len(rows) + 0.1
@@ -432,12 +309,10 @@ def _board(rows: Sequence[Sequence[Cell | None]]) -> Figure:
             left, top = 0.06 + 1.08 * column, above + (1 + above) * row
             scale = 1 / max(image.shape[-2:])
             right, bottom = left + scale * image.shape[-1], top + scale * image.shape[-2]
-            pixels = _at_most(image, _SHOWN).permute(1, 2, 0).numpy()
-            gray: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255} if pixels.shape[2] == 1 else {}
-            shown = pixels[..., 0] if gray else pixels
-            axes.imshow(shown, interpolation="nearest", extent=(left, right, bottom, top), **gray)
+            shown = _at_most(image, _SHOWN).expand(3, -1, -1).permute(1, 2, 0).numpy()
+            axes.imshow(shown, interpolation="nearest", extent=(left, right, bottom, top))
             axes.text(left + 0.5, top - 0.03, caption, fontsize=6.5, color=color, ha="center", va="bottom")
-            frame: dict[str, Any] = {"fill": False, "edgecolor": color, "linewidth": 3}
-            axes.add_patch(Rectangle((left, top), right - left, bottom - top, **frame))
+            frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)
+            axes.add_patch(frame)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
     return figure

@@ -1,17 +1,14 @@
-"""Fonts for names in any script: DejaVu Sans, which matplotlib brings, then installed fonts for what it lacks."""
+"""Fonts for names in any script: DejaVu Sans, which matplotlib brings, or else an installed font."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import unicodedata
-from collections.abc import Iterator
-from itertools import groupby
 
 from ..errors import needs_extra
 
 with needs_extra("train", "a picture"):
-    from matplotlib.font_manager import FontEntry, findSystemFonts, fontManager
+    from matplotlib.font_manager import FontEntry, fontManager
     from matplotlib.ft2font import FT2Font
 
 DEFAULT = "DejaVu Sans"
@@ -38,49 +35,23 @@ def short_name(name: str, columns: int = 18) -> str:
     return f"…{name[len(name) - kept :]}"
 
 
-def families_of(text: str) -> list[str]:
-    """Return the font families that together have a text's characters, as matplotlib takes them."""
-    return list(dict.fromkeys([DEFAULT, *(_entry_of(letter).name for letter in dict.fromkeys(text))]))
-
-
-def runs_of(text: str) -> Iterator[tuple[str, str]]:
-    """Yield a line's parts, each after the file of a font that has its characters."""
-    for file, letters in groupby(text, lambda letter: str(_entry_of(letter).fname)):
-        yield file, "".join(letters)
+def font_of(text: str) -> FontEntry:
+    """Return the first installed font that has all of a text's letters; DejaVu Sans if none has."""
+    letters = {ord(letter) for letter in text if not letter.isspace()}
+    return next((font for font in _fonts() if letters <= _characters(font.fname)), _fonts()[0])
 
 
 @functools.cache
-def _entry_of(letter: str) -> FontEntry:
-    default = _default()
-    if letter.isspace() or ord(letter) in _characters(default.fname):
-        return default
-    return next((entry for entry in _others() if ord(letter) in _characters(entry.fname)), default)
-
-
-@functools.cache
-def _default() -> FontEntry:
-    return _regular()[DEFAULT]
-
-
-@functools.cache
-def _others() -> list[FontEntry]:
-    """Return the other families' regular fonts, sans serif ones first; monospaced and color fonts are left out."""
-    for file in set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}:
-        with contextlib.suppress(OSError, RuntimeError):  # no font for matplotlib, whose list may be old
-            fontManager.addfont(file)
-    regular = _regular()
-    unfit = ("Mono", "Emoji", "Last Resort")
-    names = [name for name in regular if not any(word in name for word in unfit)]
-    return [regular[name] for name in sorted(names, key=lambda name: ("CJK" not in name, "Sans" not in name, name))]
-
-
-def _regular() -> dict[str, FontEntry]:
+def _fonts() -> list[FontEntry]:
+    """Return a regular font of each family: DejaVu Sans, then Chinese ones and the like, then other sans serif ones."""
     regular: dict[str, FontEntry] = {}
     for entry in fontManager.ttflist:
         upright = entry.style == "normal" and entry.stretch in ("normal", 400)
-        if upright and entry.weight in (400, "normal", "regular", "book"):
+        fit = not any(word in entry.name for word in ("Mono", "Emoji", "Last Resort"))
+        if upright and fit and entry.weight in (400, "normal", "regular", "book"):
             regular.setdefault(entry.name, entry)
-    return regular
+    order = sorted(regular, key=lambda name: (name != DEFAULT, "CJK" not in name, "Sans" not in name, name))
+    return [regular[name] for name in order]
 
 
 @functools.cache

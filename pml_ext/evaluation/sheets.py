@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import needs_extra
 from .figures import GRAY, WRONG
-from .fonts import drawable, runs_of, short_name
+from .fonts import drawable, font_of, short_name
 
 with needs_extra("train", "a contact sheet"):
     from PIL import Image, ImageDraw, ImageFont
@@ -61,14 +61,8 @@ def contact_sheet(
 
 
 def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str) -> None:
-    """Write a line, each part in a font that has its letters, all on one base line."""
-    left, base = float(corner[0]), corner[1] + size
-    for file, part in runs_of(text):
-        font = _font(file, size)
-        draw.text((left, base), part, fill=color, font=font, anchor="ls")
-        left += draw.textlength(part, font=font)
+    font = _font(str(font_of(text).fname), size)
+    draw.text((corner[0], corner[1] + size), text, fill=color, font=font, anchor="ls")
 
 
-@functools.cache
-def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(file, size)
+_font = functools.cache(ImageFont.truetype)

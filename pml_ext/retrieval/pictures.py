@@ -19,6 +19,7 @@ from .checks import RetrievalWarning
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..evaluation.figures import Cell
     from .query import Answer
 
 PICTURED = 50  # answers of a query in a picture
@@ -86,12 +87,12 @@ class PictureReader:
 
 def answers_picture(sources: Sequence[Source], channels: int) -> Figure:
     """Draw queries and their answers, at most 50 of each, framed green and red where the classes are known."""
-    from ..evaluation.figures import galleries
+    from ..evaluation.figures import gallery
 
     reader, queries = PictureReader(channels), len(sources[0][1])
     most = max((len(answer.paths) for _, answers, _ in sources for answer in answers), default=0)
     drawn = min(queries, max(1, _PANELS // (len(sources) * (min(most, PICTURED) + 1))))
-    figure = galleries([row for number in range(drawn) for row in _rows(sources, number)], reader)
+    figure = gallery([row for number in range(drawn) for row in _rows(sources, number, reader)])
     reader.warn("the picture has")
     if drawn < queries:
         text = f"the picture has the first {drawn} of {queries} queries; all answers are in the table and in --json"
@@ -99,23 +100,17 @@ def answers_picture(sources: Sequence[Source], channels: int) -> Figure:
     return figure
 
 
-def _rows(sources: Sequence[Source], number: int) -> Iterator[tuple[str, Path, list[tuple[Path, str, bool | None]]]]:
+def _rows(sources: Sequence[Source], number: int, reader: PictureReader) -> Iterator[list[Cell | None]]:
+    from ..evaluation.figures import BLUE, answer
     from ..evaluation.fonts import short_name
 
     for title, answers, folder in sources:
-        answer, known = answers[number], answers[number].query_class is not None
-        nearest = list(zip(answer.paths, answer.distances, answer.classes, strict=True))[:PICTURED]
-        lines = [short_name(Path(answer.query).name), short_name(answer.query_class or "")]
-        lines += [short_name(title)] * (len(sources) > 1)
-        yield (
-            "\n".join(line for line in lines if line),
-            Path(answer.query),
-            [
-                (
-                    folder / path,
-                    f"{distance:.2f}" + f"\n{short_name(name)}" * bool(name),
-                    name == answer.query_class if known else None,
-                )
-                for path, distance, name in nearest
-            ],
-        )
+        found, query = answers[number], Path(answers[number].query)
+        lines = [query.name, found.query_class or "", title if len(sources) > 1 else ""]
+        caption = "\n".join(short_name(line) for line in lines if line)
+        row: list[Cell | None] = [(reader(query), caption, BLUE) if query.is_file() else None]
+        for path, distance, name in list(zip(found.paths, found.distances, found.classes, strict=True))[:PICTURED]:
+            lines = [f"{distance:.2f}", *([short_name(name)] if name else []), short_name(Path(path).name)]
+            right = None if found.query_class is None else name == found.query_class
+            row.append(answer(reader(folder / path), "\n".join(lines), right))
+        yield row

@@ -4,29 +4,13 @@ import pytest
 
 from pml_ext.evaluation import fonts
 
-LATIN = str(fonts._default().fname)
 
-
-def test_dejavu_has_what_it_has():
-    assert list(fonts.runs_of("price $5_$6 שלום")) == [(LATIN, "price $5_$6 שלום")]
-    assert fonts.families_of("price") == [fonts.DEFAULT]
-
-
-def test_a_font_that_was_installed_after_matplotlib_looked_is_taken(monkeypatch, tmp_path):
-    """Its list of fonts is of the day when it was first imported."""
-    others = [file for file in fonts.findSystemFonts() if "CJK" in file and "Sans" in file and "Regular" in file]
-    if not others:
+def test_the_font_of_a_text_has_its_letters():
+    assert fonts.font_of("price $5_$6 שלום").name == fonts.DEFAULT
+    assert fonts.font_of("\U000e0001").name == fonts.DEFAULT  # which no font has
+    if not any("CJK" in font.name for font in fonts.fontManager.ttflist):
         pytest.skip("no Chinese font here")
-    known = [entry for entry in fonts.fontManager.ttflist if "CJK" not in entry.fname]
-    monkeypatch.setattr(fonts.fontManager, "ttflist", known)
-    fonts._others.cache_clear()
-    fonts._entry_of.cache_clear()
-    assert list(fonts.runs_of("a中文b")) == [(LATIN, "a"), (others[0], "中文"), (LATIN, "b")]
-    assert len(fonts.families_of("a中")) == 2
-
-
-def test_what_no_font_has_is_left_to_dejavu():
-    assert list(fonts.runs_of("\U000e0001")) == [(LATIN, "\U000e0001")]
+    assert fonts.font_of("a中文b").name != fonts.DEFAULT
 
 
 def test_names_are_cut_at_their_beginning():

@@ -16,6 +16,8 @@ from torch.nn.functional import normalize
 
 from ...errors import one_line
 from ...evaluation.figures import (
+    GRAY,
+    answer,
     epoch_curves,
     gallery,
     loss_curves,
@@ -23,6 +25,7 @@ from ...evaluation.figures import (
     recall_curve,
     similarity_distributions,
 )
+from ...evaluation.fonts import short_name
 from ...pml import BaseDistance
 from ..evaluation import metric_of, nearest, nearest_by
 from ..records import CURVE, PSEUDO, VALIDATION, loss_series, metric_series
@@ -198,21 +201,20 @@ def _gallery(view: View, metric: BaseDistance | None = None) -> Figure:
     failures, successes = order[wrong[order]], order[~wrong[order]]
     chosen = torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist()
 
-    def captions(query: int) -> list[float] | list[str]:
-        values: list[float] = result.distances[query].tolist()
-        if metric is None:
-            return values
-        point = normalize(view.embeddings(view.queries)[query : query + 1])
-        answers = normalize(view.embeddings(view.gallery_of(view.queries))[result.indices[query].to(point.device)])
-        distances = (point - answers).norm(dim=1).tolist()
-        return [f"{value:.2f} | {distance:.2f}" for value, distance in zip(values, distances, strict=True)]
+    def name(label: int) -> str:
+        return short_name(queries.class_names[label])
 
-    apart = {} if shown is queries else {"answer_labels": shown.labels.tolist(), "answer_image": shown.image}
-    return gallery(
-        [(query, result.indices[query].tolist()) for query in chosen],
-        queries.labels.tolist(),
-        queries.image,
-        queries.class_names,
-        [captions(query) for query in chosen],
-        **apart,
-    )
+    rows = []
+    for query in chosen:
+        nearest_images, label = result.indices[query], int(queries.labels[query])
+        captions = [f"{value:.2f}" for value in result.distances[query].tolist()]
+        if metric is not None:
+            point = normalize(view.embeddings(view.queries)[query : query + 1])
+            answers = normalize(view.embeddings(view.gallery_of(view.queries))[nearest_images.to(point.device)])
+            distances = (point - answers).norm(dim=1).tolist()
+            captions = [f"{caption} | {distance:.2f}" for caption, distance in zip(captions, distances, strict=True)]
+        rows.append([(queries.image(query), f"query\n{name(label)}", GRAY)])
+        for index, caption in zip(nearest_images.tolist(), captions, strict=True):
+            other = int(shown.labels[index])
+            rows[-1].append(answer(shown.image(index), f"{caption}\n{name(other)}", other == label))
+    return gallery(rows)
