@@ -50,22 +50,16 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     .. math:: \frac{1}{N} \sum_i \mathbf 1[\,\exists j \in kNN_K(i) : y_j = y_i\,].
 
-    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1``: pairwise F1 of
-    k-means clusters, as many as classes (see :func:`pml_ext.evaluation.pairwise_f1`). ``purity``: the share of images
-    that are of their cluster's most frequent class. With ``clusters_per_class=(1, 3)`` there are ``nmi_3``, ``f1_3``
-    and ``purity_3`` too, of three times as many clusters as classes. Metrics of plugins
+    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1`` and ``purity``: of
+    k-means clusters, as many as classes (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
     (:func:`pml_ext.hookspecs.pml_ext_metrics`) are there by their names.
 
     PML's metrics keep their names and meaning. They see ``k`` neighbors, while the new ones see as many as their K
-    asks for. A gallery that is smaller than K counts what is missing as wrong. Labels are compared as
-    integers (PML's float32 merges 16777216 and 16777217). One search serves all metrics, in tiles of queries, unless
-    ``knn_func`` is of another kind than :class:`pml_ext.evaluation.NearestNeighbors` or a subclass's metric looks at
-    neighbors.
+    asks for. What a gallery smaller than K lacks counts as wrong. Labels are compared as integers (PML's float32
+    merges 16777216 and 16777217). One search serves all metrics.
 
     ``exclude=("NMI", "AMI")`` ends clustering, as in PML: ``f1`` and ``purity`` go with the two unless ``include``
-    names them. A subclass adds metrics as PML documents it: a method ``calculate_NAME``, whose name ``requires_knn()``
-    or ``requires_clustering()`` has; it gets the neighbors that PML would give it, and takes the place of a metric of
-    the same name here.
+    names them. A subclass adds metrics as PML documents it.
 
     Args:
         include: names of metrics to compute; all, if empty.
@@ -73,11 +67,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         avg_of_avgs: the mean over classes of their means, instead of the mean over queries.
         return_per_class: a list with one value per class, instead of the mean over queries.
         k: how many neighbors PML's metrics see: None for the whole gallery, a number, or ``"max_bin_count"`` for as
-            many as the largest class has items. ``r_precision`` and ``mean_average_precision_at_r`` look at no more
-            than these, so that None is cheap without ``mean_average_precision`` and ``mean_reciprocal_rank``.
+            many as the largest class has items.
         label_comparison_fn: in PML's form; by default equality. Clustering metrics do not go with one.
         device: where to compute; by default a GPU where there is one.
-        knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch.
+        knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch. One that is
+            a :class:`NearestNeighbors` searches in tiles of queries.
         kmeans_func: in PML's form; by default with a fixed seed, with faiss or else scikit-learn.
         recall_at: every K of ``recall_at_K``.
         precision_at: every K of ``precision_at_K``; 1 is PML's.
@@ -130,25 +124,17 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self._of_plugins = plugin_metrics(self)
         for name, function in self._of_plugins.items():
             setattr(self, PREFIX + name, function)
-        settings: dict[str, Any] = {
-            "include": include,
-            "exclude": tuple(exclude),
-            "avg_of_avgs": avg_of_avgs,
-            "return_per_class": return_per_class,
-            "k": k,
-            "label_comparison_fn": label_comparison_fn,
-            "device": device,
-            "knn_func": default_neighbors() if knn_func is None else knn_func,
-            "kmeans_func": kmeans if kmeans_func is None else kmeans_func,
-        }
-        try:
-            super().__init__(**settings)
-        except NotImplementedError:
-            clustering = [name for name in self.get_curr_metrics() if name in self.requires_clustering()]
-            raise NotImplementedError(
-                f"a label_comparison_fn does not go with metrics of clusters, and {', '.join(clustering)} "
-                "would be computed; leave them out, for example with exclude=('NMI', 'AMI')"
-            ) from None
+        super().__init__(
+            include,
+            tuple(exclude),
+            avg_of_avgs,
+            return_per_class,
+            k,
+            label_comparison_fn,
+            device,
+            default_neighbors() if knn_func is None else knn_func,
+            kmeans if kmeans_func is None else kmeans_func,
+        )
 
     def requires_knn(self) -> list[str]:
         """Return the names of the metrics that need neighbors."""
@@ -177,29 +163,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             if name not in self.original_function_dict:
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
-    def get_accuracy(
-        self,
-        query: Any,
-        query_labels: Any,
-        reference: Any = None,
-        reference_labels: Any = None,
-        ref_includes_query: bool = False,
-        include: Iterable[str] = (),
-        exclude: Iterable[str] = (),
-    ) -> dict[str, Any]:
-        """Return ``{name: value}`` for queries searched in a gallery; values are fractions, or lists by class.
-
-        Args:
-            query: ``[N, D]``, tensor or array.
-            query_labels: ``[N]``, integers.
-            reference: the gallery, ``[R, D]``; None for the queries themselves.
-            reference_labels: ``[R]``.
-            ref_includes_query: whether the gallery's first N rows are the queries, which then are left out.
-            include: names of metrics, to compute these alone.
-            exclude: names of metrics to leave out.
-        """
-        gallery = reference, reference_labels, ref_includes_query
-        return self.evaluate(query, query_labels, *gallery, include=include, exclude=exclude).accuracies
+    def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return ``{name: value}``, fractions or lists by class; arguments as of :meth:`evaluate` and in PML."""
+        return self.evaluate(*args, **kwargs).accuracies
 
     def evaluate(
         self,
@@ -218,13 +184,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         of about 8 million neighbors.
 
         Args:
-            query: as of :meth:`get_accuracy`, like the next six.
-            query_labels: see there.
-            reference: see there.
-            reference_labels: see there.
-            ref_includes_query: see there.
-            include: see there.
-            exclude: see there.
+            query: ``[N, D]``, tensor or array.
+            query_labels: ``[N]``, integers.
+            reference: the gallery, ``[R, D]``; None for the queries themselves.
+            reference_labels: ``[R]``.
+            ref_includes_query: whether the gallery's first N rows are the queries, which then are left out.
+            include: names of metrics, to compute these alone.
+            exclude: names of metrics to leave out.
             keep: number of neighbors to keep of each query.
         """
         self.check_primary_metrics(include, exclude)
@@ -234,8 +200,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             reference, reference_labels, ref_includes_query = query, query_labels, True
         else:
             reference, reference_labels = self._points(reference, reference_labels)
-            if ref_includes_query:
-                _check_first(query, query_labels, reference, reference_labels)
         seen = {
             "query": query,
             "query_labels": query_labels,
@@ -244,17 +208,27 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             "ref_includes_query": ref_includes_query,
             "label_comparison_fn": self.label_comparison_fn,
         }
-        current = set(self.get_curr_metrics())
         kept, relevant = [torch.empty(len(query), 0, dtype=kind) for kind in _KINDS], torch.empty(0, dtype=torch.int64)
-        if keep or current & set(self.requires_knn()):
+        if keep or set(self.requires_knn()).intersection(self.get_curr_metrics()):
             more, relevant, kept = self._search(seen, keep)
             seen |= more
-        if {name for name in current & set(self.requires_clustering()) if self._clusters_of(name) == 1}:
-            seen["cluster_labels"] = torch.as_tensor(self.get_cluster_labels(**seen))
-        return Evaluation(self._get_accuracy(self.curr_function_dict, **seen), relevant, *(x[:, :keep] for x in kept))
-
-    def _clusters_of(self, name: str) -> int:
-        return self._own[name].clusters if name in self._own else 1
+        accuracies: dict[str, Any] = {}
+        clusters: dict[int, Tensor] = {}  # by their number per class
+        for name, function in self.curr_function_dict.items():
+            own, arguments = self._own.get(name), seen
+            if name in self.requires_clustering():
+                count = own.clusters if own else 1
+                if count not in clusters:
+                    number = count * len(torch.unique(query_labels, dim=0))
+                    clusters[count] = torch.as_tensor(self.kmeans_func(query, number))
+                arguments = {**seen, "cluster_labels": clusters[count]}
+            try:
+                accuracies[name] = self._value(own, **arguments) if own else function(**arguments)
+            except Exception as error:
+                if name not in self._of_plugins:
+                    raise
+                raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
+        return Evaluation(accuracies, relevant, *(each[:, :keep] for each in kept))
 
     def _points(self, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
         points, labels = torch.as_tensor(points, device=self.device), torch.as_tensor(labels, device=self.device)
@@ -295,7 +269,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         others = pml_k if current - self._own.keys() else 0
         values = {name: torch.empty(len(query), dtype=torch.float64) for name in wanted}
         kept = [torch.empty(len(query), min(max(keep, others), size), dtype=kind) for kind in _KINDS]
-        for rows, distances, indices in self._tiles(query, max([min(1, size), keep, others, *columns.values()]), seen):
+        most = max([min(1, size), keep, others, *columns.values()])
+        if isinstance(self.knn_func, NearestNeighbors):
+            tiles: Iterable[Any] = self.knn_func.tiles(query, most, reference, bool(itself))
+        else:
+            tiles = [(slice(0, len(query)), *self.knn_func(query, most, reference, bool(itself)))]
+        for rows, distances, indices in tiles:
             right = same(query_labels[rows][:, None], reference_labels[indices]).bool() & (indices >= 0)
             right = right.cpu()  # not every device has float64
             for all_kept, tile in zip(kept, (distances, indices, right), strict=True):
@@ -311,27 +290,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             "knn_distances": kept[0][:, :others].to(query.device),
         }
         return for_others, relevant, kept
-
-    def _tiles(self, query: Tensor, k: int, seen: Mapping[str, Any]) -> Iterable[tuple[slice, Tensor, Tensor]]:
-        if isinstance(self.knn_func, NearestNeighbors):
-            return self.knn_func.tiles(query, k, seen["reference"], seen["ref_includes_query"])
-        return [(slice(0, len(query)), *self.knn_func(query, k, seen["reference"], seen["ref_includes_query"]))]
-
-    def _get_accuracy(self, function_dict: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        accuracies: dict[str, Any] = {}
-        clusters = {1: kwargs.get("cluster_labels")}
-        for name, function in function_dict.items():
-            if name in self._of_plugins:
-                accuracies[name] = _called(name, function, kwargs)
-                continue
-            if name not in self._own:
-                accuracies[name] = function(**kwargs)
-                continue
-            if (count := self._own[name].clusters) and count not in clusters:
-                number = count * len(torch.unique(kwargs["query_labels"]))
-                clusters[count] = torch.as_tensor(self.kmeans_func(kwargs["query"], number))
-            accuracies[name] = self._value(self._own[name], **{**kwargs, "cluster_labels": clusters.get(count)})
-        return accuracies
 
     def _value(
         self,
@@ -377,19 +335,3 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
 def needs_clusters(metric: Callable[..., Any]) -> bool:
     """Return whether a plugin's metric asks for ``cluster_labels``."""
     return "cluster_labels" in inspect.signature(metric).parameters
-
-
-def _called(name: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
-    try:
-        return function(**kwargs)
-    except Exception as error:
-        raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
-
-
-def _check_first(query: Tensor, query_labels: Tensor, gallery: Tensor, gallery_labels: Tensor) -> None:
-    count = len(query)
-    same = len(gallery) >= count and torch.equal(query_labels, gallery_labels[:count])
-    if not same or not torch.allclose(query, gallery[:count], equal_nan=True):
-        raise ValueError(
-            f"a gallery that is said to have the queries must begin with them, all {count}, and with their labels"
-        )

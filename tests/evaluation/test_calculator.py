@@ -360,8 +360,6 @@ def test_queries_and_labels_that_do_not_fit():
         calculator.get_accuracy(points, labels[:59])
     with pytest.raises(ValueError, match=r"shape \[60, 2\] want a label_comparison_fn"):
         calculator.get_accuracy(points, torch.stack([labels, labels], 1))
-    with pytest.raises(ValueError, match="must begin with them, all 60"):
-        calculator.get_accuracy(points, labels, points.flip(0), labels.flip(0), ref_includes_query=True)
 
 
 def no_clusters(points, clusters):
@@ -422,7 +420,7 @@ def test_label_comparison():
         assert {name: ours[name] for name in theirs} == pytest.approx(theirs)  # PML has one of them in float32
         assert ours["recall_at_1"] == theirs["precision_at_1"]
     for wrong in ({}, {"include": ("recall_at_1", "nmi_3"), "clusters_per_class": (3,)}):
-        with pytest.raises(NotImplementedError, match=r"(NMI|nmi_3).* exclude=\('NMI', 'AMI'\)"):
+        with pytest.raises(NotImplementedError, match="clustering"):
             RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
 
 
