@@ -11,8 +11,8 @@ from . import registry
 from .components import Component, settings_of
 from .data import PATH_FACTORIES
 from .errors import UnknownNameError, unknown
-from .experiment.recipe import load_recipes, names_in, papers, printed, quoted, texts
-from .experiment.tables import recipes_of, table_rows
+from .experiment.recipe import flat, load_recipes, names_in, papers, printed, quoted, texts
+from .experiment.tables import tables
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _recipe(name: str) -> dict[str, Any]:
     text = tables.pop("description") + variants
     quoted_from = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
     values = dict.fromkeys(line for each in recipes.values() for line in texts(quoted(each.paper, each.data.name)))
-    settings = [{"name": key, "default": value, "text": ""} for key, value in _flat(tables)]
+    settings = [{"name": key, "default": repr(value), "text": ""} for key, value in flat(tables).items()]
     return _entry(name, "recipe", text, settings=settings, paper="; ".join([*quoted_from, *values]))
 
 
@@ -98,32 +98,22 @@ def _table(name: str) -> list[dict[str, Any]]:
     if place is None:
         return []
     paper, table = place
+    entry = next(each for each in tables() if each["name"] == name)
     columns = [f"{heading} {column}".strip() for heading, under in table.columns.items() for column in under]
-    recipes = ["\n".join(row["recipes"]) or row["reason"] for row in table_rows(name)]
-    rows = [[*map(table.text, row), last] for row, last in zip(table.rows, recipes, strict=True)]
+    recipes = ["\n".join(row["recipes"]) or row["reason"] for row in entry["rows"]]
     return [
         _entry(
             name,
             "table",
             "\n\n".join(filter(None, (table.title, table.note, table.reason()))),
             paper=f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}",
-            recipes=recipes_of(name),
-            table={"columns": [*table.heads, *columns, "recipe"], "rows": rows},
+            recipes=[recipe for names in entry["recipes"].values() for recipe in names],
+            table={
+                "columns": [*table.heads, *columns, "recipe"],
+                "rows": [[*map(table.text, row), last] for row, last in zip(table.rows, recipes, strict=True)],
+            },
         )
     ]
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, value in tables.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            for index, item in enumerate(value):
-                rows += _flat(item, f"{prefix}{key}.{index}.")
-        else:
-            rows.append((f"{prefix}{key}", repr(value)))
-    return rows
 
 
 def _docstring(target: Any) -> str:

@@ -4,9 +4,8 @@
 :func:`register` adds a class of the running process. Importing this module imports neither torch nor any plugin; the
 first look-up does.
 
-A name that several plugins claim means that of ``home``, the plugin whose recipe has the name; else that of a plugin of
-this distribution, so that nobody's plugin changes what our recipes mean; else it is an error that names both.
-``entry-point:name`` reaches each.
+A name that several plugins claim means that of a plugin of this distribution, so that nobody's plugin changes what our
+recipes mean; else it is an error that names both. ``entry-point:name`` reaches each.
 """
 
 from __future__ import annotations
@@ -95,25 +94,23 @@ def _claims(what: str) -> dict[str, dict[str, Any]]:
     return names
 
 
-def _chosen(owners: Mapping[str, Any], home: str = "") -> dict[str, Any]:
+def _chosen(owners: Mapping[str, Any]) -> dict[str, Any]:
     """Return the owners that a name claimed by several means; more than one where nothing decides."""
-    if home in owners:
-        return {home: owners[home]}
     return {plugin: value for plugin, value in owners.items() if _plugins.ships(plugin)} or dict(owners)
 
 
-def _candidates(what: str, name: str, home: str = "") -> dict[str, Any]:
+def _candidates(what: str, name: str) -> dict[str, Any]:
     """Return what a name, or ``entry-point:name``, may mean, by plugin."""
     claims = _claims(what)
     plugin, _, short = name.rpartition(":")
     if plugin in claims.get(short, {}):
         return {plugin: claims[short][plugin]}
-    return _chosen(claims.get(name, {}), home)
+    return _chosen(claims.get(name, {}))
 
 
-def _find(what: str, name: str, home: str = "") -> tuple[str, Any]:
+def _find(what: str, name: str) -> tuple[str, Any]:
     """Return the plugin and the value that a name means."""
-    found = _candidates(what, name, home)
+    found = _candidates(what, name)
     if not found:
         if error := _plugins.lacking_extra.get(_HOOKS.get(what, "")):
             raise error
@@ -136,13 +133,12 @@ def components(kind: str | None = None) -> list[Component]:
     return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
 
 
-def get(name: str, kind: str | None = None, home: str = "") -> Component:
+def get(name: str, kind: str | None = None) -> Component:
     """Return the component of a name.
 
     Args:
         name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
         kind: one of :data:`KINDS`; needed where two kinds share the name.
-        home: the plugin of the recipe that has the name, whose own components come first.
 
     Raises:
         UnknownNameError: nothing, or more than one kind, has the name.
@@ -156,7 +152,7 @@ def get(name: str, kind: str | None = None, home: str = "") -> Component:
             named = " and ".join(f"a {kind}" for kind in kinds)
             raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
         kind = kinds[0]
-    component: Component = _find(kind, name, home)[1]
+    component: Component = _find(kind, name)[1]
     return component
 
 
@@ -270,9 +266,9 @@ def benchmark_peers(component: Component) -> dict[str, Callable[..., Any]]:
     return dict(_plugins.table("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
 
 
-def plugin_of(what: str, name: str, home: str = "") -> str:
+def plugin_of(what: str, name: str) -> str:
     """Return the plugin that a name of a kind, a ``"data set"`` or a ``"trunk"`` means: see :func:`get`."""
-    return _find(what, name, home)[0]
+    return _find(what, name)[0]
 
 
 def version_of(plugin: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,8 +44,8 @@ def list_names(
     """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets, trunks.
 
     A recipe is the TOML description of a run. A table is one of a paper: its recipes at the paper's scale and on small
-    data, the number of finished runs below runs/, and where there is no recipe, why. A pipeline prepares images. A
-    trunk is the network that turns an image into features; the embedder on top makes the embedding of them.
+    data, whether the README has results, and where there is no recipe, why. A pipeline prepares images. A trunk is the
+    network that turns an image into features; the embedder on top makes the embedding of them.
     """
     if what is What.tables:
         _list_tables(as_json)
@@ -63,17 +62,15 @@ def list_names(
 def _list_tables(as_json: bool) -> None:
     from ..experiment.tables import tables
 
-    entries = tables(Path("runs"))
+    entries = tables()
     if as_json:
         print_json(entries)
         return
     rows = []
     for entry in entries:
-        run = [f"{number} {scale} in runs" for scale, number in entry["runs"].items() if number]
-        run += ["small, in the README"] if entry["measured"] else []
         full, small = ("\n".join(entry["recipes"][scale]) for scale in ("full", "small"))
-        rows.append([entry["name"], entry["title"], full or entry["reason"], small, "\n".join(run)])
-    print_table(["table", "title", "recipe, or why there is none", "small", "run"], rows)
+        rows.append([entry["name"], entry["title"], full or entry["reason"], small, "yes" * bool(entry["measured"])])
+    print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
 
 
 def _entries(what: What) -> list[dict[str, str]]:

@@ -157,7 +157,7 @@ def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(t
         (("loss.name=pml/proxy-anchor",), "loss: pml/proxy-anchor keeps something for each class"),
         (("loss.regularizer=density",), "loss.regularizer: density keeps something for each class"),
         (("loss.memory.size=200",), "loss.memory: it keeps labels of past batches"),
-        (("evaluation.validation=0.2", "evaluation.select=map_at_r"), "evaluation.validation holds out classes"),
+        (("evaluation.validation=0.2", "evaluation.select=map_at_r"), "evaluation.validation: it holds out classes"),
         (("data.labels=given", "data.pseudo.clusters=3"), "pseudo goes with labels = 'clusters'"),
         (("data.pseudo.batch_size=[60, 30]",), "wanted the smaller first"),
         (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps something"),

@@ -82,7 +82,7 @@ def interrupting(function, condition=lambda *_: True):
 
 TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
 PHASES = {  # what is interrupted, when, and whether a run is there before
-    "the check of the recipe": ("pml_ext.experiment.recipe.validation.build_optimizer", lambda *_: True, False),
+    "the check of the recipe": ("pml_ext.experiment.recipe.building.build_optimizer", lambda *_: True, False),
     "reading last.pt": ("torch.load", lambda *_: True, True),
     "drawing a figure": ("pml_ext.experiment.report.figures.recall_curve", lambda *_: True, False),
 }

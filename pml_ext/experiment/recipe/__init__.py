@@ -8,6 +8,7 @@ from .building import build_dataset as build_dataset
 from .building import build_loss as build_loss
 from .building import build_network as build_network
 from .building import build_optimizer as build_optimizer
+from .building import flat as flat
 from .building import loss_context as loss_context
 from .building import merged as merged
 from .building import metric_names as metric_names
@@ -18,6 +19,7 @@ from .loading import names_in as names_in
 from .loading import pipelines as pipelines
 from .loading import plugins_in as plugins_in
 from .loading import read_tables as read_tables
+from .loading import validate as validate
 from .loading import variant_tables as variant_tables
 from .papers import PrintedTable as PrintedTable
 from .papers import is_full as is_full
@@ -32,4 +34,3 @@ from .schema import PseudoTable as PseudoTable
 from .schema import Recipe as Recipe
 from .schema import SamplerTable as SamplerTable
 from .schema import ScheduleTable as ScheduleTable
-from .validation import validate as validate

@@ -1,4 +1,4 @@
-"""Builders of data sets, networks, losses, miners and optimizers from a recipe's tables."""
+"""Builders of data sets, networks, losses and optimizers from a recipe's tables, and the checks before a run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ... import models, registry
-from ...data import PATH_FACTORIES, DataSplits, Pipeline
+from ...components import KINDS
+from ...data import PATH_FACTORIES, DataSplits, Pipeline, build_transforms
 from ...errors import ConfigError, PmlExtError, shortened
+from ...evaluation import learned_metric
 from ...evaluation.metrics import metrics_of
 from ...network import Network, Normalization, Preprocessing
 from ...registry import BuildContext
 from .schema import (
     OPTIMIZERS,
     PROTOCOLS,
+    SHUFFLE,
     TOP,
     DataTable,
     LossTable,
@@ -29,9 +32,18 @@ from .schema import (
     NamedTable,
     OptimizerTable,
     Recipe,
+    problem_of,
+    unknown_key,
 )
 
-FILLED_FOR_DATA, FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
+_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
+_FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
+_SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
+    "labels": [label for label in range(4096) for _ in range(2)],
+    "length_before_new_iter": 1 << 20,
+    "batch_size": 2,
+    "seed": 0,
+}
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,108 +60,52 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return the pydantic adapter of an annotation; None where there is none that pydantic can resolve."""
-    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
-        return None
-    own_config = inspect.isclass(annotation) and issubclass(annotation, BaseModel)
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(
-            annotation, config=None if own_config else ConfigDict(arbitrary_types_allowed=True)
-        )
-        with contextlib.suppress(ValidationError):
-            convert(adapter, None)  # names inside an annotation are resolved at the first use
-    except Exception:  # plugins' annotations can be anything
-        return None
-    return adapter
+def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables, and of lists of tables, by dotted keys."""
+    if isinstance(tables, list) and tables and isinstance(tables[0], dict):
+        tables = {str(index): table for index, table in enumerate(tables)}
+    if not isinstance(tables, dict):
+        return {prefix: tables}
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        values |= flat(value, f"{prefix}.{key}" if prefix else key)
+    return values
 
 
-def convert(adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Convert a value of a TOML file strictly: 16.0 is no integer, and "1" is no number."""
-    return adapter.validate_json(json.dumps(value, default=str), strict=True)
-
-
-def refusal(name: str, settings: Mapping[str, Any], error: BaseException) -> str:
-    """Describe an error that a component, a factory or an optimizer raised because of its settings."""
-    given = ", ".join(f"{key} = {value!r}" for key, value in settings.items()) or "no settings"
-    return f"{name} refuses {given}: {reason_of(error)}"
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error's text, after its class where that says more."""
-    text = str(error).strip()
-    plain = isinstance(error, (ValueError, TypeError, AssertionError)) and text
-    return text if plain else f"{type(error).__name__}: {text}".removesuffix(": ")
-
-
-def dataset_factory(name: str) -> Callable[..., Any]:
-    """Return the factory of a data set; of ``folder:PATH`` and ``table:FILE.csv`` with the path filled in."""
-    prefix, _, path = name.partition(":")
-    if prefix not in PATH_FACTORIES:
-        return registry.factory("data set", name)
-    factory, wanted = PATH_FACTORIES[prefix]
-    if not path:
-        raise ConfigError(f"found {name!r}, wanted {wanted}")
-    return functools.partial(factory, path=path)
-
-
-def trunk_factory(name: str) -> Callable[..., Any]:
-    """Return the factory of a trunk; ``timm/NAME`` needs timm."""
-    if name.startswith(models.TIMM):
-        short = name.removeprefix(models.TIMM)
-        models.timm_library(short)
-        return functools.partial(models.timm_trunk, name=short)
-    return models.builtin_trunk(name) or registry.factory("trunk", name)
-
-
-def options_of(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a factory that a recipe may set."""
-    taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
-    return {name: parameter for name, parameter in registry.settings_of(factory).items() if name not in taken}
-
-
-def _call(
-    key: str, table: NamedTable, factory: Callable[..., Any], filled: Mapping[str, Any], given: Mapping[str, Any]
-) -> Any:
-    """Call a factory with the options of a table as its annotations want them: a path for a text, say."""
-    options = options_of(factory, filled)
-    try:
-        adapters = {name: adapter_of(options[name].annotation) for name in given}
-        converted = {
-            name: value if (adapter := adapters[name]) is None else convert(adapter, value)
-            for name, value in given.items()
-        }
-        return factory(*filled.values(), **converted)
-    except (PmlExtError, OSError):  # with a text of its own
-        raise
-    except Exception as error:
-        raise ConfigError(shortened(f"{key}: {refusal(table.name, table.settings, error)}")) from error
+# Data sets and networks
 
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
-    return _call("data", table, dataset_factory(table.name), {"root": root}, table.settings)  # type: ignore[no-any-return]
+    return _call("data", table, _dataset_factory(table.name), {"root": root}, table.settings)  # type: ignore[no-any-return]
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
     """Build a trunk from ``[model] trunk``; a ``trained`` one gets a run's weights, and fetches no pretrained ones."""
     given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
     filled = {"in_channels": channels, "image_size": image_size}
-    return _call("model.trunk", table, trunk_factory(table.name), filled, given)  # type: ignore[no-any-return]
+    return _call("model.trunk", table, _trunk_factory(table.name), filled, given)  # type: ignore[no-any-return]
+
+
+def build_network(
+    table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
+) -> Network:
+    """Build a network from ``[model]``; see :func:`build_trunk`, and :class:`pml_ext.network.Network` for the rest."""
+    trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
+    hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
+    return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
-    images, channels = recipe.data.images, splits.channels
+    images, channels, trunk = recipe.data.images, splits.channels, recipe.model.trunk
     size = int(images.crop or splits.image_size)
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
         raise ConfigError(
-            f"data.images.resize: found {images.resize}; wanted at least the {size} pixels that are cut "
-            "out, which data.images.crop says"
+            f"data.images.resize: found {images.resize}; wanted at least the {size} pixels of data.images.crop"
         )
-    trunk = recipe.model.trunk
     pretrained = models.pretrained_normalization(trunk.name, trunk.settings)
     values = [list(each)[:: -1 if images.bgr else 1] for each in pretrained or ()]
     if images.mean is not None and images.std is not None:
@@ -167,13 +123,46 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     )
 
 
-def build_network(
-    table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
-) -> Network:
-    """Build a network from ``[model]``; see :func:`build_trunk`, and :class:`pml_ext.network.Network` for the rest."""
-    trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
-    hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
-    return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
+def _dataset_factory(name: str) -> Callable[..., Any]:
+    """Return the factory of a data set; of ``folder:PATH`` and ``table:FILE.csv`` with the path filled in."""
+    prefix, _, path = name.partition(":")
+    if prefix not in PATH_FACTORIES:
+        return registry.factory("data set", name)
+    factory, wanted = PATH_FACTORIES[prefix]
+    if not path:
+        raise ConfigError(f"found {name!r}, wanted {wanted}")
+    return functools.partial(factory, path=path)
+
+
+def _trunk_factory(name: str) -> Callable[..., Any]:
+    """Return the factory of a trunk; ``timm/NAME`` needs timm."""
+    if name.startswith(models.TIMM):
+        short = name.removeprefix(models.TIMM)
+        models.timm_library(short)
+        return functools.partial(models.timm_trunk, name=short)
+    return models.builtin_trunk(name) or registry.factory("trunk", name)
+
+
+def _options(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a factory that a recipe may set."""
+    taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
+    return {name: parameter for name, parameter in registry.settings_of(factory).items() if name not in taken}
+
+
+def _call(
+    key: str, table: NamedTable, factory: Callable[..., Any], filled: Mapping[str, Any], given: Mapping[str, Any]
+) -> Any:
+    """Call a factory with the options of a table as its annotations want them: a path for a text, say."""
+    converted = _settings(key, table.name, _options(factory, filled), given)
+    try:
+        return factory(*filled.values(), **converted)
+    except (PmlExtError, OSError):  # with a text of its own
+        raise
+    except Exception as error:
+        raise ConfigError(shortened(f"{key}: {_refusal(table, error)}")) from error
+
+
+# Losses and optimizers
 
 
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
@@ -184,19 +173,17 @@ def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
     return context | {"num_classes": len(labels), "class_labels": labels}
 
 
-def build(kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """Build a component of a kind; settings that its table leaves out come from the context."""
-    return registry.build(table.name, kind, context, **table.settings)
-
-
 def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
     """Build a loss with its regularizer and memory, and its miner unless the memory has that."""
     from ...losses import CrossBatchMemory, RegularizedLoss
 
-    loss = build("loss", table, context)
+    def build(kind: str, table: NamedTable) -> Any:
+        return registry.build(table.name, kind, context, **table.settings)
+
+    loss = build("loss", table)
     if table.regularizer is not None:
-        loss = RegularizedLoss(loss, build("regularizer", table.regularizer, context), table.regularizer.weight)
-    miner = build("miner", table.miner, context) if table.miner is not None else None
+        loss = RegularizedLoss(loss, build("regularizer", table.regularizer), table.regularizer.weight)
+    miner = build("miner", table.miner) if table.miner is not None else None
     if table.memory is None:
         return loss, miner
     size, first = table.memory.size, table.memory.start_epoch
@@ -220,3 +207,157 @@ def metric_names(recipe: Recipe) -> list[str]:
     metrics = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
     classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
     return [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric"), *classified]
+
+
+# Checks before a run: every name is looked up and every setting is tried
+
+
+def check_names(recipe: Recipe) -> None:
+    """Look up every name of a recipe, check every setting and build the losses and optimizers.
+
+    Raises:
+        ConfigError: beginning with the key.
+    """
+    data, trunk = recipe.data, recipe.model.trunk
+    with _located("data.name"):
+        factory = _dataset_factory(data.name)
+    _settings("data", data.name, _options(factory, _FILLED_FOR_DATA), data.settings)
+    _settings("data.augment", "augment", _options(build_transforms, _FILLED_FOR_TRANSFORMS), data.augment)
+    with _located("model.trunk.name"):
+        factory = _trunk_factory(trunk.name)
+    _settings("model.trunk", trunk.name, _options(factory, _FILLED_FOR_TRUNK), trunk.settings)
+    _check_optimizer("optimizer", recipe.optimizer)
+    metrics = []
+    for index, stage in enumerate(recipe.all_stages()):
+        prefix = f"stages.{index}." if index < len(recipe.stages) else ""
+        metrics.append(learned_metric(_checked_loss(f"{prefix}loss", stage.loss, recipe).modules()))
+        if stage.sampler is not None and stage.sampler.name != SHUFFLE:
+            _checked_component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
+    shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
+    if shortlist is not None and not any(metrics):
+        raise ConfigError(
+            f"evaluation.shortlist: found {shortlist}, but no loss of the recipe has a learned metric to re-rank by"
+        )
+    if select is not None and select not in (known := metric_names(recipe)):
+        raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
+
+
+def _checked_loss(key: str, table: LossTable, recipe: Recipe) -> torch.nn.Module:
+    context = loss_context(recipe, [0, 1])
+    _checked_component(key, "loss", table, context)
+    if table.miner is not None:
+        miner = _checked_component(f"{key}.miner", "miner", table.miner, context)
+        if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
+            raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
+        if any(True for _ in miner.parameters()):
+            raise ConfigError(
+                f"{key}.miner: {table.miner.name} has parameters here (a learned distance), which nothing would "
+                "train; take a loss that has them and mines by them itself"
+            )
+    if table.regularizer is not None:
+        _checked_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+    try:
+        _check_optimizer(f"{key}.optimizer", own_optimizer(recipe.optimizer, table))
+    except ValidationError as error:
+        raise ConfigError(f"{key}.optimizer.{problem_of(error)}") from None
+    with _located(key if table.memory is None else f"{key}.memory"):
+        return build_loss(table, context)[0]
+
+
+def _checked_component(key: str, kind: str, table: NamedTable, context: BuildContext) -> Any:
+    """Return a component of a table; of a sampler nothing, which is built when the data's labels are there."""
+    with _located(f"{key}.name"):
+        component = registry.get(table.name, kind)
+    if (
+        kind != "sampler"
+        and "num_classes" not in context
+        and component.settings.keys() & {"num_classes", "class_labels"}
+    ):
+        raise ConfigError(
+            f"{key}: {table.name} keeps something for each class (num_classes), and with data.labels = 'clusters' "
+            "each epoch has other classes; take a loss of pairs or triplets"
+        )
+    lacking = registry.required(component.cls, context, table.settings)[1]
+    _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
+    if kind == "sampler":
+        return None
+    with _located(key, table):
+        return registry.build(table.name, kind, context, **table.settings)
+
+
+def _check_optimizer(key: str, table: OptimizerTable) -> None:
+    _settings(key, table.name, inspect.signature(OPTIMIZERS[table.name]).parameters, table.settings, ("params",))
+    with _located(key, table):
+        build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
+
+
+@contextlib.contextmanager
+def _located(key: str, table: NamedTable | None = None) -> Iterator[None]:
+    """Put the key before the text of an error; other errors than ours are refusals of a table's settings."""
+    try:
+        yield
+    except Exception as error:  # constructors may raise anything
+        text = str(error) if table is None or isinstance(error, PmlExtError) else _refusal(table, error)
+        raise ConfigError(f"{key}: {text}") from None
+
+
+def _refusal(table: NamedTable, error: Exception) -> str:
+    """Describe an error that a component, a factory or an optimizer raised because of its settings."""
+    given = ", ".join(f"{key} = {value!r}" for key, value in table.settings.items()) or "no settings"
+    plain = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
+    return f"{table.name} refuses {given}: {plain or repr(error)}"
+
+
+def _settings(
+    key: str,
+    owner: str,
+    accepted: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    filled: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return settings as their annotations want them.
+
+    Raises:
+        ConfigError: an unknown one, one of another type, or one that is missing and that no run fills in.
+    """
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in given and name not in filled:
+            raise ConfigError(f"{key}.{name}: missing, and {owner} has no default for it")
+    return {name: _converted(f"{key}.{name}", accepted[name], value) for name, value in given.items()}
+
+
+def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
+    """Convert a value strictly (16.0 is no integer) by the annotation, or check it by the default's type."""
+    kind, default = parameter.name.rsplit("_", 1)[-1], parameter.default
+    if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return value  # a component, which is tried by building it
+    adapter, annotation = _adapter(parameter.annotation), parameter.annotation
+    if adapter is None and kind in KINDS and default is None:
+        raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
+    if adapter is None:
+        annotation = {bool: bool, str: str, int: float, float: float}.get(type(default), Any)
+    try:
+        result = (adapter or TypeAdapter(annotation)).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
+        text = f"input should be {' or '.join(texts)}"
+        if any(problem["type"] == "needs_python_object" for problem in error.errors()):
+            text = f"wanted {inspect.formatannotation(annotation)}; a component is a table with its name"
+        raise ConfigError(f"{key}: found {value!r}; {text}") from None
+    return value if adapter is None else result
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """Return the pydantic adapter of an annotation; None where there is none that pydantic can resolve."""
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        return None
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        with contextlib.suppress(ValidationError):
+            adapter.validate_json("null")  # names inside an annotation are resolved at the first use
+    except Exception:  # plugins' annotations can be anything
+        return None
+    return adapter

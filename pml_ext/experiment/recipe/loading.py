@@ -1,31 +1,26 @@
-"""Recipes from files: merged with what they extend, overridden by ``--set``, split into the variants of ``[sweep]``.
-
-A name in a recipe means the recipe's own plugin's component, else this distribution's, else the only one of that name
-(:mod:`pml_ext.registry`). Tables that are read say ``plugin:name`` where the bare name means another plugin's, so that
-they mean the same wherever they are merged.
-"""
+"""Recipes from files: merged with what they extend, overridden by ``--set``, split into the variants of ``[sweep]``."""
 
 from __future__ import annotations
 
 import copy
 import importlib.resources
 import itertools
-import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ... import registry
 from ...errors import ConfigError, PluginError, PmlExtError, UnknownNameError, shortened, unknown
 from ...files import toml_value
-from .building import merged
-from .schema import Recipe
-from .validation import validate
+from .building import check_names, merged
+from .papers import quoted
+from .schema import Recipe, problem_of
 
 PIPELINES = "pipelines/"  # prefix of their names
-_MOST_VARIANTS = 10_000
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name in place of a table
 Tables = dict[str, Any]
 
@@ -60,6 +55,31 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
 
 
+def validate(tables: Mapping[str, Any], source: str, quotes: bool = True) -> Recipe:
+    """Return the recipe of plain tables, with every name and setting checked.
+
+    Args:
+        tables: the recipe's tables.
+        source: its file or name, for error texts.
+        quotes: check that a paper has the quoted rows; a finished run's paper may have changed since.
+
+    Raises:
+        ConfigError: naming the source, the key, what was found and what is wanted.
+    """
+    try:
+        recipe = Recipe.model_validate(tables)
+        check_names(recipe)
+        if quotes:
+            quoted(recipe.paper, recipe.data.name)
+    except ValidationError as error:
+        raise ConfigError(shortened(f"{source}: {problem_of(error)}")) from None
+    except RecursionError:
+        raise ConfigError(f"{source}: tables nested too deep; wanted the tables of a recipe") from None
+    except ConfigError as error:
+        raise ConfigError(shortened(f"{source}: {error}")) from None
+    return recipe
+
+
 def read_tables(name: str) -> Tables:
     """Return the tables of a registered recipe or a ``.toml`` file, merged with what it extends, not validated."""
     return _read(name)[1]
@@ -73,7 +93,7 @@ def variant_tables(name: str) -> dict[str, Tables]:
 def names_in(recipe: str) -> set[tuple[str, str]]:
     """Return kind and name, ``("loss", "cbml")``, of everything that a registered recipe names; empty if unreadable."""
     try:
-        return {(kind, name) for _, _, kind, name in _references(read_tables(recipe))}
+        return set(_names(read_tables(recipe)))
     except (ConfigError, UnknownNameError):
         return set()
 
@@ -84,7 +104,7 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     The core, PML and classes of the running process are left out.
     """
     plugins = {}
-    for kind, name in sorted({(kind, name) for _, _, kind, name in _references(tables)}):
+    for kind, name in sorted(set(_names(tables))):
         try:
             plugin = registry.plugin_of(kind, name)
         except PmlExtError:  # "shuffle" and "folder:PATH" are of no plugin
@@ -100,27 +120,37 @@ def pipelines() -> dict[str, Traversable]:
     return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 
 
+def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield kind and name of everything named in the value of a key; keys of ``[sweep]`` have dots."""
+    *owners, last = key.split(".")
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict):
+            for inner, more in each.items():
+                yield from _names(more, f"{last}.{inner}" if "." not in inner else inner)
+        elif isinstance(each, str) and last in _NAMES_ALONE:
+            yield last, each
+        elif isinstance(each, str) and last == "name" and owners:
+            kind = "data set" if owners[-1] == "data" else owners[-1].rsplit("_", 1)[-1]
+            if kind in ("data set", "trunk", *registry.KINDS):
+                yield kind, each
+
+
 def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[str, Tables]]:
     """Return a recipe's file name, its ``[run]``, and the tables of its variants by their full names."""
     base, variant = _without_variant(name)
     if name.endswith("@"):
         raise UnknownNameError(f"no variant {name!r}; all are {base!r}")
     source, tables, run = _read(base)
-    home = _home(base, run)
     sweep = tables.pop("sweep", {})
     given = [_parsed(override) for override in sorted(overrides, key=_is_name, reverse=True)]
-    for key, value in given:
-        tables = _assigned(tables, key, value, f"--set {key}", home)
+    for key, _ in given:
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
     result = {}
     for label, settings in _combinations(sweep, source).items():
         mine = copy.deepcopy(tables)
-        for key, value in settings:
-            mine = _assigned(mine, key, value, f"{source}: [sweep]", home)
-        if any(not key for key, _ in settings):  # whole tables, which --set overrides too
-            for key, value in given:
-                mine = _assigned(mine, key, value, f"--set {key}", home)
+        for key, value in [*settings, *given]:
+            mine = _assigned(mine, key, value, source)
         paper = mine.get("paper")
         if isinstance(paper, dict) and isinstance(rows := paper.get("variants"), dict):
             del paper["variants"]
@@ -135,26 +165,18 @@ def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[st
 
 def _combinations(sweep: Any, source: str) -> dict[str, list[tuple[str, Any]]]:
     """Return the settings of each variant by its label, ``"sqrt,36"``: pairs of key and value, or of "" and tables."""
-
-    def wrong(value: Any, key: str = "") -> ConfigError:
-        return ConfigError(
-            f"{source}: {f'[sweep] {key}'.rstrip()}: found {value!r}; wanted a list of values by key, for example "
-            '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
-        )
-
-    if not isinstance(sweep, dict):
-        raise wrong(sweep)
     entries: list[list[tuple[str, tuple[str, Any]]]] = []
-    for key, values in sweep.items():
-        if isinstance(values, list) and values:
+    for key, values in sweep.items() if isinstance(sweep, dict) else [("", sweep)]:
+        if key and isinstance(values, list) and values:
             labels = (value.get("name", value) if isinstance(value, dict) else value for value in values)
             entries.append([(str(label), (key, value)) for label, value in zip(labels, values, strict=True)])
         elif isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
             entries.append([(label, ("", tables)) for label, tables in values.items()])
         else:
-            raise wrong(values, key)
-    if math.prod(map(len, entries)) > _MOST_VARIANTS:
-        raise ConfigError(f"{source}: [sweep] has more than {_MOST_VARIANTS} variants")
+            raise ConfigError(
+                f"{source}: {f'[sweep] {key}'.rstrip()}: found {values!r}; wanted a list of values by key, for example "
+                '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
+            )
     return {
         ",".join(label for label, _ in chosen): [setting for _, setting in chosen]
         for chosen in itertools.product(*entries)
@@ -171,14 +193,13 @@ def _parsed(override: str) -> tuple[str, Any]:
 def _is_name(override: str) -> bool:
     """Whether an override names a component or data set; those go first, since another name begins the table anew."""
     key = override.partition("=")[0].strip()
-    return "." not in key or key.endswith((".name", ".trunk", ".miner", ".regularizer"))
+    return "." not in key or key.rpartition(".")[2] in ("name", *_NAMES_ALONE)
 
 
-def _assigned(tables: Tables, key: str, value: Any, source: str, home: str) -> Tables:
+def _assigned(tables: Tables, key: str, value: Any, source: str) -> Tables:
     """Return tables with a value at a dotted key; with the tables of ``value`` merged in where the key is empty."""
     for part in reversed(key.split(".") if key else ()):
         value = {part: value}
-    _qualify_names(value, home)
     try:
         return merged(tables, value)
     except (AttributeError, TypeError):
@@ -198,7 +219,7 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
     """Return a recipe's file name, its tables merged over what they extend, and its ``[run]``."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
-    file = _file(name)
+    file, children = _file(name), (*children, name)
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
@@ -206,27 +227,24 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
     except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     run = tables.pop("run", {})
-    run = run if isinstance(run, dict) else {}
-    parents = tables.pop("extends", [])
-    _qualify_names(tables, _home(name, run))
     sweep = tables.get("sweep")
     for named in sweep.values() if isinstance(sweep, dict) else ():  # choices that extend something of their own
         for label, choice in named.items() if isinstance(named, dict) else ():
             if isinstance(choice, dict):
-                more = choice.pop("extends", [])
-                named[label] = _extended(choice, more, file, (*children, name), f"sweep: {label}: ")
+                named[label] = _extended(choice, file, children, f"sweep: {label}: ")
                 named[label].pop("sweep", None)
-    return str(file), _extended(tables, parents, file, (*children, name)), run
+    return str(file), _extended(tables, file, children), run if isinstance(run, dict) else {}
 
 
-def _extended(tables: Tables, parents: Any, file: Traversable, children: tuple[str, ...], where: str = "") -> Tables:
-    """Merge tables of a file over their parents: recipes, variants and pipelines."""
+def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], where: str = "") -> Tables:
+    """Merge tables of a file over what they extend: recipes, variants and pipelines."""
+    parents = tables.pop("extends", [])
     base: Tables = {}
     images: Tables = {}  # of pipelines, which hold for any data set
     for parent in parents if isinstance(parents, list) else [parents]:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
-        if parent.endswith(".toml") and isinstance(file, Path) and not Path(parent).is_absolute():
+        if parent.endswith(".toml") and isinstance(file, Path):
             parent = str(file.parent / parent)
         try:
             more = variant_tables(parent)[parent] if _without_variant(parent)[1] else _read(parent, children)[1]
@@ -246,11 +264,7 @@ def _extended(tables: Tables, parents: Any, file: Traversable, children: tuple[s
 
 def _file(name: str) -> Traversable:
     if name.endswith(".toml"):
-        try:
-            known = Path(name).is_file()
-        except OSError as error:  # a name that is too long
-            raise ConfigError(f"{name}: no recipe file ({error.strerror})") from None
-        if not known:
+        if not Path(name).is_file():
             raise ConfigError(f"{name}: no such recipe file")
         return Path(name)
     if not name.startswith(PIPELINES):
@@ -259,51 +273,3 @@ def _file(name: str) -> Traversable:
     if name not in files:
         raise UnknownNameError(unknown("pipeline", name, files))
     return files[name]
-
-
-def _home(name: str, run: Mapping[str, Any]) -> str:
-    """Return the plugin of a registered recipe, or of the recipe that a run has trained; "" of other files."""
-    packaged = str(run.get("recipe", "")) if name.endswith(".toml") else name
-    return "" if ".toml" in packaged else packaged.partition("/")[0]
-
-
-def _qualify_names(tables: Tables, home: str) -> None:
-    """Write ``plugin:name`` in place of each name that means another plugin's outside of recipes of ``home``."""
-    if not home or registry.version_of(home).get("distribution") in (None, registry.SHIPPED):
-        return
-    for owner, key, kind, name in list(_references(tables)):
-        try:
-            mine = registry.plugin_of(kind, name, home)
-        except PmlExtError:  # validation reports it, with its key
-            continue
-        try:
-            same = registry.plugin_of(kind, name) == mine
-        except PluginError:
-            same = False
-        if not same and ":" not in name:
-            owner[key] = f"{mine}:{name}"
-
-
-def _references(value: Any, key: str = "", kind: str = "") -> Iterator[tuple[Any, Any, str, str]]:
-    """Yield every name in the value of a key: its table or list, its key there, the kind of what it names, the name."""
-    if isinstance(value, list):
-        places = [(index, key, kind) for index in range(len(value))]
-    elif isinstance(value, dict):
-        places = []
-        for each in value:
-            *owners, last = each.split(".")  # keys of [sweep] have dots
-            named = _kind(owners[-1] if owners else key) if last == "name" else ""
-            places.append((each, last, last if last in _NAMES_ALONE else named))
-    else:
-        return
-    for place, last, named in places:
-        if not isinstance(value[place], str):
-            yield from _references(value[place], last, named)
-        elif named:
-            yield value, place, named, value[place]
-
-
-def _kind(key: str) -> str:
-    """Return the kind of the ``name`` in a table, by the table's key; "" where no plugin has such names."""
-    kind = key.rsplit("_", 1)[-1]
-    return "data set" if key == "data" else kind if kind in ("trunk", *registry.KINDS) else ""

@@ -9,13 +9,13 @@ import tomllib
 import warnings
 from fnmatch import fnmatchcase
 from importlib.resources.abc import Traversable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from ... import registry
 from ...errors import ConfigError, PluginWarning, UnknownNameError, shortened, unknown
-from .schema import PaperTable, Table
+from .schema import PaperTable, Table, problem_of
 
 _METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
 Cell = str | int | float
@@ -39,14 +39,13 @@ class PrintedTable(Table):
     measured: list[str] = Field([])  # recipes whose results stand in the plugin's README
 
     @model_validator(mode="after")
-    def _rows_fit(self) -> PrintedTable:
+    def _rows_fit(self) -> Self:
         heads, width = len(self.heads), len(self.heads) + sum(map(len, self.columns.values()))
         for row in self.rows:
             if len(row) != width:
                 raise ValueError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
-            for cell in row[heads:]:
-                if isinstance(cell, str) and cell != "-":
-                    raise ValueError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
+            if wrong := [cell for cell in row[heads:] if isinstance(cell, str) and cell != "-"]:
+                raise ValueError(f"found {wrong[0]!r} in the row {row[:heads]}; wanted a number, or '-' for none")
         names = self.row_names()
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two rows are {twice!r}; one more of heads tells them apart")
@@ -62,19 +61,17 @@ class PrintedTable(Table):
         Raises:
             ValueError: no such row.
         """
-        names = self.row_names()
-        if not isinstance(row, dict):
-            rows = [row] if isinstance(row, str) else row
-            if absent := next((name for name in rows if name not in names), None):
-                raise ValueError(unknown("row", absent, names))
-            return rows
-        if absent := next((head for head in row if head not in self.heads), None):
-            raise ValueError(unknown("head of rows", absent, self.heads))
-        own = [dict(zip(self.heads, map(str, each), strict=False)) for each in self.rows]
-        fitting = [name for name, heads in zip(names, own, strict=True) if row.items() <= heads.items()]
-        if row and not fitting:
+        names, by_heads = self.row_names(), isinstance(row, dict)
+        wanted, known = [row] if isinstance(row, str) else list(row), self.heads if by_heads else names
+        if absent := next((name for name in wanted if name not in known), None):
+            raise ValueError(unknown("head of rows" if by_heads else "row", absent, known))
+        if not isinstance(row, dict) or not row:
+            return wanted
+        heads = (dict(zip(self.heads, map(str, each), strict=False)) for each in self.rows)
+        fitting = [name for name, own in zip(names, heads, strict=True) if row.items() <= own.items()]
+        if not fitting:
             raise ValueError(unknown("row", ", ".join(row.values()), names))
-        return fitting if row else []
+        return fitting
 
     def values(self, row: str) -> list[tuple[str, str, Cell]]:
         """Return the values of a row, each after its heading and its column."""
@@ -131,7 +128,7 @@ def papers() -> dict[str, Printed]:
     read = {}
     for name, file in registry.factories("paper").items():
         try:
-            read[name] = _parsed(str(file), file)
+            read[name] = _parsed(file)
         except ConfigError as error:
             warnings.warn(f"the paper {name!r} is left out: {error}", PluginWarning, stacklevel=2)
     return read
@@ -148,7 +145,7 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
     files = registry.factories("paper")
     if paper not in files or not number:
         return None
-    read = _parsed(str(files[paper]), files[paper])
+    read = _parsed(files[paper])
     if number not in read.tables:
         raise UnknownNameError(unknown(f"table of {paper}", number, read.tables))
     return read, read.tables[number]
@@ -176,27 +173,22 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
         rows = table.chosen(paper.row)
     except ValueError as error:
         raise ConfigError(f"paper.row: {paper.table}: {error}") from None
-    headings = _headings(read, table, paper, data)
+    own = [heading for heading in table.columns if read.data.get(heading) == data]
+    if paper.column:
+        if paper.column not in table.columns:
+            raise ConfigError(f"paper.column: {unknown(f'column of {paper.table}', paper.column, table.columns)}")
+        own = [paper.column]
+    elif not own and paper.row and not table.data and len(table.columns) > 1:
+        headings = ", ".join(table.columns)
+        raise ConfigError(f"paper.column: missing; {paper.table} has {headings}, none of which is {data}")
     values = []
     for row, (heading, column, cell) in ((each, value) for each in rows for value in table.values(each)):
-        if heading in headings and not isinstance(cell, str):
+        if heading in (own or table.columns) and not isinstance(cell, str):
             phase = table.phases.get(heading) or table.phases.get(row) or "after"
             fraction = cell / 100 if table.unit == "percent" else cell
             metric = table.metric(row, column)
             values.append(Quoted(row, heading, column, metric, phase, fraction, table.text(cell)))
     return values
-
-
-def _headings(read: Printed, table: PrintedTable, paper: PaperTable, data: str) -> list[str]:
-    """Return the headings of the columns that a recipe quotes."""
-    if paper.column:
-        if paper.column not in table.columns:
-            raise ConfigError(f"paper.column: {unknown(f'column of {paper.table}', paper.column, table.columns)}")
-        return [paper.column]
-    own = [heading for heading in table.columns if read.data.get(heading) == data]
-    if own or not paper.row or table.data or len(table.columns) < 2:
-        return own or [*table.columns]
-    raise ConfigError(f"paper.column: missing; {paper.table} has {', '.join(table.columns)}, none of which is {data}")
 
 
 def is_full(name: str, data: str) -> bool:
@@ -213,19 +205,15 @@ def texts(values: list[Quoted]) -> list[str]:
     return lines
 
 
-def _parsed(source: str, file: Traversable) -> Printed:
+def _parsed(file: Traversable) -> Printed:
     try:
-        return _printed_of(source, file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{source}: cannot be read ({error.strerror})") from None
+        return _printed_of(file.read_text("utf-8"))
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        raise ConfigError(shortened(f"{source}: {key}: {problem['msg'].removeprefix('Value error, ')}")) from None
+        raise ConfigError(shortened(f"{file}: {problem_of(error)}")) from None
     except ValueError as error:  # also of bytes that are not UTF-8
-        raise ConfigError(shortened(f"{source}: not valid TOML: {error}")) from None
+        raise ConfigError(shortened(f"{file}: not valid TOML: {error}")) from None
 
 
 @functools.lru_cache(maxsize=64)
-def _printed_of(source: str, text: str) -> Printed:
+def _printed_of(text: str) -> Printed:
     return Printed.model_validate(tomllib.loads(text))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ...devices import Precision
+from ...errors import unknown
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 OPTIMIZERS = {
@@ -18,12 +20,22 @@ OPTIMIZERS = {
 }
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
+Count = Annotated[int, Field(ge=1)]
 
 
 class Table(BaseModel):
     """A table of a recipe: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, tables: Any) -> Any:
+        if isinstance(tables, dict) and cls.model_config["extra"] == "forbid":
+            for key in tables:
+                if key not in cls.model_fields:
+                    raise ValueError(unknown_key("key", key, cls.model_fields))
+        return tables
 
 
 class NamedTable(Table):
@@ -39,8 +51,7 @@ class NamedTable(Table):
         return dict(self.model_extra or {})
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+_name_alone = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
 class ImagesTable(Table):
@@ -50,25 +61,21 @@ class ImagesTable(Table):
     ``std``, per channel in the order of the channels, are by default those of the trunk's pretrained weights.
     """
 
-    resize: int | None = Field(None, ge=1)  # shorter side in pixels before cropping; by default 256 / 224 of the crop
-    crop: int | None = Field(None, ge=1)  # size of the network's input; by default the data set's image size
+    resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
+    crop: Count | None = None  # size of the network's input; by default the data set's image size
     squash: bool = False  # resize to squares, whatever the aspect ratio
     random_crop: bool = False  # in training, crop at a random place; tests crop the center
     random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     flip: bool = False  # in training, mirror half of the images left to right
     bgr: bool = False  # the order of the channels is blue, green, red
     value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
-    mean: Annotated[list[float], Field(min_length=1, max_length=3)] | None = None
-    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1, max_length=3)] | None = None
+    mean: list[float] | None = None
+    std: list[Annotated[float, Field(gt=0)]] | None = None
 
     @model_validator(mode="after")
-    def _settings_fit(self) -> ImagesTable:
-        if (self.mean is None) != (self.std is None) or len(self.mean or []) != len(self.std or []):
-            raise ValueError(
-                "mean and std go together, a value of each per channel; std = [1, 1, 1] divides by nothing"
-            )
-        if len(self.mean or [0]) == 2:
-            raise ValueError("mean and std have one value, or three")
+    def _settings_fit(self) -> Self:
+        if len(self.mean or []) != len(self.std or []) or len(self.mean or [0]) not in (1, 3):
+            raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
         if self.value_range == 255 and self.mean is None:
             raise ValueError("value_range = 255 goes with the mean and std of such values")
         if self.resize is not None and self.crop is not None and self.resize < self.crop:
@@ -77,9 +84,7 @@ class ImagesTable(Table):
         if not 0 < low <= high <= 1:
             raise ValueError("random_crop_scale is a range of areas above 0 and up to 1, smaller first")
         if self.random_crop and self.random_crop_scale is not None:
-            raise ValueError(
-                "random_crop cuts a square in its size, random_crop_scale resizes what it cuts; leave out one"
-            )
+            raise ValueError("random_crop and random_crop_scale both say how images are cut; leave out one")
         return self
 
 
@@ -95,7 +100,7 @@ class PseudoTable(Table):
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
-    def _smaller_first(self) -> PseudoTable:
+    def _smaller_first(self) -> Self:
         if self.batch_size is not None and self.batch_size[0] > self.batch_size[1]:
             raise ValueError(f"found batch_size = {self.batch_size}; wanted the smaller first")
         return self
@@ -116,19 +121,13 @@ class DataTable(NamedTable):
     pseudo: PseudoTable | None = None
 
     @model_validator(mode="after")
-    def _clusters_have_settings(self) -> DataTable:
+    def _tables_fit(self) -> Self:
         if self.labels == "clusters":
             self.pseudo = self.pseudo or PseudoTable()
         elif self.pseudo is not None:
             raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
-        return self
-
-    @model_validator(mode="after")
-    def _one_cut(self) -> DataTable:
         if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
-            raise ValueError(
-                "[data.images] and [data.augment] both say how images are cut; leave out augment.random_crop"
-            )
+            raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
         return self
 
 
@@ -138,14 +137,14 @@ class ModelTable(Table):
     With ``embedder = "none"`` the features are the embeddings, and ``embedding_size`` is their length.
     """
 
-    trunk: Annotated[NamedTable, BeforeValidator(_named)]
-    embedding_size: int = Field(64, ge=1)
-    hidden_sizes: list[Annotated[int, Field(ge=1)]] = []
+    trunk: Annotated[NamedTable, _name_alone]
+    embedding_size: Count = 64
+    hidden_sizes: list[Count] = []
     embedder: Literal["linear", "none"] = "linear"
     freeze_batch_norm: bool = False
 
     @model_validator(mode="after")
-    def _nothing_hidden(self) -> ModelTable:
+    def _nothing_hidden(self) -> Self:
         if self.embedder == "none" and self.hidden_sizes:
             raise ValueError("hidden_sizes are of an embedder, and embedder = 'none'; leave one of the two out")
         return self
@@ -157,7 +156,7 @@ class OptimizerTable(NamedTable):
     With ``scheduled`` in ``[loss.optimizer]`` the schedule applies to the loss's own parameters too.
     """
 
-    name: str = "adam"
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     head_lr_factor: float = Field(1.0, gt=0)
@@ -173,15 +172,15 @@ class RegularizerTable(NamedTable):
 class MemoryTable(Table):
     """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from an epoch on."""
 
-    size: int = Field(ge=1)
-    start_epoch: int = Field(1, ge=1)
+    size: Count
+    start_epoch: Count = 1
 
 
 class LossTable(NamedTable):
     """``[loss]``: the loss, its miner, regularizer and memory, and the optimizer of its own parameters."""
 
-    miner: Annotated[NamedTable, BeforeValidator(_named)] | None = None
-    regularizer: Annotated[RegularizerTable, BeforeValidator(_named)] | None = None
+    miner: Annotated[NamedTable, _name_alone] | None = None
+    regularizer: Annotated[RegularizerTable, _name_alone] | None = None
     memory: MemoryTable | None = None
     optimizer: dict[str, Any] = {}
 
@@ -191,13 +190,13 @@ class SamplerTable(NamedTable):
 
     name: str = SHUFFLE
     batch_size: int = Field(128, ge=2)
-    iterations: int | None = Field(None, ge=1)
+    iterations: Count | None = None
 
 
 class StageTable(Table):
     """``[[stages]]``: epochs with another loss (and sampler), before the recipe's own."""
 
-    epochs: int = Field(ge=1)
+    epochs: Count
     loss: LossTable
     sampler: SamplerTable | None = None
 
@@ -205,13 +204,13 @@ class StageTable(Table):
 class ScheduleTable(Table):
     """``[schedule]``: number of epochs, stages included, and decay of the learning rate."""
 
-    epochs: int = Field(ge=1)
+    epochs: Count
     name: Literal["constant", "multi-step", "cosine"] = "constant"
-    milestones: list[Annotated[int, Field(ge=1)]] = []
+    milestones: list[Count] = []
     gamma: float = Field(0.1, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _milestones_fit(self) -> ScheduleTable:
+    def _milestones_fit(self) -> Self:
         if (self.name == "multi-step") != bool(self.milestones):
             raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
         return self
@@ -221,19 +220,16 @@ class EngineTable(Table):
     """``[engine]``: computation of a training step."""
 
     precision: Precision = "float32"  # of the network; the loss is in full precision; float16 skips steps that overflow
-    micro_batch: int | None = Field(None, ge=1)  # images per forward pass; the loss sees the whole batch
+    micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
     compile: bool = False  # by torch.compile, which takes up to minutes before the first step
     channels_last: bool = False  # memory layout of images and convolutions
     clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
     checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
 
     @model_validator(mode="after")
-    def _no_compiled_micro_batches(self) -> EngineTable:
+    def _no_compiled_micro_batches(self) -> Self:
         if self.micro_batch is not None and self.compile:
-            raise ValueError(
-                "micro_batch draws the random numbers of the whole batch, which compiled networks draw by "
-                "themselves; leave out compile or micro_batch"
-            )
+            raise ValueError("micro_batch repeats random numbers, which compiled networks draw; leave out one of both")
         return self
 
 
@@ -249,33 +245,29 @@ class EvaluationTable(Table):
     good; the report says so.
     """
 
-    recall_at: list[Annotated[int, Field(ge=1)]] = [1, 2, 4, 8]
-    precision_at: list[Annotated[int, Field(ge=1)]] = [1]
-    clusters_per_class: list[Annotated[int, Field(ge=1)]] = [1]
+    recall_at: list[Count] = [1, 2, 4, 8]
+    precision_at: list[Count] = [1]
+    clusters_per_class: list[Count] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True  # test raw pixels and the untrained network too
     training_images: int = Field(5_000, ge=0)  # tested training images, a sample by class where there are more
-    shortlist: int | None = Field(None, ge=1)  # number of nearest images that the learned metric re-ranks
-    batch_size: int = Field(256, ge=1)  # images per forward pass at most; fewer on a CPU where images are large
+    shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
+    batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large
     test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve that chooses nothing; 0 for none
     validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
     held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
-    every: int = Field(1, ge=1)  # interval in epochs of the candidates for the choice; the last epoch is one
+    every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
     select: str | None = None  # metric to choose the epoch by; None tests the last epoch
     select_on: Literal["validation", "test"] = "validation"
 
     @model_validator(mode="after")
-    def _selection_needs_images(self) -> EvaluationTable:
-        if self.select_on == "test":
-            if self.select is None:
-                raise ValueError("select_on = 'test' goes with select, a metric to choose the epoch by; add it")
-            if self.validation:
-                raise ValueError(
-                    f"found validation = {self.validation}, but the epoch is chosen by the test images "
-                    "(select_on = 'test'); leave one of the two out"
-                )
-        elif (self.select is None) != (self.validation == 0):
+    def _selection_has_images(self) -> Self:
+        if self.select_on == "test" and (self.select is None or self.validation):
+            raise ValueError(
+                "select_on = 'test' goes with select (a metric to choose the epoch by), without validation"
+            )
+        if self.select_on != "test" and (self.select is None) != (self.validation == 0):
             raise ValueError(
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
                 "out for that), for example validation = 0.2, select = 'map_at_r'"
@@ -313,15 +305,23 @@ class Recipe(Table):
     paper: PaperTable | None = None
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> Recipe:
-        warm = sum(stage.epochs for stage in self.stages)
-        if warm >= self.schedule.epochs:
-            raise ValueError(f"the stages take {warm} epochs, so schedule.epochs must be more than that")
-        if self.data.labels == "clusters" and self.evaluation.validation:
+    def _tables_fit(self) -> Self:
+        epochs, clusters = self.schedule.epochs, self.data.labels == "clusters"
+        if (warm := sum(stage.epochs for stage in self.stages)) >= epochs:
+            raise ValueError(f"schedule.epochs: found {epochs}; the stages take {warm} epochs, so it must be more")
+        if clusters and self.evaluation.validation:
             raise ValueError(
-                "evaluation.validation holds out classes by their labels, which a run with data.labels = "
-                "'clusters' does not look at; leave it out"
+                "evaluation.validation: it holds out classes by their labels, which data.labels = 'clusters' does "
+                "without; leave it out"
             )
+        for stage in self.all_stages():
+            memory, batch = stage.loss.memory, stage.sampler.batch_size if stage.sampler else 0
+            if memory is not None and clusters:
+                raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
+            if memory is not None and memory.size < batch:
+                raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
+            if memory is not None and memory.start_epoch > epochs:
+                raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
         return self
 
     def all_stages(self) -> list[StageTable]:
@@ -333,3 +333,29 @@ class Recipe(Table):
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as plain tables, defaults included, fit for TOML."""
         return self.model_dump(exclude_none=True)
+
+
+def problem_of(error: ValidationError) -> str:
+    """Return the first problem of some tables in one line, after its key."""
+    problem = error.errors()[0]
+    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        text = "missing, and without a default"
+    elif problem["type"] != "value_error":
+        text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
+    return ": ".join([".".join(map(str, problem["loc"])), text]).removeprefix(": ")
+
+
+def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
+    """Describe a key that a table does not have: the tables of a recipe that have it, or else the nearest keys."""
+    tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
+    return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
+
+
+def _tables_with(table: type[BaseModel], key: str, path: str = "") -> Iterator[str]:
+    for name, field in table.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if key in inner.model_fields:
+                yield path + name
+            yield from _tables_with(inner, key, f"{path}{name}.")
