@@ -20,14 +20,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # torch's notes on extending it document this one
 from torch.utils.benchmark import timer
 
 from . import registry
 from .devices import choose_device
-from .errors import ConfigError, UnknownNameError
+from .errors import ConfigError
 from .losses import RegularizedLoss
 from .pairwise import in_tiles, rows_per_tile, tiles_of_rows
 from .pml import ContrastiveLoss
@@ -36,7 +35,8 @@ from .registry import BuildContext, required
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR, TILED_FLOOR = "floor", "tiled floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # of scale
-_ALONE = "PML Contrastive without it"
+ENOUGH = 5.0  # seconds of a function in all, after which it is left out of further rounds, after three
+LIMIT, MEMORY = 300.0, 16 << 30  # seconds of a measurement of scale, and bytes of address space that it has on a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Row:
         peak_bytes: the most memory held at one time beyond the inputs.
     """
 
-    shape: Shape
+    shape: str
     loss: str
     what: str
     milliseconds: float
@@ -98,20 +98,16 @@ class Row:
     peak_bytes: int
     rounds: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {**dataclasses.asdict(self), "shape": str(self.shape)}
-
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
     """Return the mean of ``exp`` of all similarities of ``embeddings``, ``[B, D]``; ``labels`` are not used."""
-    embeddings = torch.nn.functional.normalize(embeddings)
+    embeddings = nn.functional.normalize(embeddings)
     return (embeddings @ embeddings.T).exp().mean()
 
 
 def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
     """Return :func:`floor` computed in tiles of rows."""
-    x = torch.nn.functional.normalize(embeddings)
+    x = nn.functional.normalize(embeddings)
 
     def part(_: slice, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> list[Tensor]:
         return [(rows[0] @ columns[0].T).exp().sum(1)]
@@ -120,7 +116,7 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
     return in_tiles(part, (x,), (x,), tiles_of_rows(len(x), size))[0].mean() / len(x)
 
 
-def default_losses() -> list[str | torch.nn.Module]:
+def default_losses() -> list[str]:
     """Return the names of registered losses and regularizers, PML's left out, that can be built without settings."""
     candidates = [*registry.components("loss"), *registry.components("regularizer")]
     ours = [c for c in candidates if not c.name.startswith("pml/") and not required(c.cls, SHAPES[0].context)[1]]
@@ -128,14 +124,13 @@ def default_losses() -> list[str | torch.nn.Module]:
 
 
 def bench(
-    losses: Sequence[str | torch.nn.Module] | None = None,
+    losses: Sequence[str | nn.Module] | None = None,
     shapes: Sequence[Shape] = SHAPES,
     *,
     repeats: int = 20,
     device: str = "auto",
     threads: int | None = None,
-    seconds: float = 5.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Measure losses.
 
@@ -143,10 +138,9 @@ def bench(
         losses: names of registered losses or regularizers (measured beside PML's contrastive loss), or losses; None
             for every registered one, PML's left out, that needs no settings.
         shapes: the batches.
-        repeats: rounds; in each, every function runs once.
+        repeats: rounds; in each, every function runs once. A slow one has three.
         device: as in :func:`pml_ext.devices.choose_device`.
         threads: torch's threads on the CPU while measuring; None leaves them.
-        seconds: a function that has taken this long is left out of further rounds, after three.
         progress: called with a line before each shape.
 
     Returns:
@@ -160,75 +154,51 @@ def bench(
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
     place = torch.device(choose_device(device))
-    chosen = default_losses() if losses is None else list(losses)
-    for loss in chosen:
-        _functions(loss, shapes[0] if shapes else SHAPES[0])  # a wrong name is refused before anything is measured
+    chosen = default_losses() if losses is None else losses
+    measured: dict[Shape, dict[tuple[str, str], Compute]] = {shape: {(FLOOR, FLOOR): floor} for shape in shapes}
+    for shape, functions in measured.items():
+        for loss in chosen:
+            functions |= _functions(loss, shape, place)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
+    rows = []
     try:
-        rows: list[Row] = []
-        for shape in shapes:
-            if progress:
-                progress(f"measuring at {shape}, {repeats} rounds")
-            rows += _bench_shape(chosen, shape, repeats, place, seconds)
-        return rows
+        for shape, functions in measured.items():
+            progress(f"measuring at {shape}, {repeats} rounds")
+            inputs = shape.inputs(place)
+            peaks = {key: peak_bytes(function, *inputs) for key, function in functions.items()}  # and warm up
+            times: dict[tuple[str, str], list[float]] = {key: [] for key in functions}
+            for _ in range(repeats):
+                for key, function in functions.items():
+                    if len(times[key]) < 3 or sum(times[key]) < ENOUGH:
+                        times[key].append(_seconds(function, *inputs))
+            medians = {key: statistics.median(values) for key, values in times.items()}
+            for (loss, what), median in medians.items():
+                to_loss = None if loss == FLOOR else median / medians[loss, loss]
+                to_floor, rounds = median / medians[FLOOR, FLOOR], len(times[loss, what])
+                rows.append(Row(str(shape), loss, what, 1e3 * median, to_floor, to_loss, peaks[loss, what], rounds))
     finally:
         torch.set_num_threads(before)
+    return rows
 
 
-def _bench_shape(
-    losses: Sequence[str | torch.nn.Module], shape: Shape, repeats: int, device: torch.device, seconds: float
-) -> list[Row]:
-    functions: dict[tuple[str, str], Compute] = {(FLOOR, FLOOR): floor}
-    for loss in losses:
-        name, named = _functions(loss, shape)
-        functions |= {(name, what): function for what, function in named.items()}
-    functions = {key: f.to(device) if isinstance(f, torch.nn.Module) else f for key, f in functions.items()}
-    embeddings, labels = shape.inputs(device)
-    peaks = {key: peak_bytes(function, embeddings, labels) for key, function in functions.items()}  # and warm up
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in functions}
-    for _ in range(repeats):
-        for key, function in functions.items():
-            if len(times[key]) < 3 or sum(times[key]) < seconds:
-                times[key].append(_seconds(function, embeddings, labels))
-    medians = {key: statistics.median(values) for key, values in times.items()}
-    return [
-        Row(
-            shape=shape,
-            loss=loss,
-            what=what,
-            milliseconds=1e3 * median,
-            to_floor=median / medians[FLOOR, FLOOR],
-            to_loss=None if loss == FLOOR else median / medians[loss, loss],
-            peak_bytes=peaks[loss, what],
-            rounds=len(times[loss, what]),
-        )
-        for (loss, what), median in medians.items()
-    ]
-
-
-def _functions(loss: str | torch.nn.Module, shape: Shape) -> tuple[str, dict[str, Compute]]:
-    """Return a loss's name, and the loss and its peers by label, the loss first."""
+def _functions(loss: str | nn.Module, shape: Shape, device: torch.device) -> dict[tuple[str, str], Compute]:
+    """Return a loss and its peers, on a device, by the loss's name and their labels; the loss comes first."""
     if not isinstance(loss, str):
-        return type(loss).__name__, {type(loss).__name__: loss}
-    try:
-        component = registry.get(loss, kind="loss")
-    except UnknownNameError as error:
-        try:
-            component = registry.get(loss, kind="regularizer")
-        except UnknownNameError:
-            raise error from None
+        return {(type(loss).__name__, type(loss).__name__): loss.to(device)}
+    regularizes = not registry.candidates(loss, "loss") and registry.candidates(loss, "regularizer")
+    component = registry.get(loss, "regularizer" if regularizes else "loss")
     if missing := required(component.cls, shape.context)[1]:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.benchmark.bench instead"
         )
-    built: Any = registry.build(loss, component.kind, shape.context)
-    factories = registry.benchmark_peers(component)
-    peers = {label: factory(**required(factory, shape.context)[0]) for label, factory in factories.items()}
-    if component.kind == "regularizer":
-        return loss, {loss: RegularizedLoss(ContrastiveLoss(), built), _ALONE: ContrastiveLoss(), **peers}
-    return loss, {loss: built, **peers}
+    named: dict[str, Any] = {loss: registry.build(loss, component.kind, shape.context)}
+    if regularizes:
+        named = {loss: RegularizedLoss(ContrastiveLoss(), named[loss]), "PML Contrastive without it": ContrastiveLoss()}
+    for label, factory in registry.benchmark_peers(component).items():
+        named[label] = factory(**required(factory, shape.context)[0])
+    return {(loss, what): f.to(device) if isinstance(f, nn.Module) else f for what, f in named.items()}
 
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
@@ -246,10 +216,9 @@ def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
         before = torch.cuda.memory_allocated(embeddings.device)
         _seconds(function, embeddings, labels)
         return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
-    embeddings.grad = None
     live = _LiveStorages(embeddings, labels)
     with live:
-        function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
+        _seconds(function, embeddings, labels)
     return live.peak
 
 
@@ -263,22 +232,20 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._add(leaf.untyped_storage())
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                key, size = storage.data_ptr(), storage.nbytes()
+                if size and key not in self._known:
+                    self._known.add(key)
+                    self._now += size
+                    self.peak = max(self.peak, self._now)
+                    weakref.finalize(storage, self._remove, key, size).atexit = False
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, nbytes = storage.data_ptr(), storage.nbytes()
-        if nbytes and key not in self._known:
-            self._known.add(key)
-            self._now += nbytes
-            self.peak = max(self.peak, self._now)
-            weakref.finalize(storage, self._remove, key, nbytes).atexit = False
-
-    def _remove(self, key: int, nbytes: int) -> None:
+    def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)
-        self._now -= nbytes
+        self._now -= size
 
 
 # Batches that double
@@ -298,8 +265,8 @@ class Point:
 
     what: str
     batch: int
-    seconds: float | None
-    peak_bytes: int | None
+    seconds: float | None = None
+    peak_bytes: int | None = None
     failed: str = ""
     floor_seconds: float | None = None
 
@@ -317,82 +284,62 @@ def scale(
     repeats: int = 1,
     device: str = "auto",
     threads: int | None = None,
-    seconds: float = 300.0,
-    memory: float = 16.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> list[Point]:
-    """Measure losses, their peers and the tiled floor at batches that double. A function that fails is not run again.
+    """Measure losses, their peers and the tiled floor at batches that double from ``start`` up to ``to``.
 
-    Other arguments and errors are those of :func:`bench`.
-
-    Args:
-        losses: names of registered losses.
-        start: the first batch.
-        to: the largest batch.
-        repeats: how often each is timed.
-        device: where to compute.
-        threads: torch's threads on the CPU.
-        seconds: the limit of one measurement.
-        memory: GiB of address space that a measurement may have on a CPU.
-        progress: called with a line for each measurement.
+    A function that fails, or takes five minutes, is not run again. Other arguments and errors are those of
+    :func:`bench`.
     """
     if to < start.batch:
         raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
-    choose_device(device)
-    wanted = [(TILED_FLOOR, TILED_FLOOR), *((loss, what) for loss in losses for what in _functions(loss, start)[1])]
-    options = {"repeats": repeats, "device": device, "threads": threads, "memory": memory}
+    place = torch.device(choose_device(device))
+    wanted = [(TILED_FLOOR, TILED_FLOOR), *(key for loss in losses for key in _functions(loss, start, place))]
     points, batch = [], start.batch
     while batch <= to:
         for loss, what in list(wanted):
             shape = str(dataclasses.replace(start, batch=batch))
-            point = _measured_alone({"loss": loss, "what": what, "shape": shape, **options}, seconds)
+            point = _measured_alone(loss=loss, what=what, shape=shape, repeats=repeats, device=device, threads=threads)
             if point.failed:
                 wanted.remove((loss, what))
             points.append(point)
-            if progress:
-                progress(f"{batch} {what}: {point.failed or f'{point.seconds:.3f} s'}")
+            progress(f"{batch} {what}: {point.failed or f'{point.seconds:.3f} s'}")
         batch *= 2
     return points
 
 
-def _measured_alone(settings: dict[str, Any], seconds: float) -> Point:
+def _measured_alone(**settings: Any) -> Point:
     """Run :func:`_measure` in a process of its own, whose peak is its own and which ends alone."""
     what, batch = settings["what"], Shape.parse(settings["shape"]).batch
     command = [sys.executable, "-m", "pml_ext.benchmark", json.dumps(settings)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
-        return Point(what, batch, None, None, f"took more than {seconds:g} s")
+        return Point(what, batch, failed=f"took more than {LIMIT:g} s")
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return Point(what, batch, None, None, lines[-1] if lines else f"ended with {done.returncode}")
+        return Point(what, batch, failed=[f"ended with {done.returncode}", *done.stderr.strip().splitlines()][-1])
     return Point(what, batch, **json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _measure(settings: dict[str, Any]) -> dict[str, Any]:
-    shape, device = Shape.parse(settings["shape"]), torch.device(choose_device(settings["device"]))
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
-    if device.type == "cpu":
-        limit = int(settings["memory"] * 2**30)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    what = settings["what"]
-    function: Any = tiled_floor if what == TILED_FLOOR else _functions(settings["loss"], shape)[1][what]
-    if isinstance(function, torch.nn.Module):
-        function.to(device)
-    warm = dataclasses.replace(shape, batch=min(256, shape.batch))  # loads and starts what later calls find there
+def _measure(loss: str, what: str, shape: str, repeats: int, device: str, threads: int | None) -> dict[str, Any]:
+    whole, place = Shape.parse(shape), torch.device(choose_device(device))
+    torch.set_num_threads(threads or torch.get_num_threads())
+    if place.type == "cpu":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    function: Any = tiled_floor if what == TILED_FLOOR else _functions(loss, whole, place)[loss, what]
+    warm = dataclasses.replace(whole, batch=min(256, whole.batch))  # loads and starts what later calls find there
     for each in (function, tiled_floor):
-        _seconds(each, *warm.inputs(device))
+        _seconds(each, *warm.inputs(place))
     if getattr(function, "tile_size", 0) is None:
         function.tile_size = max(1, warm.batch // 2)  # nor is the start of tiles part of the first batch in tiles
-        _seconds(function, *warm.inputs(device))
+        _seconds(function, *warm.inputs(place))
         function.tile_size = None
-    inputs = shape.inputs(device)
-    before = _most_held(device)
+    inputs = whole.inputs(place)
+    before = _most_held(place)
     times = [_seconds(function, *inputs)]
-    peak = _most_held(device) - before
+    peak = _most_held(place) - before
     floors = [_seconds(tiled_floor, *inputs)]
-    for _ in range(settings["repeats"] - 1):
+    for _ in range(repeats - 1):
         times.append(_seconds(function, *inputs))
         floors.append(_seconds(tiled_floor, *inputs))
     return {"seconds": min(times), "peak_bytes": peak, "floor_seconds": min(floors)}
@@ -408,6 +355,6 @@ def _most_held(device: torch.device) -> int:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(_measure(json.loads(sys.argv[1]))))
+        print(json.dumps(_measure(**json.loads(sys.argv[1]))))
     except (RuntimeError, MemoryError) as error:  # no memory, most often; of a CUDA error many lines
         sys.exit(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DataError
-from .files import flush, flush_folder, is_alive, left_over, temporary_path, write_text, writing
+from .files import left_over, write_atomically, write_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
@@ -52,53 +51,41 @@ def _write(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
-    """Replace a file of a folder, and its checksum.
+    """Replace a file of a folder, by its path in it, and its checksum, as :func:`write_atomically` does.
 
     The checksum is replaced first. A process that is killed between the two leaves the new file under a temporary
     name, and :func:`recover` moves it into place.
-
-    Args:
-        folder: with ``SHA256SUMS``, or without it.
-        name: the file's path in it; its own folder is made, if the folder above exists.
-        write: called with the temporary path.
-
-    Raises:
-        UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
     """
-    path = folder / name
-    temporary = temporary_path(path)
-    with writing(path):
-        path.parent.mkdir(exist_ok=True)
-        try:
-            write(temporary)
-            flush(temporary)
-            _write(folder, {**read_sums(folder), name: sha256_of(temporary)})
-            os.replace(temporary, path)
-        except Exception:
-            with contextlib.suppress(OSError):  # the first error says more
-                temporary.unlink(missing_ok=True)
-            raise
-        temporary.unlink(missing_ok=True)  # stays where it was another link to the same file
-        flush_folder(path.parent)
+    write_atomically(folder / name, write, lambda new: _write(folder, {**read_sums(folder), name: sha256_of(new)}))
 
 
 def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
-    """Finish or undo what killed processes were replacing. The caller has the folder for itself.
+    """Finish or undo what killed processes were replacing in a folder and its subfolders.
 
-    Args:
-        folder: with ``SHA256SUMS``, or without it.
-        subfolders: of it, in which files are replaced too.
+    The caller has the folder for itself; what a living process writes stays.
     """
     sums = read_sums(folder)
     for place in (folder, *(folder / name for name in subfolders)):
         for temporary in place.glob(".*.tmp"):
             path, process = left_over(temporary)
-            if path is None or (process != os.getpid() and is_alive(process)):
+            if path is None or (process != os.getpid() and _is_alive(process)):
                 continue
             if sums.get(path.relative_to(folder).as_posix()) == sha256_of(temporary):
                 os.replace(temporary, path)
             else:
                 temporary.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # os.kill would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -121,15 +108,9 @@ def is_unchanged(folder: Path, name: str) -> bool:
 
 
 def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
-    """Refuse a file of a run that differs from its checksum.
+    """Raise DataError for a file of a run that differs from its checksum; one without a checksum is taken as it is.
 
-    Args:
-        folder: of the run; a file without a checksum is taken as it is.
-        name: the file's path in it.
-        digest: its SHA-256, where the caller has it.
-
-    Raises:
-        DataError: the text says what writes it again.
+    ``digest`` is the file's SHA-256, where the caller has it.
     """
     wanted = read_sums(folder).get(name)
     if wanted is not None and (digest or sha256_of(folder / name)) != wanted:

@@ -22,65 +22,52 @@ class DamagedError(ValueError):
     """A file that cannot be read; the text says why, without the path."""
 
 
-def temporary_path(path: Path) -> Path:
-    """Return the name under which this thread writes a file before it is moved into place."""
-    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
-    return path.with_name(f".{path.name}.{os.getpid()}{thread}.tmp")
-
-
 def left_over(path: Path) -> tuple[Path | None, int]:
     """Return the file that a temporary file was to become, and the number of its process; None for other files."""
     match = _LEFT_OVER.fullmatch(path.name)
     return (path.with_name(match[1]), int(match[2])) if match is not None else (None, 0)
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
     """Call ``write(temporary_path)`` and move the result into place.
 
     Args:
         path: the file to write; its folder is made, if the folder above exists.
         write: called with a path in the same folder.
+        ready: called with that path when all bytes are on the disk; from then on only an error removes the temporary
+            file, and no kill or Ctrl-C.
 
     Raises:
         UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
     """
-    temporary = temporary_path(path)
+    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{thread}.tmp")
     with writing(path):
         path.parent.mkdir(exist_ok=True)
         try:
             write(temporary)
-            flush(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            if ready:
+                ready(temporary)
             os.replace(temporary, path)
-            flush_folder(path.parent)
-        finally:
-            with contextlib.suppress(OSError):  # the first error says more
-                temporary.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Write a file's bytes to the disk."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, so that a file moved into it survives a power loss."""
-    if os.name == "nt":  # which opens no folders
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        except BaseException as error:
+            if ready is None or isinstance(error, Exception):
+                with contextlib.suppress(OSError):  # the first error says more
+                    temporary.unlink(missing_ok=True)
+            raise
+        temporary.unlink(missing_ok=True)  # stays where it was another link to the same file
+        if os.name != "nt":  # which opens no folders
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)  # a file moved into a folder survives a power loss
+            finally:
+                os.close(handle)
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's errors about a file into an error that has its path.
-
-    Raises:
-        UnwritableError: the system refused.
-    """
+    """Turn the system's errors about a file into an :class:`UnwritableError` that has its path."""
     try:
         yield
     except UnwritableError:
@@ -91,43 +78,11 @@ def writing(path: Path) -> Iterator[None]:
         raise UnwritableError(reason) from error
 
 
-def is_alive(process: int) -> bool:
-    """Whether a process of this machine lives, by its number."""
-    if os.name == "nt":  # os.kill would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-_locked: set[int] = set()  # handles of the folders that this process has for itself
-
-
-def _let_go() -> None:
-    """In a process that was forked off: a lock is held as long as any process has its handle open."""
-    for handle in _locked:
-        os.close(handle)
-    _locked.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
-
-
 @contextlib.contextmanager
 def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Inside, no other process is in such a block of the same folder: a second one waits; a killed one lets go.
+    """Keep other processes out of such a block of the same folder: a second one calls ``waits`` and waits.
 
-    Args:
-        folder: that is there.
-        waits: called before this process waits for another one.
-
-    Raises:
-        UnwritableError: the folder cannot be opened.
+    The lock of a killed process is released. A file system without locks, as some of clusters, has none.
     """
     if sys.platform == "win32":
         yield
@@ -136,9 +91,8 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
 
     with writing(folder):
         handle = os.open(folder, os.O_RDONLY)
-    _locked.add(handle)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks, as some of clusters
+        with contextlib.suppress(OSError):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -146,9 +100,9 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        if handle in _locked:
-            _locked.remove(handle)
-            os.close(handle)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # processes that were forked off meanwhile have the handle too
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -167,11 +121,7 @@ def json_text(value: Mapping[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a table from JSON.
-
-    Raises:
-        DamagedError: anything else.
-    """
+    """Read a table from JSON; raise :class:`DamagedError` for anything else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -182,15 +132,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, table: str) -> dict[str, Any]:
-    """Read tables from TOML.
-
-    Args:
-        path: the file.
-        table: the name of one that must be there.
-
-    Raises:
-        DamagedError: anything else.
-    """
+    """Read tables from TOML; raise :class:`DamagedError` for anything else, and where ``table`` is not among them."""
     try:
         value = tomllib.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8 is a ValueError too
@@ -201,17 +143,10 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """Return a value that somebody typed: as TOML reads it, or else the text itself.
-
-    Args:
-        text: ``0.1``, ``true``, ``[1, 2]``, ``"text"`` or ``text``.
-
-    Raises:
-        ConfigError: an integer of more digits than Python reads.
-    """
+    """Return a value that somebody typed (``0.1``, ``true``, ``[1, 2]``) as TOML reads it, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    except ValueError as error:
+    except ValueError as error:  # an integer of more digits than Python reads
         raise ConfigError(f"--set ...={text}: {error}") from None

@@ -78,7 +78,7 @@ def bench(
     parsed = [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")]
     rounds = ROUNDS if repeats is None else repeats
     rows = measure(losses or None, parsed, repeats=rounds, device=device.value, threads=threads, progress=progress)
-    print_json([row.as_dict() for row in rows]) if as_json else _print_rows(rows)
+    print_json([dataclasses.asdict(row) for row in rows]) if as_json else _print_rows(rows)
 
 
 def _print_profile(name: str, profile: StepProfile) -> None:
@@ -102,7 +102,7 @@ def _print_points(points: list[Point]) -> None:
 def _print_rows(rows: list[Row]) -> None:
     cells = [
         [
-            str(row.shape),
+            row.shape,
             row.what if row.what == row.loss else f"  {row.what}",
             f"{row.milliseconds:.2f}",
             f"{row.to_floor:.2f}",
