@@ -66,22 +66,11 @@ def device_name(device: torch.device) -> str:
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """Return torch's autocast to a precision on a device; for ``"float32"`` a context that changes nothing."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, getattr(torch, precision))
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
 
 
 def check_precision(device: torch.device, precision: Precision, key: str = "engine.precision") -> None:
-    """Refuse a precision that a device does not have, tried by a small product, forward and backward.
-
-    Args:
-        device: where a network is to compute.
-        precision: the precision.
-        key: the key of the recipe, for the error text.
-
-    Raises:
-        ConfigError: torch refuses the precision there, or computes in another one.
-    """
+    """Raise ConfigError, naming a recipe's key, for a precision that fails in a small product, forward and backward."""
     if precision == "float32":
         return
     try:
@@ -102,40 +91,25 @@ def check_precision(device: torch.device, precision: Precision, key: str = "engi
         )
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until a device has finished its work; the CPU always has."""
-    if device.type != "cpu":
-        _module(device.type).synchronize()
-
-
 def random_states() -> list[Tensor]:
     """Return the states of the random generators of all accelerators of this machine."""
-    available = accelerator()
-    if available is None:
-        return []
-    module = _module(available)
-    return [module.get_rng_state()] if available == "mps" else list(module.get_rng_state_all())
+    module = _module(accelerator() or "cpu")
+    if hasattr(module, "get_rng_state_all"):
+        return list(module.get_rng_state_all())
+    return [module.get_rng_state()] if hasattr(module, "get_rng_state") else []
 
 
 def set_random_states(states: Sequence[Tensor]) -> None:
     """Restore what :func:`random_states` returned; nothing happens on a machine without an accelerator."""
-    available = accelerator()
-    if available is None or not states:
-        return
-    module = _module(available)
-    on_cpu = [state.cpu() for state in states]
-    if available == "mps":
-        module.set_rng_state(on_cpu[0])
-    else:
+    module, on_cpu = _module(accelerator() or "cpu"), [state.cpu() for state in states]
+    if hasattr(module, "set_rng_state_all"):
         module.set_rng_state_all(on_cpu)
+    elif hasattr(module, "set_rng_state"):
+        module.set_rng_state(*on_cpu)
 
 
 def generator_states(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators that draw on a device: the CPU's, and an accelerator's own.
-
-    Args:
-        device: any.
-    """
+    """Return the states of the generators that draw on a device: the CPU's, and an accelerator's own."""
     states, module = [torch.get_rng_state()], _module(device.type)
     if hasattr(module, "get_rng_state"):
         states.append(module.get_rng_state() if device.type == "mps" else module.get_rng_state(device))
@@ -143,12 +117,7 @@ def generator_states(device: torch.device) -> list[Tensor]:
 
 
 def set_generator_states(device: torch.device, states: Sequence[Tensor]) -> None:
-    """Put generators back to what :func:`generator_states` returned for the same device.
-
-    Args:
-        device: any.
-        states: theirs.
-    """
+    """Put generators back to what :func:`generator_states` returned for the same device."""
     torch.set_rng_state(states[0].cpu())
     for state in states[1:]:
         given = (state.cpu(),) if device.type == "mps" else (state.cpu(), device)
@@ -157,12 +126,7 @@ def set_generator_states(device: torch.device, states: Sequence[Tensor]) -> None
 
 @contextlib.contextmanager
 def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
-    """A block whose random numbers follow from given states; afterwards generators go on as if it had drawn none.
-
-    Args:
-        device: where numbers are drawn, beside the CPU.
-        states: of :func:`generator_states`.
-    """
+    """Draw random numbers from given states inside; afterwards generators go on as if the block had drawn none."""
     before = generator_states(device)
     set_generator_states(device, states)
     try:

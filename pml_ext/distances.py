@@ -102,21 +102,12 @@ def _check_fixed(owner: object, settings: Any, instead: str, **fixed: Any) -> No
 
 
 def require_similarity(owner: object, distance: BaseDistance) -> None:
-    """Refuse a distance where an equation is written for similarities.
-
-    Args:
-        owner: the object that needs it, for the text.
-        distance: a PML distance.
-
-    Raises:
-        TypeError: not a PML distance.
-        ValueError: smaller values of it mean nearer.
-    """
+    """Raise TypeError for no PML distance, and ValueError for one where smaller values mean nearer."""
     _require(owner, distance, True, "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)")
 
 
 def require_distance(owner: object, distance: BaseDistance) -> None:
-    """Refuse a similarity where an equation is written for distances; see :func:`require_similarity`."""
+    """Raise TypeError for no PML distance, and ValueError for one where larger values mean nearer."""
     _require(owner, distance, False, "a distance, where smaller means nearer (LpDistance)")
 
 
@@ -129,12 +120,9 @@ def _require(owner: object, distance: BaseDistance, inverted: bool, wanted: str)
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
-    """Return the matrix of a distance, ``[B, R]``, and whether its columns are references.
+    """Return the matrix of a PML distance, ``[B, R]``, and whether its columns are references.
 
-    Args:
-        distance: a PML distance.
-        embeddings: ``[B, D]``.
-        ref_emb: ``[R, D]``; the same object as ``embeddings`` where PML got no references.
+    They are, unless ``ref_emb`` is the same object as ``embeddings``, as where PML got no references.
     """
     references = ref_emb is not embeddings
     return distance(embeddings, ref_emb if references else None), references
@@ -149,10 +137,8 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
 class TileMatrix:
     """The matrix of a distance, a tile of anchors at a time, with the random numbers of the whole matrix in each tile.
 
-    Args:
-        distance: a PML distance; one without parameters, or in ``eval()``, is taken to draw no numbers.
-        points: the anchors as ``distance.maybe_normalize`` gives them, ``[B, D]``.
-        columns: likewise, ``[R, D]``.
+    A distance without parameters, or in ``eval()``, is taken to draw no numbers. ``points`` and ``columns`` are as
+    ``distance.maybe_normalize`` gives them.
     """
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:

@@ -59,10 +59,6 @@ class StoppedError(BaseException):
     """A signal ended a run; the text says how to go on.
 
     Like ``KeyboardInterrupt`` it is no ``Exception``: code that survives failures must not survive this.
-
-    Args:
-        signal: its number.
-        text: what was kept, and what to type.
     """
 
     def __init__(self, signal: int, text: str) -> None:
@@ -84,13 +80,7 @@ class TrainingWarning(UserWarning):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return a sentence about a name that is not there, with the nearest ones.
-
-    Args:
-        what: the kind of thing, for example ``"loss"``.
-        name: the name typed.
-        known: the names that exist.
-    """
+    """Return a sentence about a name that is not there, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
     known, name = list(dict.fromkeys(known)), shortened(name, 100)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
@@ -103,9 +93,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 def needs_extra(extra: str, what: str) -> Iterator[None]:
     """Turn a failing import inside the block into a :class:`MissingExtraError` that says what to install.
 
-    Args:
-        extra: the extra of ``pml-ext`` that holds the package, for example ``"train"``.
-        what: the feature that needs it, as the start of the sentence, for example ``"the command line"``.
+    ``extra`` is the extra of ``pml-ext`` that holds the package, ``what`` the feature that needs it, as the start of a
+    sentence: ``needs_extra("train", "training")``.
     """
     try:
         yield

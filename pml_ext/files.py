@@ -78,6 +78,19 @@ def writing(path: Path) -> Iterator[None]:
         raise UnwritableError(reason) from error
 
 
+_locked: set[int] = set()  # handles of the folders that this process has for itself
+
+
+def _release() -> None:
+    """Close the handles in a process that was forked off: a lock is held as long as any process has its handle open."""
+    while _locked:
+        os.close(_locked.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release)
+
+
 @contextlib.contextmanager
 def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Keep other processes out of such a block of the same folder: a second one calls ``waits`` and waits.
@@ -91,6 +104,7 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
 
     with writing(folder):
         handle = os.open(folder, os.O_RDONLY)
+    _locked.add(handle)
     try:
         with contextlib.suppress(OSError):
             try:
@@ -100,9 +114,9 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # processes that were forked off meanwhile have the handle too
-        os.close(handle)
+        if handle in _locked:
+            _locked.remove(handle)
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

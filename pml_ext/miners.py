@@ -39,13 +39,8 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Return the indices mined of a tile: anchors, positives, negatives, or anchors, positives, anchors, negatives.
 
-        Args:
-            matrix: of the miner's distance, ``[T, R]``.
-            positives: mask of the positive pairs, ``[T, R]``.
-            negatives: mask of the negative pairs, ``[T, R]``.
-
-        Returns:
-            Index tensors; anchors are rows of the tile.
+        ``matrix`` is that of the miner's distance, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
+        Anchors are rows of the tile.
         """
         raise NotImplementedError
 
@@ -53,11 +48,10 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         """Return the indices mined of all tiles, in the order of the anchors."""
         references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
-        if len(embeddings) * len(ref_emb) == 0:
-            matrix = embeddings.new_zeros(len(embeddings), len(ref_emb))
-            return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
-        if size is None:
-            matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
+        empty = len(embeddings) * len(ref_emb) == 0
+        if size is None or empty:
+            shape = len(embeddings), len(ref_emb)
+            matrix = embeddings.new_zeros(shape) if empty else matrix_of(self.distance, embeddings, ref_emb)[0]
             return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
@@ -77,10 +71,8 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """The settings."""
-        settings = own_settings(self)
-        if self.tile_size is not None:
-            settings["tile_size"] = self.tile_size
-        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        tile = {} if self.tile_size is None else {"tile_size": self.tile_size}
+        return ", ".join(f"{name}={value!r}" for name, value in (own_settings(self) | tile).items())
 
 
 class SemiHardTripletMiner(TiledMiner):
@@ -88,10 +80,9 @@ class SemiHardTripletMiner(TiledMiner):
 
     .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
 
-    With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify, so that there are no
-    more triplets than positive pairs; a pair without any gets none. With ``"all"`` these are the triplets of PML's
-    ``TripletMarginMiner(type_of_triplets="semihard")``, which lists all triplets of the batch before it chooses: here
-    no more are listed than are returned. With a similarity the signs change round.
+    With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify; a pair without any
+    gets none. With ``"all"`` these are the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which
+    lists all triplets of the batch before it chooses. With a similarity the signs change round.
 
     *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory of a tile and of what is
     returned, in row-major order.

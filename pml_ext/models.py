@@ -41,13 +41,8 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
             f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; blocks can be up to {most}"
         )
     layers: list[nn.Module] = []
-    for block in range(blocks):
-        layers += [
-            nn.Conv2d(width if block else in_channels, width, 3, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
+    for channels in (in_channels, *[width] * (blocks - 1)):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten())
 
 
@@ -61,9 +56,24 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
     """
     if not hidden_sizes or min(hidden_sizes) < 1:
         raise ConfigError(f"mlp wants hidden_sizes of at least 1, one or more, not {list(hidden_sizes)}")
-    sizes = [in_channels * image_size**2, *hidden_sizes]
-    layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), *layers)
+    return nn.Sequential(nn.Flatten(), *_layers(in_channels * image_size**2, hidden_sizes))
+
+
+def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
+    """Return a layer from features to embeddings, linear or with hidden layers and ReLU; embeddings are not normalized.
+
+    Args:
+        in_features: length of a feature vector.
+        embedding_size: length of an embedding.
+        hidden_sizes: the width of every hidden layer.
+    """
+    hidden = _layers(in_features, hidden_sizes)
+    last = nn.Linear([in_features, *hidden_sizes][-1], embedding_size)
+    return nn.Sequential(*hidden, last) if hidden else last
+
+
+def _layers(first: int, sizes: Sequence[int]) -> list[nn.Module]:
+    return [layer for a, b in itertools.pairwise([first, *sizes]) for layer in (nn.Linear(a, b), nn.ReLU())]
 
 
 def torchvision_trunk(
@@ -82,10 +92,16 @@ def torchvision_trunk(
     Raises:
         ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
     """
+    if name not in (known := _zoo().list_models(module=_zoo())):
+        raise ConfigError(f"{PREFIX}{name}: {unknown('classification model of torchvision', name, known)}")
+    tags = ["DEFAULT", *(each.name for each in _zoo().get_model_weights(name))]
+    if weights is not None and weights not in tags:
+        raise ConfigError(f"{PREFIX}{name}: {unknown('weights', weights, tags)}")
+    untrained = name in ("googlenet", "inception_v3") and weights is None  # weights come with the auxiliary heads
     try:
-        model = _zoo().get_model(name, weights=weights, **_extra_settings(name, weights))
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{PREFIX}{name}: {_weights_or_model(name, weights)} ({error})") from None
+        model = _zoo().get_model(
+            name, weights=weights, **({"aux_logits": False, "init_weights": False} if untrained else {})
+        )
     except (URLError, OSError, RuntimeError) as error:
         raise ConfigError(
             f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
@@ -93,8 +109,16 @@ def torchvision_trunk(
         ) from None
     if hasattr(model, "aux_logits"):
         model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
-    parent, last = _last_linear(name, model)
-    setattr(parent, last, nn.Identity())
+    path, last = "", model
+    while children := [(child_name, child) for child_name, child in last.named_children() if child is not None]:
+        path, last = f"{path}.{children[-1][0]}", children[-1][1]
+    if not isinstance(last, nn.Linear):
+        raise ConfigError(
+            f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off; "
+            "pml-ext list trunks has the models that fit"
+        )
+    parent, _, child = path[1:].rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
     return _adapted(model, in_channels, dropout)
 
 
@@ -145,32 +169,6 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
     return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
 
 
-def _extra_settings(name: str, weights: str | None) -> dict[str, Any]:
-    # With weights, torchvision builds the auxiliary heads that the file has; they are cut off afterwards.
-    untrained = name in ("googlenet", "inception_v3") and weights is None
-    return {"aux_logits": False, "init_weights": False} if untrained else {}
-
-
-def _weights_or_model(name: str, weights: str | None) -> str:
-    if name not in _zoo().list_models(module=_zoo()):
-        return "torchvision has no such classification model; pml-ext list trunks has them"
-    known = ", ".join(["DEFAULT", *(each.name for each in _zoo().get_model_weights(name))])
-    return f"no weights {weights!r}; known: {known}"
-
-
-def _last_linear(name: str, model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that holds the model's last linear layer, and the layer's name in it."""
-    parent, last, layer = model, "", model
-    while children := [(child_name, child) for child_name, child in layer.named_children() if child is not None]:
-        parent, (last, layer) = layer, children[-1]
-    if not isinstance(layer, nn.Linear):
-        raise ConfigError(
-            f"{PREFIX}{name}: its last module is {type(layer).__name__}, no linear layer to take off; "
-            "pml-ext list trunks has the models that fit"
-        )
-    return parent, last
-
-
 class _Repeated(nn.Module):
     """Repeats the gray channel."""
 
@@ -194,39 +192,16 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 
 
 def _factory(name: str) -> Callable[..., nn.Module]:
-    def build(in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True) -> nn.Module:
-        return torchvision_trunk(name, in_channels, image_size, weights, dropout)
-
-    build.__doc__ = (torchvision_trunk.__doc__ or "").replace(
-        "a classification model of torchvision", f"torchvision's {name}"
-    )
-    return build
-
-
-def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
-    """Return a layer from features to embeddings, linear or with hidden layers and ReLU; embeddings are not normalized.
-
-    Args:
-        in_features: length of a feature vector.
-        embedding_size: length of an embedding.
-        hidden_sizes: the width of every hidden layer.
-    """
-    sizes = [in_features, *hidden_sizes]
-    hidden = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    last = nn.Linear(sizes[-1], embedding_size)
-    return nn.Sequential(*hidden, last) if hidden else last
+    factory = functools.partial(torchvision_trunk, name)
+    factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
+    return factory
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
-    """Return the length of a trunk's feature vectors, found by images of zeros.
-
-    Args:
-        trunk: maps ``[B, C, H, W]`` to ``[B, F]``; its training mode is put back.
-        in_channels: C.
-        image_size: H and W, in pixels.
+    """Return the length of a trunk's feature vectors, found by images of zeros; its training mode stays.
 
     Raises:
-        ConfigError: the trunk refuses images of that size, or gives something else than vectors.
+        ConfigError: the trunk refuses images of that size, or gives something else than vectors ``[B, F]``.
     """
     training = trunk.training
     trunk.eval()
@@ -246,25 +221,12 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
 
 
 def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalization | None:
-    """Return the means and standard deviations that a trunk's pretrained weights want.
-
-    Args:
-        name: the trunk's name.
-        options: its options, ``weights`` among them.
-
-    Returns:
-        Both a channel, or None for a trunk without pretrained weights.
-    """
-    weights = options.get("weights")
+    """Return means and standard deviations per channel that a trunk's ``weights`` want; None where it has none."""
+    weights, short = options.get("weights"), name.rpartition("/")[2]
+    wanted = None
     if weights is not None and name.startswith(TIMM):
-        short = name.removeprefix(TIMM)
         wanted = timm_library(short).get_pretrained_cfg(f"{short}.{weights}", allow_unregistered=True)
-        return (tuple(wanted.mean), tuple(wanted.std)) if wanted is not None else None
-    if weights is None or not name.startswith(PREFIX):
-        return None
-    known = _zoo().get_model_weights(name.removeprefix(PREFIX))
-    try:
-        transforms = known[weights].transforms()
-    except KeyError:
-        return None  # building the trunk says which weights there are
-    return tuple(transforms.mean), tuple(transforms.std)
+    elif weights is not None and name.startswith(PREFIX):
+        known = _zoo().get_model_weights(short)
+        wanted = known[weights].transforms() if weights in known.__members__ else None  # building it names them
+    return (tuple(wanted.mean), tuple(wanted.std)) if wanted is not None else None

@@ -64,12 +64,7 @@ class Preprocessing(BaseModel):
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Return transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
-        Args:
-            cuts: how squares of training images are cut, and whether they are mirrored.
-            augment: settings of :func:`pml_ext.data.build_transforms` that only training images feel.
-
-        Raises:
-            ConfigError: a setting outside its range.
+        ``cuts`` and ``augment``, settings of :func:`pml_ext.data.build_transforms`, are for training images alone.
         """
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         pipeline = dataclasses.replace(

@@ -49,10 +49,7 @@ def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
     """Return what reduces a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
     if not isinstance(reducer, MultipleReducers):
         return reducer
-    for known, part in reducer.reducers.items():
-        if known == name:
-            return part
-    return reducer.default_reducer
+    return dict(reducer.reducers.items()).get(name, reducer.default_reducer)
 
 
 def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
@@ -65,10 +62,7 @@ def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
 def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of each row's elements that a reducer counts, and their number; per anchor, the mean of the row.
 
-    Args:
-        reducer: one that :func:`takes_row_sums`.
-        values: elements, 0 or more, ``[T, R]``.
-        mask: which of them there are, ``[T, R]``.
+    ``values`` are elements, 0 or more, ``[T, R]``; ``mask`` says which of them there are.
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
@@ -94,9 +88,7 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
 def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
     """Return whether a reducer is known to give every value the same weight.
 
-    Args:
-        reducer: one of PML's, or of ours.
-        seen_on: a device on which that is to be seen of the gradient, without waiting for it; None where it is not.
+    A mean's weights are a tensor; unless values are on a CPU (or ``seen_on`` is None), reading them waits for a device.
     """
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
     if seen_on is None or seen_on.type == "cpu":  # of a mean, weights are a tensor, to be looked at

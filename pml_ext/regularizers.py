@@ -84,11 +84,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """Return the reduced value.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers.
+        """Return the reduced value of embeddings ``[B, D]``, of any floating point dtype, and labels ``[B]``.
 
         Raises:
             TypeError: labels are missing, as they are in PML's own slot, or of a wrong type.

@@ -53,17 +53,14 @@ class WholeClassSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(self._batches):
-            yield from self._batch()
-
-    def _batch(self) -> list[int]:
-        batch: list[int] = []
-        used: set[int] = set()
-        while len(batch) < self.batch_size:
-            number = self._next(used)
-            used.add(number)
-            images = self._generator.permutation(self._members[number])
-            batch += images[: self.batch_size - len(batch)].tolist()
-        return batch
+            batch: list[int] = []
+            used: set[int] = set()
+            while len(batch) < self.batch_size:
+                number = self._next(used)
+                used.add(number)
+                images = self._generator.permutation(self._members[number])
+                batch += images[: self.batch_size - len(batch)].tolist()
+            yield from batch
 
     def _next(self, used: set[int]) -> int:
         """Return the next class that is not in the batch yet."""

@@ -6,8 +6,6 @@ import datetime
 import importlib.util
 import keyword
 import re
-import sys
-from importlib import metadata
 from pathlib import Path
 
 from . import registry
@@ -25,18 +23,14 @@ _FILES = {
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
-    """Write a package with a loss, a recipe and tests that pass as written.
+    """Write a package with a loss, a recipe and tests that pass as written, and return its files.
 
     Args:
         name: of the distribution, the entry point and the loss, kebab-case.
         folder: where to write it; by default a folder of that name.
 
-    Returns:
-        The files written.
-
     Raises:
-        ConfigError: the name is not kebab-case, or taken, by a plugin, a package or Python itself, or the folder exists
-            and is not empty.
+        ConfigError: the name is not kebab-case, or taken, or the folder exists and is not empty.
     """
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
@@ -69,19 +63,9 @@ def _taken_by(name: str, module: str, class_name: str) -> str:
     """Return who has a name, or nothing."""
     if any(name in (each.name, each.distribution) for each in registry.plugins()) or name in RESERVED:
         return "a plugin (pml-ext plugins shows which)"
-    if any(name == component.name for component in registry.components()):
+    if any(name == component.name for component in registry.components()) or class_name in registry.class_names():
         return "a component (pml-ext list shows which)"
-    if class_name in registry.class_names():
-        return f"the class {class_name} (pml-ext list shows which plugin has it)"
-    if keyword.iskeyword(module) or keyword.issoftkeyword(module):
-        return "a word of Python's"
-    if module in sys.stdlib_module_names:
-        return "a module of Python's"
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.origin is not None:  # a folder without code has none
-        return f"an installed package ({spec.origin})"
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return ""
-    return "an installed distribution (pip list shows which)"
+    spec = importlib.util.find_spec(module)  # a folder without code has no origin
+    if keyword.iskeyword(module) or keyword.issoftkeyword(module) or (spec is not None and spec.origin is not None):
+        return "Python or an installed package"
+    return ""

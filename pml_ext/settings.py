@@ -21,25 +21,13 @@ def check_number(
     below: float = math.inf,
     or_else: str = "",
 ) -> None:
-    """Refuse a setting that is not a finite number in a range.
+    """Raise TypeError or ValueError unless a setting of an object is a finite number in a range.
 
-    Args:
-        owner: the object that has the setting, for the text.
-        name: the setting.
-        value: the value given.
-        least: the least value allowed.
-        most: the greatest value allowed.
-        above: the value must be greater than this.
-        below: the value must be less than this.
-        or_else: another value that is allowed, for the text.
-
-    Raises:
-        TypeError: not a number.
-        ValueError: outside the range, or not finite.
+    ``or_else`` is another value that is allowed, for the text.
     """
     limits = (("at least", least), ("at most", most), ("above", above), ("below", below))
     bounds = [f"{word} {limit}" for word, limit in limits if math.isfinite(limit)]
-    wanted = " ".join(["a finite number", " and ".join(bounds)]).strip() + (f" or {or_else}" if or_else else "")
+    wanted = f"a finite number {' and '.join(bounds)}".strip() + (f" or {or_else}" if or_else else "")
     text = f"{name} of {type(owner).__name__} must be {wanted}, not {value!r}"
     if isinstance(value, str) and or_else:
         raise ValueError(text)
@@ -77,9 +65,7 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
 def own_settings(module: object) -> dict[str, Any]:
     """Return the settings of an object by name, in the order of its class's constructor.
 
-    Args:
-        module: an object that keeps its constructor's arguments as attributes of the same names. Arguments that it does
-            not keep, modules (which have a ``repr`` of their own), and ``**kwargs`` are left out.
+    These are attributes with the names of the constructor's arguments, modules (which have a ``repr``) left out.
     """
     kept = {name: getattr(module, name) for name in _named(type(module)) if hasattr(module, name)}
     return {name: value for name, value in kept.items() if not hasattr(value, "parameters")}

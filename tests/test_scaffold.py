@@ -32,12 +32,12 @@ def test_writes_a_package(tmp_path):
         ("folder", "taken by a plugin"),
         ("pml-ext", "taken by a plugin"),
         ("hard-pair", "taken by a component"),
-        ("n-pair-loss", "taken by the class NPairLoss"),
-        ("torch", "taken by an installed package .*torch"),
-        ("json", "taken by a module of Python's"),
-        ("class", "taken by a word of Python's"),
-        ("match", "taken by a word of Python's"),
-        ("pytorch-metric-learning", "taken by an installed"),
+        ("n-pair-loss", "taken by a component"),
+        ("torch", "taken by Python or an installed package"),
+        ("json", "taken by Python or"),
+        ("class", "taken by Python or"),
+        ("match", "taken by Python or"),
+        ("pytorch-metric-learning", "taken by Python or an installed package"),
     ],
 )
 def test_names_that_will_not_do(tmp_path, name, text):
