@@ -11,14 +11,16 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 points = json.loads(Path(sys.argv[1]).read_text())
+for point in points:
+    point["batch"] = int(point["shape"].partition("x")[0])
 figure = Figure(figsize=(13, 4.5), layout="constrained")
 batches = sorted({point["batch"] for point in points})
-panels = {"seconds": ("s, forward and backward", 1), "peak_bytes": ("MiB above the inputs", 2**20)}
+panels = {"milliseconds": ("s, forward and backward", 1e3), "peak_bytes": ("MiB above the inputs", 2**20)}
 for axes, (field, (label, unit)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
     axes.set_prop_cycle(color=colormaps["tab20"].colors)
     for name in dict.fromkeys(point["what"] for point in points):
         there = [point for point in points if point["what"] == name and not point["failed"]]
-        style = "k--" if name == "tiled floor" else "o:" if name.startswith("PML") else "o-"
+        style = "k--" if name == "floor" else "o:" if name.startswith("PML") else "o-"
         values = [point[field] / unit for point in there]
         axes.plot([point["batch"] for point in there], values, style, label=name, markersize=4)
     axes.set(xscale="log", yscale="log", xlabel="batch", ylabel=label)

@@ -9,12 +9,10 @@ tile of rows, and again in the backward pass. Plugins declare the peers of a los
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
+import math
 import re
-import resource
 import statistics
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,17 +24,17 @@ from torch.utils.benchmark import timer
 
 from . import registry
 from .devices import choose_device
-from .errors import ConfigError
+from .errors import ConfigError, one_line
 from .losses import RegularizedLoss
 from .pairwise import in_tiles, rows_per_tile, tiles_of_rows
 from .pml import ContrastiveLoss
 from .registry import BuildContext, required
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-FLOOR, TILED_FLOOR = "floor", "tiled floor"
+FLOOR = "floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # of scale
 ENOUGH = 5.0  # seconds of a function in all, after which it is left out of further rounds, after three
-LIMIT, MEMORY = 300.0, 16 << 30  # seconds of a measurement of scale, and bytes of address space that it has on a CPU
+LIMIT, MEMORY = 300.0, 16 << 30  # seconds and bytes that a function may take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,16 +85,18 @@ class Row:
         to_floor: the time divided by the floor's.
         to_loss: the time divided by the loss's; None in the floor's row.
         peak_bytes: the most memory held at one time beyond the inputs.
+        failed: why there are no numbers (all 0 then), or nothing.
     """
 
     shape: str
     loss: str
     what: str
-    milliseconds: float
-    to_floor: float
-    to_loss: float | None
-    peak_bytes: int
-    rounds: int
+    milliseconds: float = 0.0
+    to_floor: float = 0.0
+    to_loss: float | None = None
+    peak_bytes: int = 0
+    rounds: int = 0
+    failed: str = ""
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -130,6 +130,7 @@ def bench(
     repeats: int = 20,
     device: str = "auto",
     threads: int | None = None,
+    tiled: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Measure losses.
@@ -141,10 +142,12 @@ def bench(
         repeats: rounds; in each, every function runs once. A slow one has three.
         device: as in :func:`pml_ext.devices.choose_device`.
         threads: torch's threads on the CPU while measuring; None leaves them.
+        tiled: whether the floor is :func:`tiled_floor`, for large batches.
         progress: called with a line before each shape.
 
     Returns:
-        For each shape: the floor, then each loss and its peers.
+        For each shape: the floor, then each loss and its peers. What fails at a shape, for want of memory mostly, or
+        would exceed :data:`LIMIT` or :data:`MEMORY` at twice the batch, is not run at the next ones.
 
     Raises:
         UnknownNameError: no loss has the name.
@@ -155,31 +158,48 @@ def bench(
             raise ConfigError(f"{name} must be at least 1, not {value}")
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
-    measured: dict[Shape, dict[tuple[str, str], Compute]] = {shape: {(FLOOR, FLOOR): floor} for shape in shapes}
-    for shape, functions in measured.items():
+    measured: dict[Shape, dict[tuple[str, str], Compute]] = {}
+    for shape in shapes:
+        measured[shape] = {(FLOOR, FLOOR): tiled_floor if tiled else floor}
         for loss in chosen:
-            functions |= _functions(loss, shape, place)
+            measured[shape] |= _functions(loss, shape, place)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
-    rows = []
+    rows: list[Row] = []
+    failed: set[tuple[str, str]] = set()
     try:
         for shape, functions in measured.items():
             progress(f"measuring at {shape}, {repeats} rounds")
             inputs = shape.inputs(place)
-            peaks = {key: peak_bytes(function, *inputs) for key, function in functions.items()}  # and warm up
-            times: dict[tuple[str, str], list[float]] = {key: [] for key in functions}
-            for _ in range(repeats):
-                for key, function in functions.items():
-                    if len(times[key]) < 3 or sum(times[key]) < ENOUGH:
-                        times[key].append(_seconds(function, *inputs))
-            medians = {key: statistics.median(values) for key, values in times.items()}
-            for (loss, what), median in medians.items():
-                to_loss = None if loss == FLOOR else median / medians[loss, loss]
-                to_floor, rounds = median / medians[FLOOR, FLOOR], len(times[loss, what])
-                rows.append(Row(str(shape), loss, what, 1e3 * median, to_floor, to_loss, peaks[loss, what], rounds))
+            peaks: dict[tuple[str, str], int] = {}
+            times: dict[tuple[str, str], list[float]] = {key: [] for key in functions if key not in failed}
+            for round_, key in itertools.product(range(repeats), list(times)):
+                if key in failed or (round_ >= 3 and sum(times[key]) > ENOUGH):
+                    continue
+                try:
+                    if round_ == 0:
+                        peaks[key] = peak_bytes(functions[key], *inputs)  # and warm up
+                    times[key].append(_seconds(functions[key], *inputs))
+                except (RuntimeError, MemoryError) as error:
+                    failed.add(key)
+                    rows.append(Row(str(shape), *key, failed=one_line(error)))
+            medians = {key: statistics.median(values) for key, values in times.items() if key not in failed}
+            for key, median in medians.items():
+                to_loss = median / medians[key[0], key[0]] if key[0] != FLOOR and (key[0], key[0]) in medians else None
+                to_floor = median / medians.get((FLOOR, FLOOR), math.nan)
+                rows.append(Row(str(shape), *key, 1e3 * median, to_floor, to_loss, peaks[key], len(times[key])))
+            failed |= {key for key, median in medians.items() if 4 * median > LIMIT or 4 * peaks[key] > MEMORY}
     finally:
         torch.set_num_threads(before)
     return rows
+
+
+def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768, **options: Any) -> list[Row]:
+    """Measure losses at batches that double from ``start`` up to ``to``; options are those of :func:`bench`."""
+    if to < start.batch:
+        raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
+    batches = [start.batch << doubled for doubled in range((to // start.batch).bit_length())]
+    return bench(losses, [dataclasses.replace(start, batch=batch) for batch in batches], tiled=True, **options)
 
 
 def _functions(loss: str | nn.Module, shape: Shape, device: torch.device) -> dict[tuple[str, str], Compute]:
@@ -246,115 +266,3 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)
         self._now -= size
-
-
-# Batches that double
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """The measurement of one function at one batch, in a process of its own.
-
-    Args:
-        what: a loss's name, the label of a peer, or ``"tiled floor"``.
-        seconds: the least time of forward and backward; None where it failed.
-        peak_bytes: memory above what the process held before; None where it failed.
-        failed: why it failed, or nothing.
-        floor_seconds: the least time of the tiled floor, in turns with it.
-    """
-
-    what: str
-    batch: int
-    seconds: float | None = None
-    peak_bytes: int | None = None
-    failed: str = ""
-    floor_seconds: float | None = None
-
-    @property
-    def times_floor(self) -> float | None:
-        """The time in multiples of the tiled floor's."""
-        return self.seconds / self.floor_seconds if self.seconds and self.floor_seconds else None
-
-
-def scale(
-    losses: Sequence[str] = LOSSES,
-    start: Shape = START,
-    to: int = 32768,
-    *,
-    repeats: int = 1,
-    device: str = "auto",
-    threads: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Point]:
-    """Measure losses, their peers and the tiled floor at batches that double from ``start`` up to ``to``.
-
-    A function that fails, or takes five minutes, is not run again. Other arguments and errors are those of
-    :func:`bench`.
-    """
-    if to < start.batch:
-        raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
-    place = torch.device(choose_device(device))
-    wanted = [(TILED_FLOOR, TILED_FLOOR), *(key for loss in losses for key in _functions(loss, start, place))]
-    points, batch = [], start.batch
-    while batch <= to:
-        for loss, what in list(wanted):
-            shape = str(dataclasses.replace(start, batch=batch))
-            point = _measured_alone(loss=loss, what=what, shape=shape, repeats=repeats, device=device, threads=threads)
-            if point.failed:
-                wanted.remove((loss, what))
-            points.append(point)
-            progress(f"{batch} {what}: {point.failed or f'{point.seconds:.3f} s'}")
-        batch *= 2
-    return points
-
-
-def _measured_alone(**settings: Any) -> Point:
-    """Run :func:`_measure` in a process of its own, whose peak is its own and which ends alone."""
-    what, batch = settings["what"], Shape.parse(settings["shape"]).batch
-    command = [sys.executable, "-m", "pml_ext.benchmark", json.dumps(settings)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-    except subprocess.TimeoutExpired:
-        return Point(what, batch, failed=f"took more than {LIMIT:g} s")
-    if done.returncode:
-        return Point(what, batch, failed=[f"ended with {done.returncode}", *done.stderr.strip().splitlines()][-1])
-    return Point(what, batch, **json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def _measure(loss: str, what: str, shape: str, repeats: int, device: str, threads: int | None) -> dict[str, Any]:
-    whole, place = Shape.parse(shape), torch.device(choose_device(device))
-    torch.set_num_threads(threads or torch.get_num_threads())
-    if place.type == "cpu":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    function: Any = tiled_floor if what == TILED_FLOOR else _functions(loss, whole, place)[loss, what]
-    warm = dataclasses.replace(whole, batch=min(256, whole.batch))  # loads and starts what later calls find there
-    for each in (function, tiled_floor):
-        _seconds(each, *warm.inputs(place))
-    if getattr(function, "tile_size", 0) is None:
-        function.tile_size = max(1, warm.batch // 2)  # nor is the start of tiles part of the first batch in tiles
-        _seconds(function, *warm.inputs(place))
-        function.tile_size = None
-    inputs = whole.inputs(place)
-    before = _most_held(place)
-    times = [_seconds(function, *inputs)]
-    peak = _most_held(place) - before
-    floors = [_seconds(tiled_floor, *inputs)]
-    for _ in range(repeats - 1):
-        times.append(_seconds(function, *inputs))
-        floors.append(_seconds(tiled_floor, *inputs))
-    return {"seconds": min(times), "peak_bytes": peak, "floor_seconds": min(floors)}
-
-
-def _most_held(device: torch.device) -> int:
-    """Return the most bytes that the process has held."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-if __name__ == "__main__":
-    try:
-        print(json.dumps(_measure(**json.loads(sys.argv[1]))))
-    except (RuntimeError, MemoryError) as error:  # no memory, most often; of a CUDA error many lines
-        sys.exit(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no memory'}")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pml_ext import benchmark, registry
-from pml_ext.benchmark import TILED_FLOOR, Point, Shape, bench
+from pml_ext.benchmark import Shape, bench
 from pml_ext.errors import ConfigError, UnknownNameError
 
 SMALL = [Shape(32, 8, 4)]
@@ -181,31 +181,25 @@ def test_cuda():
     assert all(row.peak_bytes > 0 for row in rows)
 
 
-# Batches that double
+def test_batches_double_and_what_fails_or_is_too_large_is_not_run_again(monkeypatch):
+    sizes = []
 
+    class Failing(torch.nn.Module):
+        def forward(self, embeddings, labels):
+            sizes.append(len(embeddings))
+            if len(embeddings) >= 128:
+                raise RuntimeError("no memory\nat all")
+            return embeddings.sum()
 
-def test_batches_double_and_what_fails_is_not_run_again(monkeypatch):
-    asked = []
-
-    def measured(**settings):
-        batch = Shape.parse(settings["shape"]).batch
-        asked.append((settings["what"], batch))
-        failed = "no memory" if settings["what"].startswith("PML") and batch >= 128 else ""
-        return Point(settings["what"], batch, None if failed else batch / 100, None if failed else batch, failed)
-
-    monkeypatch.setattr(benchmark, "_measured_alone", measured)
-    points = benchmark.scale(["tiled-contrastive"], Shape(64, 8, 4), 256, device="cpu")
-    peer = "PML contrastive"
-    wanted = [(what, batch) for batch in (64, 128, 256) for what in (TILED_FLOOR, "tiled-contrastive", peer)]
-    assert asked == [(point.what, point.batch) for point in points] == [each for each in wanted if each != (peer, 256)]
-
-
-def test_a_measurement_in_a_process_of_its_own():
-    settings = {"loss": "cbml", "what": "cbml", "shape": "64x8x4", "repeats": 1, "device": "cpu", "threads": 1}
-    point = benchmark._measured_alone(**settings)
-    assert not point.failed, point.failed
-    assert point.seconds > 0
-    assert point.times_floor == point.seconds / point.floor_seconds
-    failed = benchmark._measured_alone(**settings | {"what": "no such peer"})
-    assert failed.seconds is None
-    assert "no such peer" in failed.failed
+    rows = benchmark.scale([Failing()], Shape(64, 8, 4), 300, device="cpu", repeats=1)
+    assert [(row.shape, row.what) for row in rows if not row.failed] == [
+        ("64x8x4", "floor"),
+        ("64x8x4", "Failing"),
+        ("128x8x4", "floor"),
+        ("256x8x4", "floor"),
+    ]
+    assert [(row.shape, row.failed) for row in rows if row.failed] == [("128x8x4", "RuntimeError: no memory")]
+    assert set(sizes) == {64, 128}
+    monkeypatch.setattr(benchmark, "MEMORY", 64 * 64 * 4)
+    rows = benchmark.scale([], Shape(64, 8, 4), 128, device="cpu", repeats=1)
+    assert [row.shape for row in rows] == ["64x8x4"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from .options import AsJson, DataFolder, Device, OnDevice, Overrides
 from .output import print_json, print_table, stderr, stdout
 
 if TYPE_CHECKING:
-    from ..benchmark import Point, Row
+    from ..benchmark import Row
     from ..experiment.profile import StepProfile
 
 SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
@@ -60,24 +60,17 @@ def bench(
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
-    from ..benchmark import Shape
-
-    progress = stderr().print
-    if scale:
-        from ..benchmark import LOSSES, START
-        from ..benchmark import scale as measure_scale
-
-        start = START if shapes is None else Shape.parse(shapes)
-        points = measure_scale(
-            losses or LOSSES, start, to, repeats=repeats or 1, device=device.value, threads=threads, progress=progress
-        )
-        print_json([dataclasses.asdict(point) for point in points]) if as_json else _print_points(points)
-        return
+    from ..benchmark import LOSSES, START, Shape
     from ..benchmark import bench as measure
+    from ..benchmark import scale as measure_scale
 
     parsed = [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")]
-    rounds = ROUNDS if repeats is None else repeats
-    rows = measure(losses or None, parsed, repeats=rounds, device=device.value, threads=threads, progress=progress)
+    options: dict[str, Any] = {"device": device.value, "threads": threads, "progress": stderr().print}
+    if scale:
+        start = START if shapes is None else parsed[0]
+        rows = measure_scale(losses or LOSSES, start, to, repeats=repeats or 3, **options)
+    else:
+        rows = measure(losses or None, parsed, repeats=ROUNDS if repeats is None else repeats, **options)
     print_json([dataclasses.asdict(row) for row in rows]) if as_json else _print_rows(rows)
 
 
@@ -88,29 +81,12 @@ def _print_profile(name: str, profile: StepProfile) -> None:
     stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
 
 
-def _print_points(points: list[Point]) -> None:
-    rows = []
-    for point in points:
-        cells = ["", "", "", point.failed]
-        if point.seconds is not None and point.peak_bytes is not None:
-            ratio = f"{point.times_floor:.2f}" if point.times_floor else ""
-            cells = [f"{point.seconds:.3f}", ratio, f"{point.peak_bytes / 2**20:.0f}", ""]
-        rows.append([str(point.batch), point.what, *cells])
-    print_table(["batch", "loss and its peers", "s", "x floor", "peak MiB", "failed"], rows, right=range(2, 5))
-
-
 def _print_rows(rows: list[Row]) -> None:
-    cells = [
-        [
-            row.shape,
-            row.what if row.what == row.loss else f"  {row.what}",
-            f"{row.milliseconds:.2f}",
-            f"{row.to_floor:.2f}",
-            "" if row.to_loss is None else f"{row.to_loss:.2f}",
-            f"{row.peak_bytes / 2**20:.1f}",
-            str(row.rounds),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        numbers = [row.milliseconds, row.to_floor, row.to_loss, row.peak_bytes / 2**20]
+        texts = ["" if row.failed or value is None else f"{value:.2f}" for value in numbers]
+        name = row.what if row.what == row.loss else f"  {row.what}"
+        cells.append([row.shape, name, *texts, row.failed or str(row.rounds)])
     columns = ["shape", "loss and its peers", "ms", "x floor", "x loss", "peak MiB", "rounds"]
     print_table(columns, cells, right=range(2, 7))
