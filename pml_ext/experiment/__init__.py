@@ -7,9 +7,8 @@ from ..lazy import lazily
 if TYPE_CHECKING:
     from ..devices import choose_device
     from .launch import FailedRunsError, Plan, draw_report, execute, plan, summarize, train
-    from .progress import Listener
     from .recipe import Recipe, load_recipes, validate
-    from .run import Run
+    from .run import Listener, Run
 
 __getattr__ = lazily(__name__, "train", "training", ("matplotlib", "pydantic", "sklearn", "torchvision"))
 

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had not been stopped, in files that run no code when read.
+"""Checkpoints of a run, which hold its whole state and run no code when they are read.
 
 ``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
 epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's embeddings.
@@ -13,12 +13,10 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import os
 import platform
 import random
 import shutil
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,17 +28,18 @@ from .. import __version__
 from ..checksums import SUMS, read_sums, replace_file, sha256_of
 from ..devices import random_states, set_random_states
 from ..errors import DataError, PluginWarning, shortened
-from ..samplers import sampler_state, set_sampler_state
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
+_STATE = ("epoch", "parts", "samplers", "random", "processes", "metrics", "best")
+_WEIGHTS = ("trunk", "embedder", "loss")
 _KEYS = {
-    "last.pt": ("epoch", "networks", "optimizers", "schedulers", "stages", "random", "processes", "metrics", "best"),
-    "within.pt": ("epoch", "networks", "optimizers", "schedulers", "stages", "random", "processes", "losses"),
-    "model.pt": ("trunk", "embedder", "loss"),
-    "best.pt": ("trunk", "embedder", "loss"),
+    "last.pt": _STATE,
+    "previous.pt": _STATE,
+    "within.pt": (*_STATE, "losses"),
+    "model.pt": _WEIGHTS,
+    "best.pt": _WEIGHTS,
     "before.pt": ("embeddings",),
 }
-_KEYS["previous.pt"] = _KEYS["last.pt"]
 # Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
 _SAFE: list[Any] = [
     *(np.dtype, np.ndarray, np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]),  # type: ignore[index]
@@ -49,7 +48,7 @@ _SAFE: list[Any] = [
 ]
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
+def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint and its checksum; the old one stays until the new one is whole.
 
     Args:
@@ -69,18 +68,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
     replace_file(path.parent.parent, f"{path.parent.name}/{path.name}", write)
 
 
-def save_last(path: Path, state: dict[str, Any]) -> None:
+def save_last(path: Path, state: Mapping[str, Any]) -> None:
     """Write ``last.pt``, and keep the one that it replaces as ``previous.pt``."""
     if path.exists():
-        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(_link, path))
+        copy = functools.partial(shutil.copyfile, path)
+        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", copy)
     save(path, state)
-
-
-def _link(old: Path, new: Path) -> None:
-    try:
-        os.link(old, new)
-    except OSError:  # a file system without links
-        shutil.copyfile(old, new)
 
 
 def identity(recipe: Mapping[str, Any], seed: int) -> str:
@@ -157,10 +150,9 @@ def taking(path: Path, state: Mapping[str, Any] | None = None) -> Iterator[None]
     except torch.cuda.OutOfMemoryError:
         raise
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        old, now, written = (state or {}).get("versions"), versions(), ""
-        if isinstance(old, dict):
-            changed = [f"{key} {old.get(key)} (now {now.get(key)})" for key in now if old.get(key) != now.get(key)]
-            written = f" (written by {', '.join(changed) or f'pml-ext {__version__}, as this one is'})"
+        old, now = (state or {}).get("versions", {}), versions()
+        changed = [f"{key} {old[key]} (now {now.get(key)})" for key in old if old[key] != now.get(key)]
+        written = f" (written by {', '.join(changed)})" if changed else ""
         reason = f"{type(error).__name__}: {shortened(error, 200)}"
         raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
 
@@ -177,67 +169,60 @@ def _refused(path: Path, reason: str) -> DataError:
 
 # Samplers and random generators
 
-_kept: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()  # attributes by sampler
-
 
 def state_of_sampler(sampler: Any) -> Any:
     """Return a sampler's ``state_dict()``, or those attributes that a checkpoint can hold; warn of the others, once."""
     if hasattr(sampler, "state_dict"):
-        return sampler_state(sampler)
-    state = {
-        name: getter(value) if (getter := _generator_methods(value)[0]) else _plain(value)
-        for name, value in vars(sampler).items()
-    }
-    if sampler not in _kept:
-        _kept[sampler] = frozenset(name for name, value in state.items() if _can_be_held(value))
-        for name in state.keys() - _kept[sampler]:
-            warnings.warn(
-                f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(state[name]).__name__}); a "
-                "state_dict() and load_state_dict() of its own would keep it",
-                PluginWarning,
-                stacklevel=2,
-            )
-    return {name: value for name, value in state.items() if name in _kept[sampler]}
+        return sampler.state_dict()
+    state = {}
+    for name, value in vars(sampler).items():
+        held = _state_of(value)
+        if _can_be_held(held):
+            state[name] = held
+        else:
+            _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
+    return state
+
+
+@functools.cache
+def _warn_of(text: str) -> None:
+    more = "a state_dict() and load_state_dict() of its own would keep it"
+    warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
 
 
 def set_state_of_sampler(sampler: Any, state: Any) -> None:
     """Put a sampler back to what :func:`state_of_sampler` returned."""
-    if not hasattr(sampler, "load_state_dict"):
-        state = dict(state)
-        for name, value in vars(sampler).items():
-            if name in state and (setter := _generator_methods(value)[1]):
-                setter(value, state.pop(name))
-            elif name in state:
-                state[name] = _refilled(value, state[name])
-    set_sampler_state(sampler, state)
+    if hasattr(sampler, "load_state_dict"):
+        sampler.load_state_dict(state)
+        return
+    for name, held in state.items():
+        match vars(sampler).get(name):
+            case np.random.Generator() as generator:
+                generator.bit_generator.state = held
+            case random.Random() as generator:
+                generator.setstate(held)
+            case np.random.RandomState() as generator:
+                generator.set_state(held)
+            case torch.Generator() as generator:
+                generator.set_state(held.cpu())
+            case dict() as own:  # of its own class, which may be a defaultdict
+                own.clear()
+                own.update(held)
+            case _:
+                setattr(sampler, name, held)
 
 
-def _plain(value: Any) -> Any:
-    """Return a mapping, of any class, as a dict; other values as they are."""
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _refilled(own: Any, saved: Any) -> Any:
-    """Return a saved value in the mapping that it was taken from, which may be a defaultdict."""
-    if not isinstance(own, dict) or not isinstance(saved, dict):
-        return saved
-    before = dict(own)
-    own.clear()
-    own.update({key: _refilled(before.get(key), item) for key, item in saved.items()})
-    return own
-
-
-def _generator_methods(value: Any) -> tuple[Any, Any]:
-    """Return the functions that get and set the state of a random generator; None for other values."""
-    if isinstance(value, np.random.Generator):
-        return lambda it: it.bit_generator.state, lambda it, state: setattr(it.bit_generator, "state", state)
-    if isinstance(value, random.Random):
-        return random.Random.getstate, random.Random.setstate
-    if isinstance(value, np.random.RandomState):
-        return np.random.RandomState.get_state, np.random.RandomState.set_state
-    if isinstance(value, torch.Generator):
-        return torch.Generator.get_state, lambda it, state: it.set_state(state.cpu())
-    return None, None
+def _state_of(value: Any) -> Any:
+    match value:
+        case np.random.Generator():
+            return value.bit_generator.state
+        case random.Random():
+            return value.getstate()
+        case np.random.RandomState() | torch.Generator():
+            return value.get_state()
+        case dict():
+            return {key: _state_of(item) for key, item in value.items()}
+    return value
 
 
 def _can_be_held(value: Any) -> bool:
@@ -262,7 +247,7 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: Mapping[str, Any]) -> None:
     """Put the generators back to what :func:`random_state` returned."""
     torch.set_rng_state(state["torch"].cpu())
     set_random_states(state["accelerators"])
@@ -278,14 +263,10 @@ def seed_all(seed: int) -> None:
 
 
 @functools.cache
-def _found_versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of what a run depends on."""
     known = {"python": platform.python_version(), "pml-ext": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[package] = importlib.metadata.version(package)
     return known
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on."""
-    return dict(_found_versions())

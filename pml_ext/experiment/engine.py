@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,11 +97,9 @@ class Engine:
         lap: Callable[[str], None] | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
-        self._skips, self._undo = skip_nonfinite, _nothing
-        self.settings = settings or EngineTable()
-        self.device = device
-        self._freeze_batch_norm = freeze_batch_norm
-        self._lap = lap or _no_lap
+        self._skips, self._undo = skip_nonfinite, cast(Callable[[], None], _nothing)
+        self.settings, self.device = settings or EngineTable(), device
+        self._freeze_batch_norm, self._lap = freeze_batch_norm, lap or _nothing
         check_precision(device, self.settings.precision)
         self._named = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
@@ -109,7 +107,8 @@ class Engine:
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = self.settings.micro_batch
         parts = [trunk, embedder] if size is None else [MicroBatched(nn.Sequential(trunk, embedder), size)]
-        self._parts = [over_processes(self._compiled(module)) for module in parts]
+        compiled: Any = torch.compile if self.settings.compile else lambda module: module
+        self._parts = [over_processes(compiled(module)) for module in parts]
         self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
         self._overflows = 0  # steps left out in a row
 
@@ -131,7 +130,9 @@ class Engine:
         for module in (*self._parts, objective.loss):
             module.train()
         if self._freeze_batch_norm:
-            self._named["trunk"].apply(_freeze)
+            for module in self._named["trunk"].modules():
+                if "BatchNorm" in type(module).__name__:
+                    module.eval()
         parameters = {
             f"{name}.{key}": parameter
             for name, module in (*self._named.items(), ("loss", inside(objective.loss)))
@@ -167,8 +168,8 @@ class Engine:
         loss = objective.loss(embeddings, labels, indices_tuple)
         _check_loss(loss)
         self._lap("loss")
-        if embeddings.requires_grad and self._lap is not _no_lap:
-            # Called when the gradient of the loss is computed, and that of the network begins.
+        if embeddings.requires_grad and self._lap is not _nothing:
+            # Called where the gradient of the network begins.
             embeddings.register_hook(lambda _: self._lap("loss"))  # type: ignore[no-untyped-call]
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
         self._lap("network")
@@ -229,8 +230,8 @@ class Engine:
     def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that puts batch norms' statistics and the loss's state back to before a step.
 
-        Parameters do not change in a step that is left out, and of a memory's ring only the rows that the batch
-        enters: neither is copied whole.
+        Parameters, which do not change in a step that is left out, are not copied, and of a memory's ring only the rows
+        that the batch enters.
         """
         buffers = [(buffer, buffer.clone()) for module in self._named.values() for buffer in module.buffers()]
         loss = inside(objective.loss)
@@ -253,11 +254,6 @@ class Engine:
 
         return undo
 
-    def _compiled(self, module: nn.Module) -> Any:
-        return torch.compile(module) if self.settings.compile else module
-
-    # State
-
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale of float16 and the number of steps left out in a row."""
         scaler = self._scaler.state_dict() if self._scaler is not None else {}
@@ -277,17 +273,8 @@ def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
     return nn.parallel.DistributedDataParallel(module, **settings)
 
 
-def _nothing() -> None:
-    """Undo nothing."""
-
-
-def _no_lap(_part: str) -> None:
-    """Measure nothing."""
-
-
-def _freeze(module: nn.Module) -> None:
-    if "BatchNorm" in type(module).__name__:
-        module.eval()
+def _nothing(*_: object) -> None:
+    """Undo, or measure, nothing."""
 
 
 def _check_loss(loss: Any) -> None:
@@ -298,14 +285,10 @@ def _check_loss(loss: Any) -> None:
         raise TrainingError("the loss depends on no parameter that is trained, so there is nothing to learn from it")
 
 
-# Values that are not finite, found in many tensors with one wait for the device
-
-
 def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     """Return name and value, NaN or infinity, of the first tensor that is not finite; None if all are.
 
-    Args:
-        tensors: floating point tensors by name, of any shapes, sparse ones too, on one device.
+    The tensors, sparse ones too, lie on one device, for which is waited once.
     """
     filled = {name: stored(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
@@ -321,42 +304,20 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
-def bad_weight(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
-    """Return name and value of the first parameter of some modules that is not finite; None if all are."""
-    return first_bad(
-        {
-            f"weight {group}.{name}": parameter
-            for group, module in modules.items()
-            for name, parameter in module.named_parameters()
-        }
-    )
+def bad_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
+    """Return name and value of the first parameter that is not finite, or buffer that makes NaN of every image.
 
-
-def bad_buffer(modules: Mapping[str, nn.Module]) -> tuple[str, float] | None:
-    """Return name and value of the first buffer that makes NaN of every image; None if there is none.
-
-    An infinite variance does not: what it divides becomes 0. Other buffers may be infinite by design, as masks are.
+    A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
     """
-    return first_bad(
-        {
-            name: buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
-            for name, buffer in _buffers(modules).items()
-        }
-    )
-
-
-def infinite_variance(modules: Mapping[str, nn.Module]) -> str:
-    """Return a warning about the first running variance of a batch norm that is not finite; "" if all are."""
-    bad = first_bad({name: buffer for name, buffer in _buffers(modules).items() if name.endswith("running_var")})
-    if bad is None:
-        return ""
-    return f"{bad[0]} has become infinite: features are the same for every image there; try a lower optimizer.lr"
-
-
-def _buffers(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    return {
-        f"{group}.{name}": buffer
-        for group, module in modules.items()
+    parameters = {
+        f"weight {group}.{name}": parameter
+        for group, module in {**networks, "loss": loss}.items()
+        for name, parameter in module.named_parameters()
+    }
+    buffers = {
+        f"{group}.{name}": buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
+        for group, module in networks.items()
         for name, buffer in module.named_buffers()
         if buffer.is_floating_point()
     }
+    return first_bad(parameters) or first_bad(buffers)

@@ -58,12 +58,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
-    """Return the metrics of the trained network on test and training images, and those of a learned metric.
-
-    Args:
-        view: of the run, with the weights that are tested.
-        stages: of the run, of which a loss may have a learned metric.
-    """
+    """Return the metrics of the trained network on test and training images, and those of a learned metric."""
     split = view.queries
     metrics = {"after": evaluate_split(view, split)}
     if view.tested_training is not None:
@@ -73,8 +68,7 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
         metrics["learned_metric"] = nearest_by(view, metric).accuracies
         if shortlist := view.recipe.evaluation.shortlist:
             # one more than the recipe says, where the query itself is among its own nearest
-            more = int(view.gallery_of(split) == split)
-            search = reranked_under(metric, shortlist + more)
+            search = reranked_under(metric, shortlist + int(view.gallery_of(split) == split))
             metrics["shortlist"] = _searched(view, split, _points(view, split), search).accuracies
     return metrics
 
@@ -105,12 +99,7 @@ def metric_of(stages: Stages) -> BaseDistance | None:
 
 
 def nearest(view: View, split: str) -> Evaluation:
-    """Return the metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once.
-
-    Args:
-        view: of the run.
-        split: a key of its splits; ``"query"`` is searched in ``"gallery"``, others in themselves.
-    """
+    """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
     parts = dict.fromkeys((split, view.gallery_of(split)))
     return view.once(
         ("nearest", split), lambda: _searched(view, split, {part: _directions(view, part) for part in parts})
@@ -127,23 +116,16 @@ def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
 
 
 def write_neighbors(view: View) -> None:
-    """Write ``neighbors.npz``, the nearest images of every query, in one step.
+    """Write ``neighbors.npz``, the nearest images of every query by the network as it is.
 
     Its arrays, of Q queries, K neighbors (8, or as many as there are) and G gallery images: ``query`` ``[Q]`` and
     ``neighbors`` ``[Q, K]``, indices of images in their splits, -1 where there is none; ``distances`` ``[Q, K]``,
     Euclidean, of normalized embeddings; ``right`` ``[Q, K]``, whether they are of the query's class; ``relevant``
     ``[Q]``, how many there are of it; ``query_labels`` ``[Q]`` and ``neighbor_labels`` ``[Q, K]``; ``class_names``;
     and ``query_paths`` ``[Q]`` and ``gallery_paths`` ``[G]`` where images are files.
-
-    Args:
-        view: of the run, with the weights that are tested.
     """
-    result, queries, gallery = (
-        nearest(view, view.queries),
-        view.images(view.queries),
-        view.images(view.gallery_of(view.queries)),
-    )
-    indices = result.indices.numpy()
+    result, queries = nearest(view, view.queries), view.images(view.queries)
+    gallery, indices = view.images(view.gallery_of(view.queries)), result.indices.numpy()
     arrays: dict[str, Any] = {
         "query": np.arange(len(queries)),
         "neighbors": indices,
@@ -246,8 +228,7 @@ def _classified(view: View, split: str) -> Metrics:
     protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
     points, labels = _directions(view, split), view.true_labels(split)
     if "nearest-class-mean" in protocols:
-        known, known_labels = _directions(view, where), view.true_labels(where)
-        tested = points, labels
+        tested, known = (points, labels), (_directions(view, where), view.true_labels(where))
         if where == split:
             first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
             if bool(first.all()):
@@ -255,8 +236,8 @@ def _classified(view: View, split: str) -> Metrics:
                     "evaluation.protocols: 'nearest-class-mean' wants a class with two test images, one "
                     "for its mean and one to classify; leave it out"
                 )
-            tested, known, known_labels = (points[~first], labels[~first]), points[first], labels[first]
-        values = nearest_class_mean(*tested, *class_means(known, known_labels), TOP)
+            tested, known = (points[~first], labels[~first]), (points[first], labels[first])
+        values = nearest_class_mean(*tested, *class_means(*known), TOP)
         metrics |= {f"{PROTOCOLS['nearest-class-mean']}_{name}": value for name, value in values.items()}
     if "zero-shot" in protocols:
         assert view.parents is not None

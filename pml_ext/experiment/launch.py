@@ -35,9 +35,8 @@ from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line
 from ..evaluation.figures import sweep_curve
 from ..files import DamagedError, left_over, read_json, read_toml, write_atomically, write_json, writing
 from . import checkpoint, signals
-from .progress import Listener, OnNonfinite
 from .recipe import Recipe, load_recipes, plugins_in
-from .run import FILES, METRICS, RECIPE, REPORT, Run
+from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
 Metrics = dict[str, Any]
 LOCK = "run.lock"

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..devices import choose_device
 from ..errors import ConfigError
-from .batches import BatchReader, EpochBatches, SeededImages, draw
+from .batches import BatchReader, EpochBatches, draw
 from .engine import Engine, Objective, Step
 from .recipe import load_recipes
 from .records import Records
@@ -76,7 +76,7 @@ def profile_steps(
         last = now
 
     engine = Engine(trunk, embedder, device, lap=lap, **engine_settings)
-    reader = BatchReader(SeededImages(images), workers, device, engine.memory_format)
+    reader = BatchReader(images, workers, device, engine.memory_format)
     steps = engine.epoch(reader.read(batches), objective)
 
     def engine_step() -> None:
@@ -178,7 +178,7 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
     batches: list[list[int]] = []
     while len(batches) < steps:
         batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
-    objective, held = run.trained.objective(stage, recorded=True)
+    objective, held = run.objective(stage, recorded=True)
     numbers = itertools.count(1)
     with contextlib.closing(Records(run.folder, 0, 0)) as records:
         return profile_steps(

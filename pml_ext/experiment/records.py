@@ -35,8 +35,9 @@ _SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who wat
 class Records:
     """The records of a run, in ``records/`` and ``tensorboard/``.
 
-    A resumed run deletes what was recorded after its checkpoint and writes the CSV files again from the database. An
-    error of the disk, or a damaged database, is a warning and never ends a training.
+    Rows are kept in memory and written together, at the end of an epoch or after 30 seconds. A resumed run deletes
+    what was recorded after its checkpoint. An error of the disk, or a damaged database, is a warning and never ends a
+    training.
 
     Args:
         folder: the run's folder.
@@ -50,17 +51,17 @@ class Records:
     ) -> None:
         # Not imported above: TensorBoard takes half a second, and commands that only read a run do not need it.
         from record_keeper import RecordWriter
-        from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder, self._warn, self._warned = folder / "records", warn, False
         self._database = self._folder / "logs.db"
-        self._summary, self._saved = Summary, time.monotonic()
-        self._writer: Any = None
+        self._rows: list[tuple[int, Rows]] = []
+        self._saved = time.monotonic()
         self._events: dict[bool, Any] = {}  # by whether epochs are counted; each purges from its own step on
         with self._forgiving():
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._cut_back(iteration, epoch)
+            if self._database.exists():
+                self._cut_back(iteration, epoch)
             self._writer = RecordWriter(str(self._folder))
             place = folder / "tensorboard"
             self._events[False] = SummaryWriter(str(place), purge_step=iteration + 1)
@@ -73,54 +74,50 @@ class Records:
             number: of the iteration, or of the epoch for tables whose name begins with "accuracies".
             rows: values by table and column.
         """
-        if not self._events:
-            return
-        with self._forgiving():
-            for table, row in rows.items():
-                name = re.sub(r"\W", "_", table)  # record-keeper does not quote it
-                cells = {column: _cell(value) for column, value in row.items()}
-                for column, value in cells.items():
-                    self._writer.append(name, column, value, number)
-                values = [
-                    self._summary.Value(tag=f"{name}/{column}", simple_value=value)
-                    for column, value in cells.items()
-                    if value is not None
-                ]
-                # All columns in one event: SummaryWriter.add_scalar takes 50 microseconds for each.
-                events = self._events[table.startswith(_BY_EPOCH)]
-                events.file_writer.add_summary(self._summary(value=values), number)
+        self._rows.append((number, rows))
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
         """Write what was added since the last time."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        rows, self._rows, self._saved = self._rows, [], time.monotonic()
         if not self._events:
             return
         with self._forgiving():
+            summaries = []
+            for number, tables in rows:
+                values = []
+                for name, row in tables.items():
+                    table = re.sub(r"\W", "_", name)  # record-keeper does not quote it
+                    for column, value in row.items():
+                        cell = _cell(value)
+                        self._writer.append(table, column, cell, number)
+                        if cell is not None:
+                            values.append(Summary.Value(tag=f"{table}/{column}", simple_value=cell))
+                by_epoch = any(name.startswith(_BY_EPOCH) for name in tables)
+                summaries.append((self._events[by_epoch], Summary(value=values), number))
             try:
                 self._writer.save_records()
             finally:
                 self._writer.records.clear()  # else rows that could not be written are kept for ever
+            for events, summary, number in summaries:  # add_scalar takes 50 microseconds for each value
+                events.file_writer.add_summary(summary, number)
             for events in self._events.values():
                 events.flush()
-        self._saved = time.monotonic()
 
     def close(self) -> None:
         """Write what is left, and the CSV files with one header each."""
-        if not self._events:
-            return
         self.save()
         with self._forgiving():
             for events in self._events.values():
                 events.close()
-            self._events.clear()
-            if self._database.exists():
-                write_csv_files(self._folder)
+            self._events = {}
+            write_csv_files(self._folder)
 
     def _cut_back(self, iteration: int, epoch: int) -> None:
-        """Delete the rows after a checkpoint; a database that is damaged is put aside with its CSV files."""
-        if not self._database.exists():
-            return
+        """Delete the rows after a checkpoint; put a damaged database aside."""
         try:
             with closing(sqlite3.connect(self._database)) as connection, connection:
                 if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
@@ -135,15 +132,12 @@ class Records:
                 raise sqlite3.DatabaseError("no table in it")
             for table in tables:
                 (self._folder / f"{table}.csv").unlink(missing_ok=True)
-            write_csv_files(self._folder)
         except sqlite3.DatabaseError as error:
-            aside = self._folder / "damaged"
-            aside.mkdir(exist_ok=True)
-            for path in [self._database, *filter(_has_iterations, self._folder.glob("*.csv"))]:
-                os.replace(path, aside / path.name)
+            aside = self._database.with_name("damaged.db")
+            os.replace(self._database, aside)
             self._warn(
-                f"{self._database} is damaged ({one_line(error)}); it and its CSV files are now in {aside}, and the "
-                f"records begin with iteration {iteration + 1}"
+                f"{self._database} is damaged ({one_line(error)}); it is now {aside.name}, and the records begin with "
+                f"iteration {iteration + 1}"
             )
 
     @contextlib.contextmanager
@@ -159,6 +153,8 @@ class Records:
 
 def write_csv_files(folder: Path) -> None:
     """Write the CSV file of every table of a run's database."""
+    if not (folder / "logs.db").exists():
+        return
     with closing(sqlite3.connect(folder / "logs.db")) as connection:
         for table in _tables(connection):
             columns = [column for column in _columns(connection, table) if column != "id"]
@@ -170,12 +166,6 @@ def write_csv_files(folder: Path) -> None:
 def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
-
-
-def _has_iterations(path: Path) -> bool:
-    """Whether a CSV file is one of record-keeper's; others are components' own."""
-    with path.open("rb") as file:
-        return file.readline().startswith(ITERATION.encode())
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:
@@ -207,33 +197,33 @@ class RecordedValues:
     def __init__(
         self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        self._readers: dict[tuple[str, str], Callable[[], Any]] = {}  # by table and column
+        self._holders: dict[tuple[str, str], Any] = {}  # the object with this attribute, by table and column
         root = f"metric_loss_{type(loss).__name__}"
         for path, module in loss.named_modules():
             inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
             self._add_module(module, root + inside)
         if miner is not None:
             self._add_module(miner, f"tuple_miner_{type(miner).__name__}")
-        for name, optimizer in optimizers.items():
-            rate = functools.partial(lambda optimizer: optimizer.param_groups[0]["lr"], optimizer)
-            self._readers.setdefault((f"{name}_{type(optimizer).__name__}", "lr"), rate)
+        self._optimizers = {f"{name}_{type(each).__name__}": each for name, each in optimizers.items()}
 
     def _add_module(self, module: nn.Module, table: str) -> None:
         for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
-            self._readers.setdefault((table, name), functools.partial(getattr, module, name, None))
+            self._holders.setdefault((table, name), module)
         for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
             for name, tensor in held(recurse=False):
                 if tensor.numel() == 1:
-                    self._readers.setdefault((f"{table}__{suffix}", name), functools.partial(getattr, module, name))
+                    self._holders.setdefault((f"{table}__{suffix}", name), module)
 
     def values(self) -> list[Any]:
         """Return each value now: a number, a tensor of one element, or None for anything else."""
-        return [_number(read()) for read in self._readers.values()]
+        held = [_number(getattr(holder, name, None)) for (_, name), holder in self._holders.items()]
+        return held + [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers.values()]
 
     def rows(self, step: Step) -> Rows:
         """Return the loss of a step, and the values that it recorded, by table and column."""
         rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
-        for (table, column), value in zip(self._readers, step.recorded, strict=True):
+        places = [*self._holders, *((table, "lr") for table in self._optimizers)]
+        for (table, column), value in zip(places, step.recorded, strict=True):
             if value is not None:
                 rows.setdefault(table, {})[column] = value
         return rows
@@ -252,19 +242,16 @@ def _number(value: Any) -> Any:
 
 def metric_series(folder: Path, metric: str, tables: Sequence[str] = (VALIDATION, CURVE)) -> Series:
     """Return a metric over the epochs after which it was measured, by table; tables without it are left out."""
-    return {table: found for table in tables if (found := _series(folder, table, [metric]).get(metric))}
+    found = _series(folder, [metric])
+    return {table: found[table][metric] for table in tables if table in found}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
-    series: Series = dict(_series(folder, "loss_histories", ["total_loss"]))
-    if series:
-        series = {"loss": series["total_loss"]}
-    wanted = list(dict.fromkeys(terms))
-    for table in _tables_of(folder):
-        if not table.startswith("metric_loss"):
-            continue
-        for term, (iterations, values) in _series(folder, table, wanted).items():
+    found = _series(folder, dict.fromkeys(["total_loss", *terms]))
+    series: Series = {"loss": found["loss_histories"]["total_loss"]} if "loss_histories" in found else {}
+    for table in (name for name in found if name.startswith("metric_loss")):
+        for term, (iterations, values) in found[table].items():
             label = term.removesuffix("_loss")
             if label in series and series[label][0][-1] >= iterations[0]:  # of another part, at the same time
                 label = f"{label} ({table.rpartition('_')[2]})"
@@ -274,27 +261,19 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     return series
 
 
-def _tables_of(folder: Path) -> list[str]:
+def _series(folder: Path, columns: Iterable[str]) -> dict[str, Series]:
+    """Return numbers and values of those columns that tables have, where they are not empty, by table."""
+    found: dict[str, Series] = {}
     database = folder / "records" / "logs.db"
     if not database.exists():
-        return []
+        return found
     with closing(sqlite3.connect(database)) as connection:
-        return _tables(connection)
-
-
-def _series(folder: Path, table: str, columns: Iterable[str]) -> Series:
-    """Return numbers and values of those columns that a table has, where they are not empty."""
-    series: Series = {}
-    database = folder / "records" / "logs.db"
-    if not database.exists():
-        return series
-    with closing(sqlite3.connect(database)) as connection:
-        known = _columns(connection, table)
-        for column in columns:
-            if column in known:
+        for table in _tables(connection):
+            for column in [column for column in columns if column in _columns(connection, table)]:
                 rows = connection.execute(
                     f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
                 ).fetchall()
                 if rows:
-                    series[column] = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
-    return series
+                    series = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
+                    found.setdefault(table, {})[column] = series
+    return found

@@ -2,43 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..checksums import SUMS, replace_file, write_sums
-from ..distributed import from_rank_0, from_ranks, most_of_ranks
-from ..errors import DataError, StoppedError, TrainingError
+from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
+from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning
+from ..evaluation import nmi
 from ..files import json_text, left_over
 from . import checkpoint, signals
-from .batches import BatchReader, SeededImages, draw_for_all
-from .engine import Engine, NotFiniteError, bad_buffer, bad_weight, infinite_variance
+from .batches import BatchReader, draw_for_all
+from .engine import Engine, NotFiniteError, Objective, bad_weight
 from .evaluation import collapse, evaluate_split, facts_of, metrics_after, metrics_before, write_neighbors
-from .progress import Interval, Listener, OnNonfinite, Pace, Silence, forward_warnings
 from .recipe import Recipe
-from .records import CURVE, PSEUDO, TEST, VALIDATION, Records, write_csv_files
+from .records import CURVE, PSEUDO, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
-from .stages import Stage, after_step, build_optimizers, build_stages, renew_clusters
-from .state import RunHistory, TrainingState, state_to_resume, state_within
+from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, with_clusters
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
 _NETWORK, _NEIGHBORS, _BEFORE = "network.json", "neighbors.npz", "checkpoints/before.pt"
 FILES = ("checkpoints", "figures", METRICS, _NETWORK, _NEIGHBORS, RECIPE, "records", REPORT, "tensorboard")
 _DERIVED = ("figures/", _BEFORE, _NETWORK, _NEIGHBORS, RECIPE, REPORT, SUMS)  # written again for a finished run
-_UNSUMMED = ("figures/", _NEIGHBORS, "records/", REPORT, "tensorboard/")  # written without a checksum, until the end
+OnNonfinite = Literal["stop", "skip"]  # a loss, an embedding or a gradient that is NaN or infinite
+
+
+class Listener(Protocol):
+    """The observer of a run; the command line's draws it."""
+
+    def step(self, text: str) -> None:
+        """Something begins, for example ``"testing"``."""
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
+        """An epoch of this many iterations begins."""
+
+    def iteration(self, loss: float) -> None:
+        """An iteration is done."""
+
+    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
+        """An epoch is done: its mean loss, how fast it trained, and how long the epochs that are left will take."""
+
+    def warn(self, text: str) -> None:
+        """Something looks wrong, but goes on."""
+
+
+class Silence:
+    """A listener that does nothing."""
+
+    def _nothing(self, *_: object) -> None: ...
+
+    step = epoch = iteration = epoch_done = warn = _nothing
+
+
+@dataclass
+class RunHistory:
+    """The findings of a run so far.
+
+    Args:
+        metrics: by phase: ``"raw"``, ``"before"`` ...
+        best: the epoch that did best on the held-out classes, None where none was tested yet, and its value.
+        warnings: their texts.
+        train_seconds: spent on training.
+        test_seconds: spent on tests.
+        collapsed: whether the embeddings had collapsed at the end of the last epoch.
+        skipped: iterations that were left out, since something was not finite.
+        pseudo_labels: the cluster of every training image in the last epoch, where clusters are labels.
+    """
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=lambda: {"epoch": None, "value": -math.inf})
+    warnings: list[str] = field(default_factory=list)
+    train_seconds: float = 0.0
+    test_seconds: float = 0.0
+    collapsed: bool = False
+    skipped: int = 0
+    pseudo_labels: NDArray[np.int64] | None = None
 
 
 class Run(View):
     """A run: what components see of it (:class:`View`), and the training itself.
 
-    Components that have ``prepare(run)``, ``start_epoch(run)`` or ``figures(run)`` are called with it. With several
-    processes (``torchrun``) every one has a run of its own, in step with the others: rank 0 tests and writes.
+    Components that have ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` or
+    ``figures(run)`` are called with it. With several processes (``torchrun``) every one has a run of its own, in step
+    with the others: rank 0 tests and writes.
 
     Args:
         recipe: what to train.
@@ -66,9 +122,8 @@ class Run(View):
         self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
         super().__init__(recipe, folder, seed, device, root, self.listener.step)
-        optimizers = build_optimizers(recipe, self.trunk, self.embedder)
+        self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
-        self.trained = TrainingState(self.trunk, self.embedder, optimizers, self.stages)
         self._history = RunHistory()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
         for split, paths in self.unreadable.items():
@@ -100,12 +155,10 @@ class Run(View):
         """
         self._begin(resume)
         within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
-        done, epochs = self._iterations_done() + within, self.recipe.schedule.epochs
-        records = Records(self.folder, done, self.epoch, self._warn) if self.rank == 0 else None
-        reader = BatchReader(
-            SeededImages(self.training_images), self.recipe.data.workers, self.device, self.engine.memory_format
-        )
-        pace = Pace(done, self._iterations_done(epochs))
+        before, epochs = self._iterations_done() + within, self.recipe.schedule.epochs
+        records = Records(self.folder, before, self.epoch, self._warn) if self.rank == 0 else None
+        reader = BatchReader(self.training_images, self.recipe.data.workers, self.device, self.engine.memory_format)
+        begun = time.perf_counter()
         try:
             while self.epoch < epochs:
                 self.epoch += 1
@@ -117,12 +170,10 @@ class Run(View):
                     if records is not None:
                         self._end_epoch(records, losses, similarity)
                         if len(losses) > within:
-                            finite = [loss for loss in losses if math.isfinite(loss)]
+                            mean = float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan]))
                             images = (len(losses) - within) * self.stages.of(self.epoch).batch_size
-                            mean, left = (
-                                float(np.mean(finite or [math.nan])),
-                                pace.seconds_left(self._iterations_done()),
-                            )
+                            done, total = self._iterations_done(), self._iterations_done(epochs)
+                            left = (time.perf_counter() - begun) / (done - before) * (total - done)
                             self.listener.epoch_done(self.epoch, epochs, mean, images / seconds, left)
                     within = 0
                 signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
@@ -136,90 +187,89 @@ class Run(View):
         """Test the untrained network and prepare the components; or take the state of the run that goes on."""
         self.engine  # noqa: B018  # its errors come before anything is tested
         last, within = self.checkpoint("last"), self.checkpoint("within")
-        loaded = state_to_resume(last, self.identity, self.device, self.processes) if resume else None
+        loaded = checkpoint.load_to_resume(last, self.device, self.identity) if resume else None
         if loaded is not None:
             state, warning = loaded
-            with checkpoint.taking(last, state):
-                self._restore(state)
+            self._restore(last, state)
             self._warn(warning)
         else:
             if self.rank == 0 and self.recipe.evaluation.baselines:
-                self._test_before(resume)
+                self._test_before()
             self.relabel(self.stages[0])
             self.call_parts("prepare")
-        if resume:
-            self._within, warning = state_within(within, self.identity, self.epoch, self.device, self.processes)
-            self._warn(warning)
+        if resume and within.exists():
+            try:
+                state = checkpoint.load(within, self.device, self.identity)
+                self._within = state if state["epoch"] == self.epoch + 1 else None
+            except DataError as error:
+                self._warn(str(error))
         from_rank_0(None)  # all have read the checkpoints
         if self.rank == 0:
             if self._within is None:
                 within.unlink(missing_ok=True)
             self._write_json(_NETWORK, self.network_json())
 
-    def _test_before(self, resume: bool) -> None:
-        """Measure raw pixels and the untrained network, or take their metrics from ``before.pt``."""
-        path, started = self.checkpoint("before"), time.perf_counter()
-        if resume and path.exists():
-            try:
-                state = checkpoint.load(path, of=self.identity)
-                self._history.metrics, random = state["metrics"], state["random"]
-            except (DataError, KeyError) as error:
-                self.listener.step(f"testing the untrained network again: {error}")
-            else:
-                checkpoint.set_random_state(random)
-                return
+    def _test_before(self) -> None:
         self.listener.step("testing raw pixels and the untrained network")
+        started = time.perf_counter()
         self._history.metrics = {**metrics_before(self)}
-        state = {"embeddings": self.embeddings(self.queries).cpu(), "metrics": self._history.metrics}
-        checkpoint.save(path, state | {"random": checkpoint.random_state(), "of": self.identity})
+        state = {"embeddings": self.embeddings(self.queries).cpu(), "of": self.identity}
+        checkpoint.save(self.checkpoint("before"), state)
         self._history.test_seconds += time.perf_counter() - started
 
     def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float | None]:
         """Train one epoch; return its losses and, if the last batch has collapsed, its mean cosine similarity."""
         stage = self.stages.of(self.epoch)
-        with signals.at_once():  # nothing of the epoch is lost yet
+        with signals.waiting(False):  # nothing of the epoch is lost yet
             self.relabel(stage, records)
             self.call_parts("start_epoch")
             self.changed()
-            objective, recorded = self.trained.objective(stage, recorded=records is not None)
+            objective, recorded = self.objective(stage, recorded=records is not None)
+            watching = [part for part in stage.parts() if callable(getattr(part, "after_step", None))]
             batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, self.seed, self.epoch)
         self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
         before, count = self._iterations_done(self.epoch - 1), len(batches)
         within, self._within = self._within, None
         losses: list[float] = list(within["losses"]) if within is not None else []
         reading = reader.read(batches.after(len(losses)), self.pseudo_labels)
-        interval = Interval(self.recipe.engine.checkpoint_minutes)
+        self._saved = time.monotonic()
         if within is not None:
-            with checkpoint.taking(self.checkpoint("within"), within):
-                self._restore(within)
+            self._restore(self.checkpoint("within"), within)
             if within["ended"]:
                 return losses, within["similarity"]
         try:
-            with forward_warnings(self._warn), reader.naming_images():
+            with forward_warnings(self._warn), reader.images.naming_images():
                 for step in self.engine.epoch(reading, objective):
-                    if not step.skipped:
-                        after_step(self, stage, batches.indices(len(losses)), step.embeddings)
+                    if watching and not step.skipped:
+                        said = {"indices": batches.indices(len(losses)), "embeddings": step.embeddings}
+                        if self.processes > 1:
+                            said = join({name: tensor.cpu() for name, tensor in said.items()})
+                        for part in watching:
+                            self.call(part, "after_step", said["indices"], said["embeddings"])
                     losses.append(step.loss)
                     self._history.skipped += step.skipped
                     if records is not None:
                         records.add(before + len(losses), recorded.rows(step))
                     self.listener.iteration(step.loss)
                     if len(losses) < count:
-                        self._between_iterations(records, losses, interval)
+                        self._between_iterations(records, losses)
         except NotFiniteError as error:
             raise self._stopped(error, f"in iteration {before + len(losses) + 1} (epoch {self.epoch})") from error
-        self._check_weights(stage)
+        if (bad := bad_weight({"trunk": self.trunk, "embedder": self.embedder}, stage.loss)) is not None:
+            raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
         labels = self.pseudo_labels if self.pseudo_labels is not None else self.training_images.labels
         return losses, collapse(step.embeddings, labels[batches.indices(len(losses) - 1)])
 
-    def _between_iterations(self, records: Records | None, losses: list[float], interval: Interval) -> None:
+    def _between_iterations(self, records: Records | None, losses: list[float]) -> None:
         """Write a checkpoint if it is time for one, and end the run if any of its processes had a signal."""
-        due = records is not None and interval.due()
+        minutes = self.recipe.engine.checkpoint_minutes
+        due = records is not None and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
         number, due_somewhere = divmod(most_of_ranks(2 * (signals.received() or 0) + due), 2)
         if number or due_somewhere:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
                 self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": None})
+            self._saved = time.monotonic()
             from_rank_0(None)  # the others wait until it is written
         if number:
             raise signals.stopped(
@@ -254,7 +304,7 @@ class Run(View):
         deciding = self.queries if table.select_on == "test" else "validation"
         chooses = table.select is not None and (last or self.epoch % table.every == 0)
         measured: dict[str, dict[str, float]] = {}
-        with signals.at_once():
+        with signals.waiting(False):
             if table.test_every and (last or self.epoch % table.test_every == 0):
                 self.listener.step(f"testing epoch {self.epoch}")
                 measured[self.queries] = evaluate_split(self, self.queries, clustering=False)
@@ -269,11 +319,11 @@ class Run(View):
 
     def _finish(self, records: Records) -> dict[str, Any]:
         """Test the trained network, and write what a finished run has; with ``metrics.json`` it is finished."""
-        history, self.pseudo_labels = self._history, None
+        history, best, self.pseudo_labels = self._history, self.epoch, None
         self.listener.step("testing the trained network")
         started = time.perf_counter()
         if history.best["epoch"] is not None:
-            history.best["epoch"] = self._load_model("best")["epoch"]
+            best = self._load_model("best")["epoch"]
         checkpoint.save(self.checkpoint("model"), self.model_state())
         metrics = history.metrics | metrics_after(self, self.stages)
         records.add(self.epoch, {TEST: metrics["after"]})
@@ -286,15 +336,22 @@ class Run(View):
                 "embedding or a gradient was not finite"
             )
         write_neighbors(self)
-        history.test_seconds += time.perf_counter() - started
-        result = {"recipe": self.name, **facts_of(self), **history.facts(self.epoch), **metrics}
+        seconds = {"train": history.train_seconds, "test": history.test_seconds + time.perf_counter() - started}
+        result = {
+            "recipe": self.name,
+            **facts_of(self),
+            "seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "best_epoch": best,
+            "skipped_iterations": history.skipped,
+            "warnings": history.warnings,
+            **metrics,
+        }
         self._write_json(METRICS, result)
-        self._draw_report(result)
-        self._write_sums(_UNSUMMED)
+        self._write_report(result)
         return result
 
     def finish_again(self, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
-        """Draw the report of a finished run again, write damaged derived files again, and warn of all that is damaged.
+        """Write the derived files of a finished run again, and warn of all that is damaged.
 
         Args:
             metrics: the contents of ``metrics.json``.
@@ -305,54 +362,66 @@ class Run(View):
         """
         self._load_model("model")
         self.epoch = self.recipe.schedule.epochs
-        tables = [name for name in damaged if name.startswith("records/") and name.endswith(".csv")]
-        tables = [] if "records/logs.db" in damaged else tables
-        made = [name for name in damaged if (name.startswith(_DERIVED) or name in tables) and name != REPORT]
-        lost = [name for name in damaged if name not in made and name != REPORT]
-        if made:
-            self.listener.warn(f"{self.folder}: not what {SUMS} says, and made again: {_listed(made)}")
-        if lost:
-            self.listener.warn(
-                f"{self.folder}: not what {SUMS} says, and left as it is, since a finished run does not need it: "
-                f"{_listed(lost)}"
-            )
+        has_records = "records/logs.db" not in damaged
+        derived = (*_DERIVED, "records/") if has_records else _DERIVED
+        lost = [name for name in damaged if not name.startswith(derived)]
+        made = [name for name in damaged if name not in (*lost, REPORT)]
+        left = "left as it is, since a finished run does not need it"
+        for names, done in ((made, "made again"), (lost, left)):
+            if names:
+                listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
+                self.listener.warn(f"{self.folder}: not what {SUMS} says, and {done}: {listed}")
         if _BEFORE in made:
             self.checkpoint("before").unlink(missing_ok=True)  # the report makes it again
-        if tables:
+        if has_records:
             write_csv_files(self.folder / "records")
-        if _NETWORK in made:
-            self._write_json(_NETWORK, self.network_json())
-        if _NEIGHBORS in made:
-            write_neighbors(self)
-        self._draw_report(metrics)
-        self._write_sums(FILES if SUMS in damaged else ("figures/", REPORT, *made))
+        self._write_json(_NETWORK, self.network_json())
+        write_neighbors(self)
+        self._write_report(metrics, lost)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         replace_file(self.folder, name, lambda path: path.write_text(json_text(value), "utf-8"))
 
-    def _draw_report(self, metrics: Mapping[str, Any]) -> None:
+    def _write_report(self, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
+        """Write the report, and the checksums of the run's own files but for those that are lost."""
         self.listener.step("writing the report")
         write_run_report(self, self.stages, metrics, self.listener.warn)
-
-    def _write_sums(self, anew: tuple[str, ...]) -> None:
-        """Take the checksums of the run's own files anew whose paths begin so, and keep the others."""
         names = [
             path.relative_to(self.folder).as_posix()
             for path in self.folder.rglob("*")
             if path.is_file() and left_over(path)[0] is None
         ]
-        own = [name for name in names if name.partition("/")[0] in FILES]
-        mine = [name for name in own if not name.startswith("figures/") or name.endswith(".png")]
-        write_sums(self.folder, [name for name in mine if name.startswith(anew)], lambda name: name in mine)
+        own = [
+            name
+            for name in names
+            if name.partition("/")[0] in FILES and (not name.startswith("figures/") or name.endswith(".png"))
+        ]
+        write_sums(self.folder, [name for name in own if name not in lost], lambda name: name in lost)
 
     # Parts of an epoch
 
     def relabel(self, stage: Stage, records: Records | None = None) -> None:
-        """Where clusters are the labels, make those of the epoch; see :func:`~.stages.renew_clusters`."""
-        kept = self._within["pseudo_labels"] if self._within is not None else None
-        before = self._history.pseudo_labels
-        self._history.pseudo_labels, about = renew_clusters(self, stage, before, kept, self.listener.step)
-        if records is not None and about:
+        """Where clusters are the labels, make those of the epoch: of its batches, and in what components see.
+
+        Epoch 0 is before components prepare themselves; epoch 1 has its clusters.
+        """
+        if (table := self.recipe.data.pseudo) is None:
+            return
+        before, epoch = self._history.pseudo_labels, max(1, self.epoch)
+        labels = self._within["pseudo_labels"] if self._within is not None else before if self.epoch == 1 else None
+        if labels is None:
+            self.listener.step(f"clustering the training images before epoch {epoch}")
+            labels = clusters_of(self, table)
+        self.pseudo_labels = self._history.pseudo_labels = labels
+        images = with_clusters(self.training_images, table, labels)
+        stage.sampler, stage.batch_size = sampler_of_clusters(
+            stage.table, table, images, stage.iterations, self.seed, epoch
+        )
+        if records is not None:
+            sizes = np.bincount(labels)
+            about: dict[str, Any] = {"clusters": int((sizes > 0).sum()), "largest": float(sizes.max() / len(labels))}
+            if self.epoch > 1 and before is not None:
+                about["nmi_to_epoch_before"] = nmi(before, labels)
             records.add(self.epoch, {PSEUDO: about})
 
     def call_parts(self, method: str) -> None:
@@ -360,12 +429,15 @@ class Run(View):
         for part in self.stages.parts():
             self.call(part, method)
 
-    def _check_weights(self, stage: Stage) -> None:
-        """Refuse weights that are not finite, and statistics that make NaN of every image, before a checkpoint."""
-        networks = {"trunk": self.trunk, "embedder": self.embedder}
-        if (bad := bad_weight({**networks, "loss": stage.loss}) or bad_buffer(networks)) is not None:
-            raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
-        self._warn(infinite_variance(networks))
+    def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
+        """Return what an epoch of a stage minimizes, and the values that each step records if this process does."""
+        optimizers, schedulers = {**self.optimizers}, [*self.schedules.values()]
+        if stage.optimizer is not None:
+            optimizers["metric_loss_optimizer"] = stage.optimizer
+        if stage.scheduler is not None:
+            schedulers.append(stage.scheduler)
+        held = RecordedValues(stage.loss, stage.miner, optimizers)
+        return Objective(stage.trained, optimizers, stage.mining, schedulers, held.values if recorded else tuple), held
 
     def _stopped(self, problem: object, when: str) -> TrainingError:
         what, _, remedy = str(problem).partition("; ")
@@ -387,12 +459,17 @@ class Run(View):
     # State
 
     def model_state(self) -> dict[str, Any]:
-        """Return the weights of the networks and of the losses; see :meth:`TrainingState.model`."""
-        return self.trained.model(self.epoch) | {"of": self.identity}
+        """Return the weights of the networks and of the losses (a learned metric, say), the last stage's first."""
+        *earlier, last = (stage.loss.state_dict() for stage in self.stages)
+        networks = {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict()}
+        return {**networks, "loss": last, "earlier_losses": earlier, "epoch": self.epoch, "of": self.identity}
 
     def load_model_state(self, state: Mapping[str, Any]) -> None:
         """Take the weights of :meth:`model_state`."""
-        self.trained.load_model(state)
+        self.trunk.load_state_dict(state["trunk"])
+        self.embedder.load_state_dict(state["embedder"])
+        for stage, loss in zip(self.stages, [*state["earlier_losses"], state["loss"]], strict=True):
+            stage.loss.load_state_dict(loss)
         self.changed()
 
     def _load_model(self, name: str) -> dict[str, Any]:
@@ -402,6 +479,15 @@ class Run(View):
             self.load_model_state(state)
         return state
 
+    def _parts(self) -> dict[str, Any]:
+        """Return all objects with a state that training changes, by name; samplers are kept apart."""
+        parts = {"trunk": self.trunk, "embedder": self.embedder, "engine": self.engine, **self.optimizers}
+        parts |= {f"{name} schedule": schedule for name, schedule in self.schedules.items()}
+        for number, stage in enumerate(self.stages, start=1):
+            for name in ("loss", "miner", "optimizer", "scheduler"):
+                parts[f"stage {number} {name}"] = getattr(stage, name)
+        return {name: part for name, part in parts.items() if part is not None}
+
     def _state(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
@@ -410,21 +496,44 @@ class Run(View):
             "recipe": self.recipe.as_dict(),
             "of": self.identity,
             **vars(self._history),
-            **self.trained.everything(self.engine),
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            "samplers": [checkpoint.state_of_sampler(stage.sampler) for stage in self.stages],
+            "random": checkpoint.random_state(),
         }
 
     def _save_within(self, records: Records, place: dict[str, Any]) -> None:
         records.save()
         checkpoint.save(self.checkpoint("within"), self._state() | place)
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self.trained.load_everything(state, self.engine)
-        if self.rank > 0 and state.get("ranks"):
-            checkpoint.set_random_state(state["ranks"][self.rank])
-        self._history = RunHistory(**{name: state[name] for name in vars(self._history) if name in state})
+    def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
+        if (before := state["processes"]) != self.processes:
+            raise ConfigError(
+                f"{self.folder} holds a run of {before} process{'es' * (before > 1)}, not {self.processes}; resume it "
+                f"with {f'torchrun --nproc-per-node {before} -m pml_ext' if before > 1 else 'pml-ext'} train ..."
+            )
+        with checkpoint.taking(path, state):
+            for name, part in self._parts().items():
+                part.load_state_dict(state["parts"][name])
+            for stage, sampler in zip(self.stages, state["samplers"], strict=True):
+                checkpoint.set_state_of_sampler(stage.sampler, sampler)
+            checkpoint.set_random_state(state["ranks"][self.rank] if state.get("ranks") else state["random"])
+            self._history = RunHistory(**{name: state[name] for name in vars(self._history)})
         self.epoch = state["epoch"]
         self.changed()
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + " ..." * (len(names) > 4)
+@contextlib.contextmanager
+def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
+    """Inside, call ``warn`` with the text of each :class:`TrainingWarning`; show other warnings as always."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TrainingWarning):
+                warn(str(message))
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        warnings.filterwarnings("always", category=TrainingWarning)
+        yield

@@ -1,21 +1,24 @@
-"""The stages of a training, each with its own loss, miner and sampler, the networks' optimizers, and pseudo labels."""
+"""The stages of a training, each with its own loss, miner and sampler; samplers; the optimizers of the networks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
+from .. import registry
 from ..data import LabeledImages
-from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, join, num_processes
-from ..evaluation import kmeans, nmi
+from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, num_processes
+from ..errors import ConfigError, PmlExtError, shortened
+from ..evaluation import kmeans
+from ..registry import BuildContext
 from .engine import over_processes
 from .recipe import (
+    SHUFFLE,
     PseudoTable,
     Recipe,
     SamplerTable,
@@ -25,13 +28,14 @@ from .recipe import (
     loss_context,
     own_optimizer,
 )
-from .sampling import build_sampler, classes_of, sampler_before_clusters, sampler_of_clusters
 from .view import View
+
+Labels = NDArray[np.int64]
 
 
 @dataclass
 class Stage:
-    """A part of the training with its own loss and sampler.
+    """A part of the training, from epoch ``first`` to ``last``, with its own loss and sampler.
 
     Args:
         first: its first epoch, from 1.
@@ -61,6 +65,12 @@ class Stage:
     trained: nn.Module
     mining: nn.Module | None
 
+    def parts(self) -> list[Any]:
+        """Return all modules of the loss and the miner, and the sampler: any of them may take part in the run."""
+        modules = [module for owner in (self.loss, self.miner) if owner is not None for module in owner.modules()]
+        sampler = self.sampler.modules() if isinstance(self.sampler, nn.Module) else [self.sampler]
+        return [*modules, *sampler]
+
 
 class Stages(list[Stage]):
     """The stages of a run, in their order."""
@@ -74,24 +84,8 @@ class Stages(list[Stage]):
         return sum(stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self)
 
     def parts(self) -> list[Any]:
-        """Return all modules and samplers of the stages, each once: any of them may take part in the run."""
-        parts: list[Any] = []
-        for stage in self:
-            for owner in (stage.loss, stage.miner, stage.sampler):
-                for part in owner.modules() if isinstance(owner, nn.Module) else [owner]:
-                    if part is not None and not any(part is other for other in parts):
-                        parts.append(part)
-        return parts
-
-
-def after_step(view: View, stage: Stage, indices: Tensor, embeddings: Tensor) -> None:
-    """Call the components of a stage that have ``after_step(run, indices, embeddings)``."""
-    parts = [part for part in Stages([stage]).parts() if callable(getattr(part, "after_step", None))]
-    if parts and view.processes > 1:
-        joined = join({"indices": indices, "embeddings": embeddings.cpu()})
-        indices, embeddings = joined["indices"], joined["embeddings"]
-    for part in parts:
-        view.call(part, "after_step", indices, embeddings)
+        """Return the parts of all stages, each once."""
+        return list({id(part): part for stage in self for part in stage.parts()}.values())
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
@@ -100,8 +94,8 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
     Raises:
         ConfigError: a sampler that cannot compose its batches from these images.
     """
-    context = loss_context(recipe, classes_of(images))
-    stages, first = Stages(), 1
+    context = loss_context(recipe, np.unique(images.labels).tolist())
+    stages, first, joined = Stages(), 1, num_processes() > 1
     for table in recipe.all_stages():
         assert table.sampler is not None
         loss, miner = build_loss(table.loss, context)
@@ -115,7 +109,6 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
         optimizer, scheduler = build_optimizer(optimizer_table, own) if own else None, None
         if optimizer is not None and optimizer_table.scheduled:
             scheduler = _scheduler(optimizer, recipe.schedule, first)
-        joined = num_processes() > 1
         stages.append(
             Stage(
                 first,
@@ -139,29 +132,22 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
     return stages
 
 
-@dataclass
-class Optimizers:
-    """The optimizers of the networks that have parameters to train, and the schedules of their learning rates.
+def build_optimizers(
+    recipe: Recipe, trunk: nn.Module, embedder: nn.Module
+) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
+    """Return the optimizers ``"trunk_optimizer"`` and ``"embedder_optimizer"``, and their schedules by the same names.
 
-    Args:
-        steps: ``"trunk_optimizer"`` and ``"embedder_optimizer"``.
-        schedules: by the same names, where the recipe has a schedule.
+    The embedder's learning rate is ``head_lr_factor`` times the trunk's. A network without parameters to train has no
+    optimizer, and a constant learning rate no schedule.
     """
-
-    steps: dict[str, torch.optim.Optimizer]
-    schedules: dict[str, Any]
-
-
-def build_optimizers(recipe: Recipe, trunk: nn.Module, embedder: nn.Module) -> Optimizers:
-    """Return the optimizers of a recipe; the embedder's learning rate is ``head_lr_factor`` times the trunk's."""
     table = recipe.optimizer
-    steps = {
-        f"{key}_optimizer": build_optimizer(table, parameters, factor)
-        for key, network, factor in (("trunk", trunk, 1.0), ("embedder", embedder, table.head_lr_factor))
+    optimizers = {
+        f"{name}_optimizer": build_optimizer(table, parameters, factor)
+        for name, network, factor in (("trunk", trunk, 1.0), ("embedder", embedder, table.head_lr_factor))
         if (parameters := [parameter for parameter in network.parameters() if parameter.requires_grad])
     }
-    made = {key: _scheduler(optimizer, recipe.schedule) for key, optimizer in steps.items()}
-    return Optimizers(steps, {key: scheduler for key, scheduler in made.items() if scheduler is not None})
+    schedules = {name: _scheduler(optimizer, recipe.schedule) for name, optimizer in optimizers.items()}
+    return optimizers, {name: schedule for name, schedule in schedules.items() if schedule is not None}
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
@@ -175,9 +161,47 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
     return None
 
 
-# Training without labels: clusters of the training images are the labels of an epoch (Kan et al., 2022, Sec. 4.6)
+def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
+    """Return a sampler, and how many batches an epoch has.
 
-Labels = NDArray[np.int64]
+    Raises:
+        ConfigError: a sampler that cannot compose its batches from these images.
+    """
+    iterations = table.iterations or max(1, len(images) // table.batch_size)
+    if table.name == SHUFFLE:
+        if iterations * table.batch_size > len(images):
+            raise ConfigError(
+                f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training "
+                "images; make batch_size or iterations smaller"
+            )
+        return torch.utils.data.RandomSampler(range(len(images))), iterations
+    context: BuildContext = {
+        "labels": np.asarray(images.labels),
+        "batch_size": table.batch_size,
+        "length_before_new_iter": iterations * table.batch_size,
+        "seed": seed,
+    }
+    try:
+        sampler = registry.build(table.name, "sampler", context, **table.settings)
+    except PmlExtError:
+        raise
+    except Exception as error:  # what constructors raise is not limited
+        raise ConfigError(
+            shortened(
+                f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
+                f"{len(np.unique(images.labels))} classes: {error}"
+            )
+        ) from None
+    passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
+    if passes < (table.iterations or 1):
+        raise ConfigError(
+            f"sampler: iterations = {table.iterations or 1}, but a pass of {table.name} gives {passes} batches of "
+            f"{table.batch_size}; make iterations smaller, or batch_size"
+        )
+    return sampler, table.iterations or passes
+
+
+# Training without labels: clusters of the training images are the labels of an epoch (Kan et al., 2022, Sec. 4.6)
 
 
 def clusters_of(view: View, table: PseudoTable) -> Labels:
@@ -189,36 +213,64 @@ def clusters_of(view: View, table: PseudoTable) -> Labels:
     return from_rank_0(labels)  # type: ignore[no-any-return]
 
 
-def renew_clusters(
-    view: View, stage: Stage, before: Labels | None, kept: Labels | None, tell: Callable[[str], None]
-) -> tuple[Labels | None, dict[str, Any]]:
-    """Make clusters the labels of an epoch: of its batches, of its sampler, and in what components see.
+def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
+    """Return images with clusters as labels."""
+    return images.replace(labels=labels, class_names=[f"cluster {number}" for number in range(table.clusters)])
 
-    Args:
-        view: of the run, at the epoch. Epoch 0 is before components prepare themselves; epoch 1 has its clusters.
-        stage: of the epoch.
-        before: the clusters of the epoch before; None where there is none.
-        kept: this epoch's, where a run goes on inside of it.
-        tell: called with a line before images are clustered.
 
-    Returns:
-        The cluster of every training image, and facts about the clusters: how many have an image, the share of the
-        images that the largest has, and the NMI to the epoch before. Nothing where labels are given.
+def sampler_before_clusters(
+    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
+) -> tuple[Any, int]:
+    """Return a sampler of clusters of one size, to check before training that batches can be composed at all.
+
+    Arguments and results as of :func:`build_sampler`; labels of the images are not looked at.
+
+    Raises:
+        ConfigError: more clusters than images, or a sampler that cannot compose batches of a size that may be drawn.
     """
-    if (table := view.recipe.data.pseudo) is None:
-        return None, {}
-    labels = kept if kept is not None else before if view.epoch == 1 else None
-    if labels is None:
-        tell(f"clustering the training images before epoch {max(1, view.epoch)}")
-        labels = clusters_of(view, table)
-    view.pseudo_labels = labels
-    names = [f"cluster {number}" for number in range(table.clusters)]
-    images = view.training_images.replace(labels=labels, class_names=names)
-    stage.sampler, stage.batch_size = sampler_of_clusters(
-        stage.table, table, images, stage.iterations, view.seed, max(1, view.epoch)
-    )
-    sizes = np.bincount(labels)
-    about: dict[str, Any] = {"clusters": int((sizes > 0).sum()), "largest": float(sizes.max() / len(labels))}
-    if view.epoch > 1 and before is not None:
-        about["nmi_to_epoch_before"] = nmi(before, labels)
-    return labels, about
+    if pseudo.clusters > len(images):
+        raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
+    alike = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
+    if pseudo.batch_size is None:
+        return build_sampler(table, alike, seed)
+    low, high = pseudo.batch_size
+    per_class = table.settings.get("m", 1)
+    if isinstance(per_class, int) and low < 2 * per_class:
+        raise ConfigError(
+            f"data.pseudo.batch_size: found {pseudo.batch_size}, wanted at least {2 * per_class}, two "
+            f"clusters of sampler.m = {per_class} images"
+        )
+    iterations = table.iterations or max(1, 2 * len(images) // (low + high))
+    for size in (low, min(low + 1, high), high):
+        sampler, _ = build_sampler(_sized(table, size, iterations), alike, seed)
+    return sampler, iterations
+
+
+def sampler_of_clusters(
+    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, iterations: int, seed: int, epoch: int
+) -> tuple[Any, int]:
+    """Return the sampler of an epoch for images with clusters as labels, and its batch size, which is drawn too.
+
+    Raises:
+        ConfigError: a sampler that cannot compose its batches from these clusters.
+    """
+    generator = np.random.default_rng((seed, epoch))
+    if pseudo.batch_size is not None:
+        low, high = pseudo.batch_size
+        table = _sized(table, int(generator.integers(low, high + 1)), iterations)
+    try:
+        sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
+    except ConfigError as error:
+        there = len(np.unique(images.labels))
+        raise ConfigError(
+            f"data.pseudo: before epoch {epoch} k-means found {there} of {pseudo.clusters} clusters; take fewer, or "
+            f"smaller batches, unless the network has collapsed ({error})"
+        ) from None
+    return sampler, table.batch_size
+
+
+def _sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
+    """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
+    per_class = table.settings.get("m", 1)
+    whole = max(1, size // per_class) * per_class if isinstance(per_class, int) and per_class > 0 else size
+    return table.model_copy(update={"batch_size": whole, "iterations": iterations})

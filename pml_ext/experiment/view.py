@@ -21,7 +21,6 @@ from ..plugin import RunView
 from . import checkpoint
 from .embedding import EmbeddedSplit, embed_batches, embed_split
 from .recipe import Recipe, build_dataset, build_network, preprocessing_of
-from .sampling import classes_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
 _CPU_BATCH, _CPU_VALUES = 16, 10_000_000  # images, and values of their pixels, in a forward pass of a test on a CPU
@@ -116,7 +115,7 @@ class View:
 
     def network_json(self) -> dict[str, Any]:
         """Return what is needed besides the recipe and ``model.pt`` to use the networks."""
-        classes, names = classes_of(self.training_images), self.training_images.class_names
+        classes, names = np.unique(self.training_images.labels).tolist(), self.training_images.class_names
         facts = {
             "features": self.network.features,
             "classes": classes,
@@ -178,7 +177,7 @@ class View:
         passing = embed_batches(
             self.trunk, self.embedder, self.images(split), self.device, size, self.recipe.data.workers
         )
-        for features, embeddings, labels in passing:
+        for _, features, embeddings, labels in passing:
             yield features.float() if layer == "trunk" else embeddings.float(), labels
 
     def labels(self, split: str) -> Tensor:

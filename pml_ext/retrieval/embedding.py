@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import ConfigError, DataError, UnwritableError, needs_extra
-from ..experiment.progress import Pace
 from ..files import write_atomically, writing
 from ..network import Network
 from .checks import StoreWarning
@@ -323,7 +322,7 @@ class ImageEmbedder:
         """Embed images and write them as they come; when something fails, the rest is written as well."""
         part, waiting = _Part(), dict[int, Vectors]()
         paths = [listing.folder / listing.names[number] for number in numbers]
-        pace, done = Pace(0, len(numbers)), 0
+        done = 0
         begun = last = time.perf_counter()
 
         def write() -> None:
@@ -353,7 +352,7 @@ class ImageEmbedder:
                     last = time.perf_counter()
                 if self._listener is not None:
                     rate = done / max(time.perf_counter() - begun, 1e-9)
-                    self._listener(Progress(done, len(paths), rate, pace.seconds_left(done)))
+                    self._listener(Progress(done, len(paths), rate, (len(paths) - done) / rate))
         except OSError:  # the disk is full, say: what was written stays
             raise
         except BaseException:

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages, Watched, begin, draw
+from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched, begin, draw
 from pml_ext.experiment.embedding import embed_batches
 from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
 from pml_ext.experiment.stages import build_stages
@@ -69,7 +69,7 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
     batches = EpochBatches([[5, 5, 7], [1, 2, 3]], 3, 1)
     torch.manual_seed(workers)
     before = torch.get_rng_state()
-    images = SeededImages(Noisy())
+    images = Watched(Noisy(), workers)
     assert len(images) == 20
     alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
     assert torch.equal(torch.get_rng_state(), before)
@@ -88,7 +88,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     epoch = EpochBatches([[5, 5, 0], [1, 2, 3]], 3, 1)
     drawn = []
     for workers in (0, 1):
-        reader = BatchReader(SeededImages(images.with_transform(augmented)), workers, CPU)
+        reader = BatchReader(images.with_transform(augmented), workers, CPU)
         drawn.append(list(reader.read(epoch)))
         assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
         reader.close()
@@ -97,7 +97,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
         assert torch.equal(one, other)
     flat = torch.nn.Flatten(), torch.nn.Identity()
     passes = [
-        [x for x, *_ in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)] for workers in (0, 1)
+        [x for _, x, *_ in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)] for workers in (0, 1)
     ]
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
 
@@ -113,7 +113,7 @@ class Signed(torch.utils.data.Dataset):
 
 
 def test_workers_live_as_long_as_the_reader():
-    reader = BatchReader(SeededImages(Signed()), 2, CPU)
+    reader = BatchReader(Signed(), 2, CPU)
     first, second = (
         set(torch.cat([seeds for seeds, _ in reader.read(EpochBatches([[1, 2], [3, 4], [5, 6]], 0, epoch))]).tolist())
         for epoch in (1, 2)
@@ -127,12 +127,12 @@ def test_workers_live_as_long_as_the_reader():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
-    reader = BatchReader(SeededImages(Noisy()), workers, CPU)
+    reader = BatchReader(Noisy(), workers, CPU)
     broken = reader.read(EpochBatches([[1, 2], [3, 4], [5, 6]], 0, 1))
     next(broken)
     broken.close()
     second = EpochBatches([[7, 8], [9, 7]], 0, 2)
-    alone = SeededImages(Noisy())
+    alone = Watched(Noisy(), 0)
     for batch, (values, indices) in zip(second, reader.read(second), strict=True):
         assert indices.tolist() == [index for index, _ in batch]
         assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
@@ -140,7 +140,7 @@ def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_draws_one_number_whatever_the_workers(workers):
-    reader = BatchReader(SeededImages(Noisy()), workers, CPU)
+    reader = BatchReader(Noisy(), workers, CPU)
     states = []
     for epoch in (1, 2, 3):
         torch.manual_seed(epoch)
@@ -160,8 +160,8 @@ def test_batches_copied_ahead_to_the_gpu_are_whole():
             return torch.rand(3, 256, 256), index
 
     epoch = EpochBatches([[number, number + 1] * 8 for number in range(19)], 0, 1)
-    expected = [images for images, _ in BatchReader(SeededImages(Large()), 0, CPU).read(epoch)]
-    reader = BatchReader(SeededImages(Large()), 2, torch.device("cuda"), torch.channels_last)
+    expected = [images for images, _ in BatchReader(Large(), 0, CPU).read(epoch)]
+    reader = BatchReader(Large(), 2, torch.device("cuda"), torch.channels_last)
     busy = torch.rand(4096, 4096, device="cuda")
     for batch, (images, labels) in zip(expected, reader.read(epoch), strict=True):
         busy = busy @ busy / 4096
@@ -211,8 +211,8 @@ class Deadly(torch.utils.data.Dataset):
 
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
     wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
-    reader = BatchReader(SeededImages(Deadly()), 2, CPU)
-    with pytest.raises(DataError, match=wanted), reader.naming_images():
+    reader = BatchReader(Deadly(), 2, CPU)
+    with pytest.raises(DataError, match=wanted), reader.images.naming_images():
         list(reader.read(EpochBatches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
     reader.close()
     with pytest.raises(DataError, match=wanted):
@@ -227,10 +227,10 @@ def test_what_is_no_death_of_a_worker_is_raised_as_it_is(error):
 
 
 def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
-    reader = BatchReader(SeededImages(Noisy()), 1, CPU)
+    reader = BatchReader(Noisy(), 1, CPU)
     batches = reader.read(EpochBatches([[number] for number in range(12)], 0, 1))
     next(batches)
-    worker = int(reader._watched.reading[0, 0])
+    worker = int(reader.images.reading[0, 0])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(worker, number)
     assert len(list(batches)) == 11
@@ -241,7 +241,7 @@ LEFT = """
 import gc
 from torch import device, zeros
 from torch.utils.data import Dataset
-from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
+from pml_ext.experiment.batches import BatchReader, EpochBatches
 
 class Images(Dataset):
     def __len__(self):
@@ -250,7 +250,7 @@ class Images(Dataset):
         return zeros(1), index
 
 gc.disable()
-batches = BatchReader(SeededImages(Images()), 2, device("cpu")).read(EpochBatches([[0], [1], [2], [3]], 0, 1))
+batches = BatchReader(Images(), 2, device("cpu")).read(EpochBatches([[0], [1], [2], [3]], 0, 1))
 left = [batches, next(batches)]
 left.append(left)
 del batches, left
@@ -270,7 +270,7 @@ class Collecting(Noisy):
 
 
 def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd):
-    reader = BatchReader(SeededImages(Noisy()), 2, CPU)
+    reader = BatchReader(Noisy(), 2, CPU)
     list(reader.read(EpochBatches([[1, 2]], 0, 1)))
     cycle = [reader._loader._iterator]
     cycle.append(cycle)  # what only the collector frees, in whichever process it runs

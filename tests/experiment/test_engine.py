@@ -15,7 +15,7 @@ from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
 from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
-from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
+from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched
 from pml_ext.experiment.engine import MOST_SKIPPED, Engine, NotFiniteError, Objective, first_bad
 from pml_ext.experiment.recipe import EngineTable
 
@@ -80,7 +80,7 @@ class Parts:
         """Trains by the engine; all steps."""
         torch.manual_seed(5)
         engine = Engine(self.trunk, self.embedder, CPU, EngineTable(**settings), freeze)
-        reader = BatchReader(SeededImages(images), workers, CPU, engine.memory_format)
+        reader = BatchReader(images, workers, CPU, engine.memory_format)
         objective = self.objective()
         return [step for epoch in batches for step in engine.epoch(reader.read(epoch), objective)]
 
@@ -95,7 +95,7 @@ def train_by_pml(parts, images, batches, workers, freeze):
             parts.optimizers,
             BATCH,
             {"metric_loss": parts.loss},
-            SeededImages(images),
+            Watched(images, workers),
             {"tuple_miner": parts.miner},
             ITERATIONS,
             CPU,
@@ -135,7 +135,7 @@ def test_what_is_recorded_comes_as_numbers(images, batches):
     rates = [group["lr"] for group in parts.optimizers["trunk_optimizer"].param_groups]
     objective = parts.objective(recorded=lambda: (parts.miner.num_pos_pairs, torch.tensor([2.5]), *rates))
     engine = Engine(parts.trunk, parts.embedder, CPU)
-    steps = list(engine.epoch(BatchReader(SeededImages(images), 0, CPU).read(batches[0]), objective))
+    steps = list(engine.epoch(BatchReader(images, 0, CPU).read(batches[0]), objective))
     assert len(steps) == ITERATIONS
     for step in steps:
         pairs, constant, rate = step.recorded
@@ -169,7 +169,7 @@ def test_a_step_reads_numbers_once(images, batches, monkeypatch, settings):
             return read_numbers(values)
 
     monkeypatch.setattr("pml_ext.experiment.engine.read_numbers", read)
-    drawn = list(BatchReader(SeededImages(images), 0, CPU).read(batches[0]))
+    drawn = list(BatchReader(images, 0, CPU).read(batches[0]))
     objective = Objective(parts.loss, optimizers, recorded=lambda: [torch.ones(()), 1.0])
     with Waits() as waits:
         steps = list(engine.epoch(drawn, objective))
@@ -183,7 +183,7 @@ def test_clipping_is_torchs_over_trunk_and_embedder_and_leaves_the_loss_alone(im
     ours.train(images, batches[:1], clip_gradient=0.05)
     torch.manual_seed(5)
     norms = []
-    for pixels, labels in BatchReader(SeededImages(images), 0, CPU).read(batches[0]):
+    for pixels, labels in BatchReader(images, 0, CPU).read(batches[0]):
         for optimizer in theirs.optimizers.values():
             optimizer.zero_grad()
         embeddings = theirs.embedder(theirs.trunk(pixels))
@@ -307,7 +307,7 @@ def test_float16_leaves_out_a_step_that_overflows_and_lowers_the_loss_scale(imag
     engine = Engine(parts.trunk, parts.embedder, CPU, EngineTable(precision="float16"))
     engine.load_state_dict({"scaler": {**engine.state_dict()["scaler"], "scale": 256.0}, "overflows": 0})
     states, skipped = [], []
-    for step in engine.epoch(BatchReader(SeededImages(images), 0, CPU).read(batches[0]), parts.objective()):
+    for step in engine.epoch(BatchReader(images, 0, CPU).read(batches[0]), parts.objective()):
         states.append({key: value for key, value in parts.state().items() if key.endswith(("weight", "bias"))})
         skipped.append(step.skipped)
     assert skipped == [False, False, True, False]

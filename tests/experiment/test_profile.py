@@ -7,7 +7,7 @@ from torch import nn
 
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import profile
-from pml_ext.experiment.batches import BatchReader, EpochBatches, SeededImages
+from pml_ext.experiment.batches import BatchReader, EpochBatches
 from pml_ext.experiment.engine import Engine, Objective
 from pml_ext.experiment.profile import PARTS, profile_recipe, profile_steps
 
@@ -103,7 +103,7 @@ def test_time_is_found_in_its_part(slow, monkeypatch):
 def test_a_measured_step_trains_like_any_other():
     (trunk, embedder, images, objective, _), plain = parts(Clock()), parts(Clock())
     profile_steps(trunk, embedder, images, BATCHES, objective, CPU)
-    reader = BatchReader(SeededImages(plain[2]), 0, CPU)
+    reader = BatchReader(plain[2], 0, CPU)
     list(Engine(plain[0], plain[1], CPU).epoch(reader.read(BATCHES), plain[3]))
     for one, other in zip(trunk.parameters(), plain[0].parameters(), strict=True):
         assert torch.equal(one, other)

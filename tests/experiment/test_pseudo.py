@@ -21,8 +21,7 @@ from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
 from pml_ext.experiment.recipe import PseudoTable
 from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
-from pml_ext.experiment.sampling import sampler_before_clusters, sampler_of_clusters
-from pml_ext.experiment.stages import clusters_of
+from pml_ext.experiment.stages import clusters_of, sampler_before_clusters, sampler_of_clusters
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 import kills

@@ -174,18 +174,16 @@ def test_csv_files_are_written_again_from_the_database(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
-def test_a_damaged_database_is_put_aside_with_its_csv_files(tmp_path, content):
+def test_a_damaged_database_is_put_aside(tmp_path, content):
     record(tmp_path, 1, 6)
     folder, words = tmp_path / "records", []
     (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
     (folder / "logs.db").write_bytes(content)
-    before = csv_rows(folder / "loss_histories.csv")
     record(tmp_path, 7, 8, words.append)
     (word,) = words
     assert word.startswith(f"{folder / 'logs.db'} is damaged (")
-    assert word.endswith(f"are now in {folder / 'damaged'}, and the records begin with iteration 7")
-    assert csv_rows(folder / "damaged" / "loss_histories.csv") == before
-    assert (folder / "damaged" / "logs.db").read_bytes() == content
+    assert word.endswith("it is now damaged.db, and the records begin with iteration 7")
+    assert (folder / "damaged.db").read_bytes() == content
     assert [row[0] for row in csv_rows(folder / "loss_histories.csv")] == ["~iteration~", "7", "8"]
     assert (folder / "of-a-component.csv").exists()
 

@@ -28,7 +28,7 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
             with pytest.raises(StoppedError, match=f"^stopped by {number.name} after epoch 3$") as caught:
                 signals.check("after epoch 3")
             assert caught.value.exit_code == 128 + number
-            with pytest.raises(StoppedError), signals.at_once():
+            with pytest.raises(StoppedError), signals.waiting(False):
                 pytest.fail("a noted signal ends what may end at once")
         assert "a checkpoint written; once more ends at once" in capfd.readouterr().err
     assert signal.getsignal(number) is before

@@ -255,7 +255,7 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what,
         registry.unregister_local()
     state = checkpoint.load(tmp_path / "out" / "checkpoints" / "last.pt")
     assert state["epoch"] == 1
-    assert all(value.isfinite().all() for value in state["networks"]["embedder"].values())
+    assert all(value.isfinite().all() for value in state["parts"]["embedder"].values())
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,6 @@ def test_a_collapsed_run_ends_with_metrics_a_report_and_warnings(tmp_path):
     assert sum("the embeddings collapse to one point" in text for text in ear.warnings) == 1, (
         ear.warnings
     )  # not each epoch
-    assert any("running_var has become infinite" in text for text in ear.warnings), ear.warnings
     assert metrics["warnings"] == ear.warnings
     assert metrics["after"]["nmi"] < 0.01
     report = (tmp_path / "out" / "report.html").read_text()

@@ -44,13 +44,14 @@ def test_is_tested_by_features_by_score_and_by_a_shortlist(finished):
 def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
     out, _ = finished
     state = torch.load(out / "checkpoints" / "last.pt", weights_only=False)
-    warm, own = state["stages"]
-    assert warm["optimizer"] is None
-    (group,) = own["optimizer"]["param_groups"]
+    parts = state["parts"]
+    assert "stage 1 optimizer" not in parts
+    own = parts["stage 2 optimizer"]
+    (group,) = own["param_groups"]
     assert group["weight_decay"] == 3e-3
     assert group["lr"] == pytest.approx(1e-3)  # of 1e-2, since epoch 3 was a milestone of the networks too
-    assert state["optimizers"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
-    assert all(int(entry["step"]) == 40 for entry in own["optimizer"]["state"].values())
+    assert parts["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-4)
+    assert all(int(entry["step"]) == 40 for entry in own["state"].values())
     saved = torch.load(out / "checkpoints" / "model.pt")["loss"]
     run = load_run(out, "cpu")
     for name, value in run.metric.state_dict().items():
