@@ -1,8 +1,8 @@
 """A plugin layer on pytorch-metric-learning (PML).
 
 ``from pml_ext import CBMLLoss`` works for every registered class, of this distribution and of third parties;
-``__init__.pyi`` lists the other public names. ``from pml_ext import *`` gives both. Importing this package imports
-neither torch nor PML; the first name that needs them does.
+``__init__.pyi`` lists the other public names. Importing this package imports neither torch nor PML; the first name that
+needs them does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ def _public() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return _star_names()
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
     if name in _public():
@@ -49,20 +47,6 @@ def __getattr__(name: str) -> Any:
                 "it, or inside of the function that needs it"
             ) from None
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
-
-
-def _star_names() -> list[str]:
-    """Return the names of ``from pml_ext import *``: public names and registered classes that can be imported."""
-    from .errors import PluginError
-
-    names = []
-    for name in __dir__():
-        try:
-            __getattr__(name)
-        except (ImportError, PluginError, AttributeError):  # an extra is missing; two plugins' classes; __version__
-            continue
-        names.append(name)
-    return names
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from .hookspecs import hookimpl
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The wrappers, miners and samplers of the core, and PML's losses in tiles."""
+    """Return the wrappers, miners and samplers of the core, and PML's losses in tiles."""
     from . import losses
     from .miners import SemiHardTripletMiner
     from .samplers import WholeClassSampler

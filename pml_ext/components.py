@@ -61,7 +61,7 @@ class Component:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The class's capabilities: see :func:`capabilities`."""
+        """The class's :func:`capabilities`."""
         return capabilities(self.cls)
 
     @property
@@ -71,11 +71,7 @@ class Component:
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind of a class, by the PML (or ``pml_ext``, or torch) base class that it extends.
-
-    Raises:
-        TypeError: it extends none of them.
-    """
+    """Return the kind of a class, by the PML (or torch) base class that it extends; raise TypeError for no such one."""
     from . import pml
 
     for kind, bases in pml.BASES.items():
@@ -105,21 +101,16 @@ _OF_PML: dict[str, frozenset[str]] = {
 def capabilities(component: object) -> frozenset[str]:
     """Return the capabilities of a class or an instance.
 
-    Returns:
-        Some of ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and
-        ``ref_labels``), ``"state"`` (keeps some between calls), ``"tiles"`` (works in tiles of bounded memory). From
-        its attribute ``capabilities``; for PML's classes from a table; labels and indices_tuple if neither says.
+    These are ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and
+    ``ref_labels``), ``"state"`` (keeps some between calls), ``"tiles"`` (works in tiles of bounded memory). They come
+    from its attribute ``capabilities``; for PML's classes from a table; labels and indices_tuple if neither says.
     """
     declared = getattr(component, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
-    return _capabilities_in_pml(component if isinstance(component, type) else type(component))
-
-
-@functools.cache
-def _capabilities_in_pml(cls: type) -> frozenset[str]:
-    nearest = next((base for base in cls.__mro__ if base.__module__.startswith("pytorch_metric_learning.")), None)
-    return _OF_PML.get(nearest.__name__, _USUAL) if nearest else _USUAL
+    bases = (component if isinstance(component, type) else type(component)).__mro__
+    nearest = next((base for base in bases if base.__module__.startswith("pytorch_metric_learning.")), object)
+    return _OF_PML.get(nearest.__name__, _USUAL)
 
 
 def pml_components() -> list[Component]:
@@ -136,54 +127,37 @@ def pml_components() -> list[Component]:
     ]
 
 
-_ONE_WORD = ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s")
-
-
 def kebab(class_name: str) -> str:
     """Return the name that follows from a class name: ``"MultiSimilarityLoss"`` gives ``"multi-similarity"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
-    for words in _ONE_WORD:
+    for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):
         name = name.replace(words, words.replace("-", ""))
     return name
 
 
-# What PML's base classes require and its losses pass to them by themselves.
-_PASSED_BY_SUBCLASSES = frozenset({"mat_based_loss"})
-
-
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Return the keyword arguments that a class or a function accepts.
+    """Return the keyword arguments that a class or a function accepts, annotations as types where names allow that.
 
     A class that hands ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
     """
-    if not isinstance(target, type):
-        return _named(_parameters(target))
+    functions = [target]
+    if isinstance(target, type):
+        bases = [base for base in target.__mro__ if "__init__" in vars(base)]
+        functions = [vars(base)["__init__"] for base in bases if not base.__module__.startswith("torch.")]
     settings: dict[str, inspect.Parameter] = {}
-    for base in target.__mro__:
-        if "__init__" not in vars(base) or base.__module__.startswith("torch."):
-            continue
-        parameters = _parameters(vars(base)["__init__"])[1:]
-        settings = _named(parameters) | settings
+    for function in functions:
+        inner = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        names = getattr(inspect.unwrap(inner), "__globals__", {})
+        parameters = list(inspect.signature(function).parameters.values())[isinstance(target, type) :]
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        settings = {p.name: p.replace(annotation=_resolved(p.annotation, names)) for p in named} | settings
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
+    settings.pop("mat_based_loss", None)  # what PML's base classes require and its losses pass to them by themselves
     return settings
-
-
-def _named(parameters: list[inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {p.name: p for p in parameters if p.kind in kinds and p.name not in _PASSED_BY_SUBCLASSES}
-
-
-def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters, annotations as types where the module's names allow that."""
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    names = getattr(inspect.unwrap(inner), "__globals__", {})
-    return [
-        p.replace(annotation=_resolved(p.annotation, names)) for p in inspect.signature(function).parameters.values()
-    ]
 
 
 def _resolved(annotation: object, names: dict[str, object]) -> object:

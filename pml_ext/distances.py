@@ -39,12 +39,7 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
     """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
-
-    Args:
-        kwargs: as in PML's distances, but ``normalize_embeddings``, which is True.
-
-    Raises:
-        ValueError: another ``normalize_embeddings``.
+    Keyword arguments are PML's; ValueError for a ``normalize_embeddings`` other than True.
     """
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:

@@ -299,17 +299,18 @@ class BuildContext(TypedDict, total=False):
     """Values known beside a component's own settings, by the name of the setting that each fills.
 
     A component may rely on these names and no others. Recipes, ``pml-ext bench`` and the conformance kit fill in what
-    they know. ``embedding_size`` and ``num_classes`` fill settings without a default alone, the others any:
+    they know. ``embedding_size`` and ``num_classes`` fill settings without a default alone, the others any.
 
-    - ``embedding_size``: D.
-    - ``num_classes``: of the training images, or of the batches that are timed or checked.
-    - ``class_labels``: the labels of the training images, each once, sorted. Recipes alone.
-    - ``collect_stats``: True, since a run records what is collected. Recipes alone, and for the component itself; the
-      other names are for the components in its settings too.
-    - ``labels``: one per training image, in their order. For samplers, as the following.
-    - ``batch_size``: images per batch, of all processes together.
-    - ``length_before_new_iter``: images per epoch.
-    - ``seed``: the run's. Recipes alone.
+    Attributes:
+        embedding_size: D.
+        num_classes: of the training images, or of the batches that are timed or checked.
+        class_labels: the labels of the training images, each once, sorted. Recipes alone.
+        collect_stats: True, since a run records what is collected. Recipes alone, for the component itself; the others
+            are for the components in its settings too.
+        labels: one per training image, in their order. For samplers, as the following.
+        batch_size: images per batch, of all processes together.
+        length_before_new_iter: images per epoch.
+        seed: the run's. Recipes alone.
     """
 
     embedding_size: int

@@ -73,7 +73,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         """
         check_batch(embeddings)
         with autocast_off(embeddings.device):
-            return super().forward(to_full_precision(embeddings))
+            return super().forward(to_full_precision(embeddings, normalized=True))
 
     def compute_loss(self, embeddings: Tensor) -> dict[str, dict[str, Any]]:
         """One value per embedding."""

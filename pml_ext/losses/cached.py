@@ -126,7 +126,8 @@ class _Part:
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:
-    return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return [module for module in network.modules() if isinstance(module, kinds)]
 
 
 @contextlib.contextmanager

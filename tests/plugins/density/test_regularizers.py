@@ -279,3 +279,12 @@ def test_on_a_gpu():
     moved(x.cuda(), y.cuda() + 9)  # the answer comes with the next call
     with pytest.raises(ValueError, match="class_labels"):
         moved(x.cuda(), y.cuda())
+
+
+def test_short_rows_of_float16_have_a_bounded_gradient():
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(16, 4, generator=generator))
+    x = (directions * 10 ** (-7 * torch.rand(16, 1, generator=generator))).half().requires_grad_()
+    (gradient,) = torch.autograd.grad(EntropyRegularizer()(x), x)
+    assert gradient.isfinite().all()
+    assert gradient.norm(dim=1).max() > 1
