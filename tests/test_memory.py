@@ -288,6 +288,23 @@ def test_what_is_read_and_called_in_pmls_memory():
         ours.add_to_memory(x, labels, 4)
 
 
+def test_losses_that_pmls_memory_names():
+    """All but NCALoss, which takes no pairs: in PML's memory it compares an image with the copy of itself."""
+    names = CrossBatchMemory.supported_losses()
+    assert set(losses.CrossBatchMemory.supported_losses()) - set(names) == {"NCALoss"}
+    for number, name in enumerate(names):
+        loss = getattr(losses, name)()
+        ours, theirs = CrossBatchMemory(loss, 6, 24, detach_batch=True), losses.CrossBatchMemory(loss, 6, 24)
+        for step in range(3):
+            x, labels = batch(3 * number + step)
+            torch.testing.assert_close(ours(x, labels), theirs(x, labels))
+    x, labels = batch()
+    loss = losses.NCALoss()
+    assert not torch.isclose(losses.CrossBatchMemory(loss, 6, 12)(x, labels), loss(x, labels))
+    with pytest.raises(TypeError, match="NCALoss does not take references"):
+        CrossBatchMemory(loss, 6, 12)
+
+
 def test_compiled_it_is_not_compiled_again_at_every_step():
     class Mean(torch.nn.Module):
         capabilities = frozenset(NEEDED)

@@ -188,6 +188,36 @@ def test_a_stated_reducer_gives_the_value_of_pml(name, reducer):
             assert type(ours.reducer) is type(theirs.reducer)
 
 
+def test_a_stated_reducer_counts_no_pairs_or_triplets():
+    """Its value is PML's, its statistics are not: it sees one value that is reduced already."""
+    for theirs, ours in (
+        (losses.ContrastiveLoss, TiledContrastiveLoss),
+        (losses.TripletMarginLoss, TiledTripletMarginLoss),
+    ):
+        counts = []
+        for kind in (theirs, ours):
+            loss = kind(reducer=reducers.AvgNonZeroReducer(collect_stats=True))
+            loss(X, LABELS)
+            parts = loss.reducer.reducers.values() if hasattr(loss.reducer, "reducers") else [loss.reducer]
+            counts.append([(part.losses_size, part.num_past_filter) for part in parts])
+        assert all(size >= number > 1 for size, number in counts[0])
+        assert all(each == (1, 0) for each in counts[1])
+
+
+def test_embeddings_of_more_dimensions_are_for_pmls_losses():
+    class Flat(distances.CosineSimilarity):
+        def check_shapes(self, query_emb, ref_emb):
+            pass
+
+        def compute_mat(self, query_emb, ref_emb):
+            return query_emb.flatten(1) @ ref_emb.flatten(1).T
+
+    x = torch.randn(6, 3, 4)
+    assert losses.TripletMarginLoss(distance=Flat())(x, torch.arange(6) // 2) >= 0
+    with pytest.raises(ValueError, match=r"two dimensions, \(batch size, embedding size\); got .* \(6, 3, 4\)"):
+        TiledTripletMarginLoss(distance=Flat())(x, torch.arange(6) // 2)
+
+
 @pytest.mark.parametrize("reducer", [reducers.ClassWeightedReducer(torch.ones(9)), reducers.DoNothingReducer()])
 def test_a_reducer_that_needs_the_list_is_refused(reducer):
     for kind in (TiledContrastiveLoss, TiledTripletMarginLoss):

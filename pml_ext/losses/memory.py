@@ -19,6 +19,7 @@ from ..pml import (
     convert_to_pairs,
     convert_to_triplets,
     get_all_pairs_indices,
+    losses,
 )
 from ..settings import check_count
 from .calling import call_loss, takes_all_pairs
@@ -119,6 +120,12 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     @classmethod
     def check_loss_support(cls, loss_name: str) -> None:
         """Accept any name: capabilities decide, in the constructor."""
+
+    @staticmethod
+    def supported_losses() -> list[str]:
+        """Return the names of the losses of PML's memory that fit here; others fit too."""
+        names: list[str] = losses.CrossBatchMemory.supported_losses()
+        return [name for name in names if capabilities(getattr(losses, name)) >= _NEEDED]
 
     def start_epoch(self, run: Any) -> None:
         """Activate the memory from ``first_epoch`` on; a run calls this before each epoch."""
