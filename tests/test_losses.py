@@ -75,8 +75,8 @@ def test_never_sums_in_half_precision(batch):
     ("arguments", "text"),
     [
         (([],), "at least one loss"),
-        (([losses.ContrastiveLoss()], None, [1, 2]), "weights .* a list of length 1"),
-        (({"a": losses.ContrastiveLoss()}, {"b": None}), r"miners .* some of the keys \['a'\]"),
+        (([losses.ContrastiveLoss()], None, [1, 2]), "weights .* the length 1"),
+        (({"a": losses.ContrastiveLoss()}, {"b": None}), r"miners .* the keys \['a'\]"),
         (({"a": losses.ContrastiveLoss()}, None, [1]), r"weights .* the keys \['a'\]"),
     ],
 )
@@ -302,7 +302,7 @@ def test_views_inside_other_wrappers():
     ("loss", "text"),
     [
         (losses.NTXentLoss, r"must be an object such as NTXentLoss\(\)"),
-        (losses.VICRegLoss(), "takes no labels; .* call it without this wrapper"),
+        (losses.VICRegLoss(), "takes no labels$"),
         (losses.ManifoldLoss(l=4), "takes no labels$"),
         (losses.ProxyAnchorLoss(3, 4), "ProxyAnchorLoss has a fixed number of classes"),
         (RegularizedLoss(CBMLLoss(), DensityRegularizer(3)), "DensityRegularizer has a fixed number of classes"),

@@ -14,7 +14,6 @@ from ..devices import drawing_from, generator_states
 from ..losses import WrapperCapabilities, call_loss, inside
 from ..pairwise import check_batch, check_indices_tuple, check_references
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
-from ..settings import check_flag
 from .gather import join, tiles_shared
 from .processes import from_rank_0, num_processes, rank
 
@@ -28,11 +27,9 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     this process's embeddings is therefore ``W`` times that of the joined loss (with ``W`` processes), since the mean
     divides by ``W`` what one process alone contributes; the loss's parameters get their gradient as it is.
 
-    Batches may differ in size. Random parts (dropout in a learned metric, sampled triplets) are alike: all use the
-    state of torch's generators of rank 0. A loss with a memory goes inside,
-    ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the first call the
-    loss's parameters and buffers are copied from rank 0. Without a process group, or with one process, it is the loss
-    itself.
+    Batches may differ in size. Random parts are alike: all use the state of torch's generators of rank 0. A loss with a
+    memory goes inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the
+    first call the loss's parameters and buffers are copied from rank 0. With one process it is the loss itself.
 
     *Cost:* a loss that works in tiles (every pair and triplet loss of ours) is divided: each process computes a part of
     the anchors against the joined batch, and the gradients of the joined embeddings are added up. Small batches and
@@ -40,12 +37,6 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
 
     Args:
         loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
-        efficient: here for what was written for PML's ``DistributedLossWrapper``, where True compares a process's own
-            rows alone with all rows, which saves memory and gives other gradients. This loss gives the gradients of
-            the joined batch, at the cost above, whether it is True or False.
-
-    Raises:
-        TypeError: not a module, or ``efficient`` neither True nor False.
 
     Example:
         >>> from pytorch_metric_learning.losses import ProxyAnchorLoss
@@ -58,13 +49,11 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     )
     joins_processes = True
 
-    def __init__(self, loss: nn.Module, efficient: bool = False) -> None:
+    def __init__(self, loss: nn.Module) -> None:
         if not isinstance(loss, nn.Module):
             raise TypeError(f"loss of DistributedLoss must be an object such as ContrastiveLoss(); got {loss!r}")
-        check_flag(self, "efficient", efficient)
         super().__init__(loss=loss)
         self.loss = loss
-        self.efficient = efficient
         self._alike = False
 
     @classmethod
@@ -101,14 +90,8 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         if not self._alike:
             _take_state_of_rank_0(self.loss)
             self._alike = True
-        batch = {
-            "embeddings": embeddings,
-            "labels": labels,
-            "ref_emb": ref_emb,
-            "ref_labels": ref_labels,
-            "enqueue_mask": enqueue_mask,
-        }
-        joined = join(batch, indices_tuple)
+        batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
+        joined = join(batch | {"enqueue_mask": enqueue_mask}, indices_tuple)
         with _random_as_rank_0(embeddings.device), tiles_shared(joined["embeddings"], joined["ref_emb"]):
             return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
 
@@ -122,23 +105,15 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     Args:
         miner: a miner of PML or of ours.
-        efficient: here for what was written for PML's ``DistributedMinerWrapper``, where True mines partners for a
-            process's own rows. This miner finds the pairs of all rows, which :class:`DistributedLoss` wants, whether
-            it is True or False.
-
-    Raises:
-        TypeError: not a module, or ``efficient`` neither True nor False.
     """
 
-    def __init__(self, miner: nn.Module, efficient: bool = False) -> None:
+    def __init__(self, miner: nn.Module) -> None:
         if not isinstance(miner, nn.Module):
             raise TypeError(
                 f"miner of DistributedMiner must be an object such as MultiSimilarityMiner(); got {miner!r}"
             )
-        check_flag(self, "efficient", efficient)
         super().__init__()
         self.miner = miner
-        self.efficient = efficient
 
     @property
     def capabilities(self) -> frozenset[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import ConfigError, TrainingError, one_line
+from ..errors import ConfigError
 
 
 def num_processes() -> int:
@@ -48,12 +47,7 @@ def process_group(device: str) -> Iterator[None]:
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
     # Rank 0 tests alone while the others wait; torchrun ends them should it fail.
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())
-    try:
-        yield
-    except Exception as error:
-        if (reason := _why_others_ended(error)) is None:
-            raise
-        raise TrainingError(f"another process of the run has ended: {reason}") from error
+    yield
     dist.destroy_process_group()
 
 
@@ -69,24 +63,6 @@ def _meeting_place() -> dict[str, Any]:
     place = f"pml_ext/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     own = dist.PrefixStore(place, store)  # type: ignore[attr-defined]
     return {"store": own, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-
-
-_LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|Socket Timeout|NCCL|[Rr]emote process exited")
-_FAILURE = "pml_ext/failure"
-
-
-def _why_others_ended(error: Exception) -> str | None:
-    """Return why another process has ended, if this one ends since it lost that; else tell the others why it ends."""
-    store = dist.distributed_c10d._get_default_store()
-    lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
-    with contextlib.suppress(Exception):  # the store is lost with the process that has it
-        if not lost:
-            if not store.check([_FAILURE]):
-                store.set(_FAILURE, f"process {rank()}: {one_line(error)}")
-            return None
-        store.wait([_FAILURE], datetime.timedelta(seconds=5))
-        return store.get(_FAILURE).decode("utf-8", "replace")  # type: ignore[no-any-return]
-    return "without a word, as one does that is killed or has no memory left" if lost else None
 
 
 def from_rank_0(value: Any) -> Any:

@@ -25,31 +25,24 @@ def nearest_class_mean(
 
     A point counts if fewer than k classes have a nearer mean than its own class. Classes whose means are equally near
     are in a random order: with c nearer means and t equally near ones, its own among them, a point counts for
-    :math:`\min(1, (k - c) / t)`.
-
-    *Cost:* one product of points and means, in tiles.
+    :math:`\min(1, (k - c) / t)`. *Cost:* one product of points and means, in tiles.
 
     Args:
         points: ``[N, D]``; normalize embeddings first.
         labels: their classes, ``[N]``, each of them in ``classes``.
         classes: labels of the classes, ``[C]``, each once.
         means: their means, ``[C, D]``.
-        top: every k.
+        top: every k, at least 1.
 
     Returns:
         ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
 
     Raises:
-        ValueError: a label without a mean, a class twice, a k below 1, or values that are not finite.
+        ValueError: a label without a mean, or values that are not finite.
     """
-    wanted = sorted(set(top))
-    if wanted and wanted[0] < 1:
-        raise ValueError(f"top wants integers of at least 1, not {wanted[0]}")
-    ordered, order = classes.to(points.device).sort()
-    if len(ordered.unique()) < len(ordered):  # type: ignore[no-untyped-call]
-        raise ValueError("classes has a class twice")
     if not (points.isfinite().all() and means.isfinite().all()):
         raise ValueError("points or means have values that are not finite")
+    ordered, order = classes.to(points.device).sort()
     labels = labels.to(points.device)
     places = torch.searchsorted(ordered, labels).clamp(max=len(ordered) - 1)
     if unknown := labels[ordered[places] != labels].tolist():
@@ -58,16 +51,16 @@ def nearest_class_mean(
     distinct, group = torch.unique(means.to(points), dim=0, return_inverse=True)  # equal means are equally near
     sizes = torch.bincount(group).double().cpu()
     squares = distinct.square().sum(1)
-    credit = dict.fromkeys(wanted, 0.0)
+    credit = dict.fromkeys(sorted(set(top)), 0.0)
     tile = max(1, _TILE // len(distinct))
     for start in range(0, len(points), tile):
         rows = slice(start, start + tile)
         distances = squares - 2 * points[rows] @ distinct.T  # less a term of the point alone
         mine = distances.gather(1, group[own[rows]][:, None])
         nearer, alike = ((compared.double().cpu() @ sizes) for compared in (distances < mine, distances == mine))
-        for k in wanted:
+        for k in credit:
             credit[k] += float(((k - nearer) / alike).clamp(0, 1).sum())
-    return {f"top_{k}": credit[k] / len(points) if len(points) else float("nan") for k in wanted}
+    return {f"top_{k}": total / len(points) if len(points) else float("nan") for k, total in credit.items()}
 
 
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
@@ -79,18 +72,15 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
 
     Args:
         names: of the new classes.
-        known: the mean of each known class, ``[D]``, by name.
+        known: the mean of each known class, ``[D]``, by name; one or more.
         parents: the parents of classes and of their ancestors, by name; what has none is left out or has an empty list.
 
     Returns:
         ``[C, D]``, in the order of the names.
 
     Raises:
-        ValueError: no known class.
         DataError: a class that is its own ancestor.
     """
-    if not known:
-        raise ValueError("related_means wants the mean of one known class or more")
     below: dict[str, list[str]] = {}
     for name in known:
         for level in ancestors(name, parents):

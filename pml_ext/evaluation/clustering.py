@@ -14,24 +14,14 @@ from torch import Tensor
 
 from .neighbors import faiss_sees_a_gpu, has_faiss
 
-STARTS, CHEAP = 10, 70_000_000_000  # starts at most; multiplications of one iteration of all starts together
-
-
-def starts_of(points: int, clusters: int, dimensions: int, most: int = STARTS) -> int:
-    """Return the number of starts of k-means, ``70,000,000,000 // (points * clusters * dimensions)``, 1 to ``most``.
-
-    That is ten for the test images of CUB (5,924 in 100 clusters) or Omniglot (13,180 in 659) in 512 dimensions, nine
-    for the queries of In-Shop (14,218 in 3,985) in 128, and one for the test images of Stanford Online Products (60,502
-    in 11,316), where ten would take ten times as long.
-    """
-    return min(most, max(1, CHEAP // (points * clusters * dimensions)))
+CHEAP = 70_000_000_000  # multiplications of one iteration of all starts together
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
     """Return the cluster of every point, ``[N]``, by k-means with a fixed seed: with faiss, or else scikit-learn.
 
-    The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken; fewer where points x
-    clusters x dimensions exceeds 7 billion (:func:`starts_of`).
+    The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken; of fewer where points x
+    clusters x dimensions exceeds 7 billion, as for the test images of Stanford Online Products.
 
     *Cost:* 20 iterations per start with faiss, each of which compares every point with every cluster.
 
@@ -44,30 +34,25 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
+    starts = max(1, CHEAP // (points.shape[0] * clusters * points.shape[1]))
     if has_faiss():
         from ..pml import FaissKMeans
 
-        settings = {
-            "niter": 20,
-            "nredo": starts_of(len(points), clusters, points.shape[1]),
-            "min_points_per_centroid": 1,
-        }
-        on_gpu = points.is_cuda and faiss_sees_a_gpu()
-        return FaissKMeans(**settings, gpu=on_gpu)(points, clusters)  # type: ignore[no-any-return]
+        search = FaissKMeans(
+            niter=20, nredo=min(10, starts), min_points_per_centroid=1, gpu=points.is_cuda and faiss_sees_a_gpu()
+        )
+        return search(points, clusters)  # type: ignore[no-any-return]
     from sklearn.cluster import KMeans
 
-    starts = starts_of(len(points), clusters, points.shape[1], most=3)
-    assigned = KMeans(clusters, n_init=starts, random_state=0).fit_predict(points.float().cpu().numpy())
+    search = KMeans(clusters, n_init=min(3, starts), random_state=0)
+    assigned = search.fit_predict(points.float().cpu().numpy())
     return torch.as_tensor(assigned, dtype=torch.int64, device=points.device)
 
 
 def purity(labels: Any, clusters: Any) -> float:
-    r"""Return the share of points that are of their cluster's most frequent class ("accuracy" of clustering).
+    r"""Return the share of points that are of their cluster's most frequent class, from 0 to 1.
 
     .. math:: \frac{1}{N} \sum_k \max_c |\omega_k \cap c|
-
-    Returns:
-        From 0 to 1; 1 where every point is a cluster.
     """
     from sklearn.metrics.cluster import contingency_matrix
 
@@ -79,9 +64,6 @@ def nmi(labels: Any, clusters: Any) -> float:
     r"""Return the normalized mutual information of classes and clusters, by the arithmetic mean of their entropies.
 
     .. math:: \frac{2 I(\omega; c)}{H(\omega) + H(c)}
-
-    Returns:
-        From 0 to 1.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
@@ -93,12 +75,8 @@ def ami(labels: Any, clusters: Any) -> float:
 
     .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
 
-    where :math:`E[I]` is the mean over all ways of giving the labels to the points.
-
-    *Cost:* time grows with classes x clusters.
-
-    Returns:
-        1 for equal partitions, about 0 for random ones, below 0 for worse.
+    where :math:`E[I]` is the mean over all ways of giving the labels to the points: 1 for equal partitions, about 0 for
+    random ones. *Cost:* time grows with classes x clusters.
     """
     from sklearn.metrics import adjusted_mutual_info_score
 
@@ -111,10 +89,7 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
     .. math:: F_1 = \frac{2 TP}{2 TP + FP + FN}
 
     A pair is true positive if it shares class and cluster, false positive if it shares the cluster alone, false
-    negative if it shares the class alone.
-
-    Returns:
-        From 0 to 1; 0 where no pair shares anything.
+    negative if it shares the class alone. The value is 0 where no pair shares anything.
     """
     from sklearn.metrics.cluster import pair_confusion_matrix
 

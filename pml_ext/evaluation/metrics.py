@@ -7,7 +7,7 @@ A metric of neighbors gets two tensors of a search for the K nearest gallery ite
 - ``relevant``, ``[Q]``, integers: how many gallery items are of the query's class, the query itself left out, written
   :math:`R_i`.
 
-It returns one value per query, ``[Q]``, float64, which :func:`mean`, :func:`class_means` and
+It returns one value per query, ``[Q]``, float64 from 0 to 1, which :func:`mean`, :func:`class_means` and
 :func:`mean_of_class_means` reduce. A query is *lone* if its class has no item in the gallery, :math:`R_i = 0`: it
 cannot be answered. Columns that a small gallery cannot fill are missing and count as wrong.
 
@@ -33,12 +33,7 @@ def recall_at_k(right: Tensor, k: int) -> Tensor:
 
     .. math:: \max_{j \le k} r_{ij}
 
-    Args:
-        right: ``[Q, K]``.
-        k: at least 1.
-
-    Returns:
-        ``[Q]``, 0 or 1; 0 for a lone query.
+    The value is 0 for a lone query.
     """
     return right[:, :k].any(dim=1).to(torch.float64)
 
@@ -48,12 +43,7 @@ def precision_at_k(right: Tensor, k: int) -> Tensor:
 
     .. math:: \frac{1}{k} \sum_{j \le k} r_{ij}
 
-    Args:
-        right: ``[Q, K]``.
-        k: at least 1; also the divisor where K is smaller.
-
-    Returns:
-        ``[Q]``, from 0 to 1; 0 for a lone query.
+    The divisor is k where K is smaller, too. The value is 0 for a lone query.
     """
     return right[:, :k].sum(dim=1).to(torch.float64) / k
 
@@ -63,12 +53,7 @@ def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij}
 
-    Args:
-        right: ``[Q, K]``. Where K is smaller than :math:`R_i`, K takes its place, as in PML.
-        relevant: ``[Q]``.
-
-    Returns:
-        ``[Q]``, from 0 to 1; NaN for a lone query.
+    Where K is smaller than :math:`R_i`, K takes its place, as in PML. The value is NaN for a lone query.
     """
     right = right & _within(right, relevant)
     return right.sum(dim=1).to(torch.float64) / relevant.clamp(max=right.shape[1])
@@ -79,12 +64,7 @@ def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
-    Args:
-        right: ``[Q, K]``.
-        relevant: ``[Q]``.
-
-    Returns:
-        ``[Q]``, from 0 to 1; NaN for a lone query.
+    The value is NaN for a lone query.
     """
     return average_precision(right & _within(right, relevant), relevant)
 
@@ -94,12 +74,7 @@ def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le K} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
-    Args:
-        right: ``[Q, K]``; the whole gallery for MAP as it is usually meant, fewer columns for MAP of the K nearest.
-        relevant: ``[Q]``.
-
-    Returns:
-        ``[Q]``, from 0 to 1; NaN for a lone query.
+    K is the whole gallery for MAP as it is usually meant. The value is NaN for a lone query.
     """
     return ((right.cumsum(dim=1) * right).to(torch.float64) / _ranks(right)).sum(dim=1) / relevant
 
@@ -109,11 +84,7 @@ def reciprocal_rank(right: Tensor) -> Tensor:
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 
-    Args:
-        right: ``[Q, K]``; the whole gallery for MRR as it is usually meant.
-
-    Returns:
-        ``[Q]``, from 0 to 1; 0 where none of the K is right, as for a lone query.
+    K is the whole gallery for MRR as it is usually meant. The value is 0 where none of the K is right.
     """
     first = right & (right.cumsum(dim=1) == 1)
     return (first.to(torch.float64) / _ranks(right)).sum(dim=1)
@@ -158,12 +129,7 @@ class Metric:
         return self.pml_name or self.name
 
     def columns(self, most_relevant: int, gallery: int) -> int:
-        """Return the number of neighbors it looks at.
-
-        Args:
-            most_relevant: largest number of gallery items that are relevant to a query.
-            gallery: number of items that can be a query's neighbors.
-        """
+        """Return the number of neighbors it looks at, by the largest R of a query and the size of the gallery."""
         limits = {"relevant": most_relevant, "gallery": gallery}
         return min(limits[self.neighbors] if isinstance(self.neighbors, str) else self.neighbors or 0, gallery)
 

@@ -20,7 +20,7 @@ Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
 
 def has_faiss() -> bool:
-    """Whether faiss can be imported."""
+    """Return whether faiss can be imported."""
     try:
         import faiss  # noqa: F401
     except ImportError:
@@ -29,12 +29,12 @@ def has_faiss() -> bool:
 
 
 def faiss_sees_a_gpu() -> bool:
-    """Whether faiss is installed, is built for GPUs and has one."""
-    if not has_faiss():
-        return False
-    import faiss
+    """Return whether faiss is installed, is built for GPUs and has one."""
+    if has_faiss():
+        import faiss
 
-    return bool(getattr(faiss, "get_num_gpus", int)())
+        return bool(getattr(faiss, "get_num_gpus", int)())
+    return False
 
 
 class NearestNeighbors:
@@ -68,13 +68,8 @@ class NearestNeighbors:
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield slices of the queries with the same for these, so that memory does not grow with queries x ``k``.
 
-        Args:
-            query: as of a call.
-            k: likewise.
-            reference: likewise.
-            ref_includes_query: likewise.
-            rows: queries per tile, the last of which also takes the rest; by default as many as have 8 million
-                neighbors together, in multiples of faiss's own tiles of 4,096 where that is more.
+        ``rows`` are queries per tile, the last of which also takes the rest; by default as many as have 8 million
+        neighbors together, in multiples of faiss's own tiles of 4,096 where that is more.
         """
         k = min(k + ref_includes_query, len(reference))
         if rows is None:
@@ -109,10 +104,7 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 
 
 def default_neighbors() -> NearestNeighbors:
-    """Return a search by Euclidean distance: with faiss where it is installed, else with torch in tiles.
-
-    On an accelerator torch searches too, unless faiss is built for it: embeddings stay where they are.
-    """
+    """Return a search by Euclidean distance: with faiss where it is built for the device, else with torch in tiles."""
     from ..pml import FaissKNN, LpDistance
 
     in_tiles = neighbors_under(LpDistance(normalize_embeddings=False), tile=1024)
@@ -150,8 +142,7 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
 def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
     """Return ``[N, N]`` values of a PML distance between ``[N, D]`` points, without gradient and dropout."""
     with _in_use(distance):
-        matrix: Tensor = distance(points)
-    return matrix
+        return distance(points)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from .memory import CrossBatchMemory
 from .multiple import MultipleLosses
 from .pair_loss import PairLoss, PairLossSettings
 from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
-from .regularized import RegularizationWarning, RegularizedLoss
+from .regularized import RegularizedLoss
 from .self_supervised import SelfSupervisedLoss
 from .tiled import (
     TiledContrastiveLoss,
@@ -24,7 +24,6 @@ __all__ = [
     "PairLoss",
     "PairLossSettings",
     "Pairs",
-    "RegularizationWarning",
     "RegularizedLoss",
     "SelfSupervisedLoss",
     "Terms",

@@ -60,10 +60,6 @@ def call_loss(
         enqueue_mask: ``[B]``, boolean, or None; for :class:`pml_ext.CrossBatchMemory` alone.
     """
     arguments = [embeddings, labels] if "labels" in capabilities(inside(loss)) else [embeddings]
-    optional = {
-        "indices_tuple": indices_tuple,
-        "ref_emb": ref_emb,
-        "ref_labels": ref_labels,
-        "enqueue_mask": enqueue_mask,
-    }
-    return loss(*arguments, **{name: value for name, value in optional.items() if value is not None})
+    names = ("indices_tuple", "ref_emb", "ref_labels", "enqueue_mask")
+    optional = zip(names, (indices_tuple, ref_emb, ref_labels, enqueue_mask), strict=True)
+    return loss(*arguments, **{name: value for name, value in optional if value is not None})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from ..components import capabilities
-from ..errors import TrainingWarning
 from ..pairwise import apart, autocast_off, check_batch, check_indices_tuple, normalizes, to_full_precision
 from ..pml import (
     BaseLossWrapper,
@@ -36,20 +34,17 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     an anchor whose partners are all the ring holds, itself left out by index. Past embeddings have no gradient; the
     batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
-    It takes any loss that says it has ``"labels"``, ``"indices_tuple"`` and ``"references"`` (see
-    :func:`pml_ext.components.capabilities`): PML's, registered ones, and wrappers such as
-    :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone. PML's CrossBatchMemory refuses our losses
-    by name: take this one for them.
+    It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``: PML's, registered
+    ones, and wrappers such as :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone. PML's
+    CrossBatchMemory refuses our losses by name: take this one for them.
 
     Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with the ring and
-    does not enter it, so that validation images stay out. :meth:`add_to_memory` writes in any mode.
+    does not enter it. :meth:`add_to_memory` writes in any mode.
 
     Ring, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
     digit. The ring is no buffer, since DistributedDataParallel would write that of rank 0 over every other process's;
     each process keeps the ring of its own batches, or all the same one with
     ``DistributedLoss(CrossBatchMemory(...))``.
-
-    An ``indices_tuple`` holds rows of the batch; its pairs or triplets are added to those over the memory.
 
     *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
     that a million references fit. Around PML's losses, and without a miner, a list of all ``B * memory_size`` pairs.
@@ -63,8 +58,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         first_epoch: in a run of ``pml-ext train``, the epoch from which on it is active.
 
     Attributes:
-        active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is,
-            say during the first epochs, while embeddings still move fast.
+        active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is.
         embedding_memory, label_memory: the ring, ``[memory_size, D]`` and ``[memory_size]``.
         queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
         curr_batch_idx: the rows that the last batch entered.
@@ -112,7 +106,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self.embedding_size, self.memory_size = embedding_size, memory_size
         self.detach_batch, self.first_epoch = detach_batch, first_epoch
         self.active = True
-        self._warned = False
         self.reset_queue()
         names = ["embedding_size", "memory_size", "queue_idx", "filled"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
@@ -168,7 +161,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
         Raises:
             TypeError, ValueError: wrong arguments, or more embeddings than the ring holds.
-            pml_ext.errors.TrainingWarning: gradients are wanted in ``eval()``, of a ring that holds nothing; once.
         """
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)
@@ -193,7 +185,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             in_ring = writes and enqueue_mask is None
             ring, ring_labels = apart(self._ring, embeddings, in_ring)
             if len(embeddings) == 0 or (len(ring) == 0 and indices_tuple is None):
-                self._warn_of_an_empty_ring(embeddings)
                 return 0 * embeddings.sum()
             own = self.curr_batch_idx
             if indices_tuple is not None and not in_ring:  # the batch stands behind the ring, for the tuple alone
@@ -207,7 +198,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 ring, ring_labels = torch.cat([ring, embeddings]), torch.cat([ring_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, ring, ring_labels)  # type: ignore[no-any-return]
 
-    def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Any) -> None:
+    def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Tensor | None) -> None:
         if embeddings.shape[1] != self.embedding_size:
             raise ValueError(
                 f"CrossBatchMemory was made with embedding_size={self.embedding_size}, but the embeddings "
@@ -220,13 +211,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                     "indices_tuple and enqueue_mask exclude each other: a tuple's rows are anchors that "
                     "enter the memory, a mask says which rows do not"
                 )
-            if not isinstance(enqueue_mask, Tensor) or enqueue_mask.dtype != torch.bool:
-                raise TypeError(f"enqueue_mask must be a tensor of bool of shape ({entering},); got {enqueue_mask!r}")
-            if enqueue_mask.shape != (entering,):
-                raise ValueError(
-                    f"enqueue_mask must have shape ({entering},), one for each embedding; "
-                    f"got shape {tuple(enqueue_mask.shape)}"
-                )
+            if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != (entering,):
+                raise ValueError(f"enqueue_mask must be a tensor of bool of shape ({entering},); got {enqueue_mask!r}")
             entering = int(enqueue_mask.sum()) if entering > self.memory_size else entering
         if self.active and self.training and torch.is_grad_enabled():
             self._check_fits(entering)
@@ -236,17 +222,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             raise ValueError(
                 f"{entering} embeddings do not fit into a memory of memory_size={self.memory_size}; make "
                 "it at least as large as the batch (several batches are usual)"
-            )
-
-    def _warn_of_an_empty_ring(self, embeddings: Tensor) -> None:
-        told = self._warned or self.training or torch.compiler.is_compiling()
-        if not told and embeddings.requires_grad and torch.is_grad_enabled():
-            self._warned = True
-            warnings.warn(
-                "CrossBatchMemory is in eval mode, where no batch enters the memory, and it holds nothing to "
-                "compare with; to train, type memory.train()",
-                TrainingWarning,
-                stacklevel=2,
             )
 
     @torch.no_grad()
@@ -320,33 +295,26 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         destination[f"{prefix}filled"] = torch.tensor(self.filled)
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        metadata: Any,
-        strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
         rest = dict(state_dict)
         saved = {name: rest.pop(f"{prefix}{name}", None) for name in _STATE}
         super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
+        absent = [f"{prefix}{name}" for name, value in saved.items() if value is None]
+        if absent:
+            missing += absent if strict else []
+            return
         for name in ("embedding_memory", "label_memory"):
             value, own = saved[name], getattr(self, name)
-            if value is None:
-                missing += [f"{prefix}{name}"] if strict else []
-            elif value.shape != own.shape:
+            if value.shape != own.shape:
                 errors.append(
                     f"size mismatch for {prefix}{name}: it has shape {tuple(value.shape)} in the state, "
                     f"{tuple(own.shape)} in a memory of these sizes"
                 )
-            else:  # in its own dtype: copied into float32, digits would go
-                setattr(self, name, value.detach().to(own.device, copy=True))
-        missing += [f"{prefix}{name}" for name in ("cursor", "filled") if saved[name] is None] if strict else []
-        if saved["cursor"] is not None and saved["filled"] is not None:
-            self._cursor = torch.tensor(int(saved["cursor"]), device="cpu")
-            self.has_been_filled = int(saved["filled"]) == self.memory_size
+                return
+            setattr(self, name, value.detach().to(own.device, copy=True))  # in its own dtype
+        self._cursor = torch.tensor(int(saved["cursor"]), device="cpu")
+        self.has_been_filled = int(saved["filled"]) == self.memory_size
 
     def extra_repr(self) -> str:
         """The sizes."""

@@ -20,8 +20,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
     It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
-    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it: record-keeper names a
-    table after each loss, and the number that a loss of a list has is no name of a table.
+    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it.
 
     Args:
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
@@ -51,15 +50,13 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     ) -> None:
         if not losses:
             raise ValueError("MultipleLosses needs at least one loss; got none")
-        for name, given, whole in (("miners", miners, False), ("weights", weights, True)):
-            if given is not None:
-                _check_belongs(name, given, losses, whole)
-        named = isinstance(losses, Mapping)
-        super().__init__(
-            dict(losses) if isinstance(losses, Mapping) else list(losses),
-            miners if miners is None else _like(miners, named),
-            weights if weights is None else _like(weights, named),
-        )
+        kind: Any = dict if isinstance(losses, Mapping) else list
+        try:
+            super().__init__(*(each if each is None else kind(each) for each in (losses, miners, weights)))
+        except (AssertionError, TypeError, ValueError) as error:
+            wanted = f"the keys {sorted(losses)}" if isinstance(losses, Mapping) else f"the length {len(losses)}"
+            text = f"miners and weights of MultipleLosses must have {wanted} of the losses: {error}"
+            raise ValueError(text) from None
 
     @property
     def takes_all_pairs(self) -> bool:
@@ -91,18 +88,3 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             value = call_loss(loss, embeddings, labels, mined, ref_emb, ref_labels)
             total = total + self.weights[key] * to_full_precision(value)
         return total
-
-
-def _check_belongs(name: str, given: Any, losses: Any, whole: bool) -> None:
-    if isinstance(losses, Mapping):
-        fits = isinstance(given, Mapping) and (set(given) == set(losses) if whole else set(given) <= set(losses))
-        wanted = f"a dictionary with {'the' if whole else 'some of the'} keys {sorted(losses)}"
-    else:
-        fits = isinstance(given, (list, tuple)) and len(given) == len(losses)
-        wanted = f"a list of length {len(losses)}, one for each loss"
-    if not fits:
-        raise ValueError(f"{name} of MultipleLosses must be {wanted}; got {given!r}")
-
-
-def _like(values: Any, named: bool) -> Any:
-    return dict(values) if named else list(values)

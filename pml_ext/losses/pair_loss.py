@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -31,6 +31,17 @@ from ..settings import check_tile_size, number_settings, own_settings
 from .pairs import AllButItself, Pairs, Terms, reduced
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
+
+
+class Given(NamedTuple):
+    """The arguments of a call; ``own``: the reference that each embedding is itself, ``[B]``, or None."""
+
+    embeddings: Tensor
+    labels: Tensor | None
+    indices_tuple: tuple[Tensor, ...] | None
+    ref_emb: Tensor
+    ref_labels: Tensor | None
+    own: Tensor | None
 
 
 class PairLossSettings(LossSettings, total=False):
@@ -158,21 +169,21 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if indices_tuple is None and (labels is None or ref_labels is None):
             raise ValueError(f"{'ref_' * (labels is not None)}labels must be given where no indices_tuple is")
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
-        given = embeddings, labels, indices_tuple, ref_emb, ref_labels, own
-        terms = self._dense(*given) if size is None else self._in_tiles(size, *given)
+        given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        terms = self._dense(given) if size is None else self._in_tiles(size, given)
         zero = reduced(0)["loss"]  # what PML's reducers want where there is no value
-        return {name: zero if info["losses"].ndim and not len(info["losses"]) else info for name, info in terms.items()}
+        terms = {
+            name: zero if info["losses"].ndim and not len(info["losses"]) else info for name, info in terms.items()
+        }
+        return self.finished(terms, given)
 
-    def _dense(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-        own: Tensor | None,
-    ) -> Terms:
+    def finished(self, terms: Terms, given: Given) -> Terms:
+        """Return the terms of a batch for the reducer; a subclass may change them."""
+        return terms
+
+    def _dense(self, given: Given) -> Terms:
         """Return the terms of the whole matrix."""
+        embeddings, labels, indices_tuple, ref_emb, ref_labels, own = given
         matrix, references = matrix_of(self.distance, embeddings, ref_emb)
         everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb))
         rule = PairsOfRows(matrix.device, labels, indices_tuple, ref_labels, references=references, own_columns=own)
@@ -198,17 +209,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             for name, info in terms.items()
         }
 
-    def _in_tiles(
-        self,
-        size: int,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-        own: Tensor | None,
-    ) -> Terms:
+    def _in_tiles(self, size: int, given: Given) -> Terms:
         """Return the same terms, computed ``size`` anchors at a time."""
+        embeddings, labels, indices_tuple, ref_emb, ref_labels, own = given
         references, order, ends = ref_emb is not embeddings, None, None
         alone = not references and indices_tuple is None
         by_class = self.tiles == "classes" and alone

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from ..components import capabilities
-from ..errors import TrainingWarning
-from ..pairwise import FullPrecisionForward, transformed
+from ..pairwise import FullPrecisionForward
 from ..pml import BaseMetricLossFunction, LossSettings
 from ..reducers import SumOfReducedReducer
 from ..settings import check_number
 from .calling import WrapperCapabilities, call_loss, takes_all_pairs
-
-OUTWEIGHED = 3.0  # how many times as long as the loss's a regularizer's gradient is when a warning says so
-
-
-class RegularizationWarning(TrainingWarning):
-    """A regularizer's gradient outweighs the loss's by far."""
+from .pairs import Terms, reduced
 
 
 class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -32,10 +25,6 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
     of the batch, never the references. ``indices_tuple`` and references reach the loss only when given, and labels only
     if it takes them, so PML's wrappers fit too. With ``collect_stats`` the values are recorded as ``loss_value`` and
     ``regularizer_value`` (without the weight).
-
-    The first time that gradients are wanted, the gradients of both parts by the embeddings are compared, and a
-    :class:`RegularizationWarning` tells if the regularizer's is far longer: its weight does not belong to the loss's
-    reduction then.
 
     Args:
         loss: any PML loss or loss wrapper.
@@ -52,7 +41,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
 
     capabilities = WrapperCapabilities(
         {"labels", "indices_tuple", "references"},
-        lambda self: capabilities(self.loss) | ({"labels"} if self._labelled_regularizer else set()),
+        lambda self: capabilities(self.loss) | ({"labels"} if self._labeled_regularizer else set()),
     )
 
     def __init__(
@@ -68,8 +57,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         self.loss = loss
         self.regularizer = regularizer
         self.weight = weight
-        self._compared = False
-        self._labelled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
+        self._labeled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
 
@@ -85,36 +73,14 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         indices_tuple: tuple[Tensor, ...] | None,
         ref_emb: Tensor,
         ref_labels: Tensor | None,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Terms:
         """Return the two parts, both already reduced."""
         references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
         loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
-        regularizer = (
-            self.regularizer(embeddings, labels) if self._labelled_regularizer else self.regularizer(embeddings)
-        )
-        self._compare_gradients(embeddings, loss, regularizer)
+        regularizer = self.regularizer(embeddings, *([labels] if self._labeled_regularizer else []))
         if self.collect_stats:
             self.loss_value, self.regularizer_value = loss.detach(), regularizer.detach()
-        return {"loss": _reduced(loss), "regularizer": _reduced(regularizer * self.weight)}
-
-    def _compare_gradients(self, embeddings: Tensor, loss: Tensor, regularizer: Tensor) -> None:
-        """Warn once if the regularizer's gradient would outweigh the loss's by far."""
-        if self._compared or not self.weight or not embeddings.requires_grad:
-            return
-        if torch.compiler.is_compiling() or transformed():
-            return
-        lengths = [_gradient_length(value, embeddings) for value in (loss, regularizer)]
-        self._compared = lengths[0] > 0  # a batch without pairs says nothing
-        ratio = abs(self.weight) * lengths[1] / lengths[0] if lengths[0] > 0 else 0.0
-        if ratio > OUTWEIGHED:
-            fitting = float(f"{abs(self.weight) / ratio:.1g}")
-            warnings.warn(
-                f"the gradient of {type(self.regularizer).__name__} with weight {self.weight:g} is {ratio:.3g} times "
-                f"as long as that of {type(self.loss).__name__}; the weight belongs to the loss's reduction (a sum "
-                f"over pairs, or a mean): try weight={fitting:g}, where both are alike, or less",
-                RegularizationWarning,
-                stacklevel=2,
-            )
+        return {"loss": reduced(loss)["loss"], "regularizer": reduced(regularizer * self.weight)["loss"]}
 
     def _sub_loss_names(self) -> list[str]:
         return ["loss", "regularizer"]
@@ -124,15 +90,4 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         return f"weight={self.weight}"
 
 
-def _gradient_length(value: Tensor, embeddings: Tensor) -> float:
-    if not value.requires_grad:
-        return 0.0
-    (gradient,) = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
-    return 0.0 if gradient is None else float(gradient.norm())
-
-
 _EXAMPLES = {"loss": "MultiSimilarityLoss()", "regularizer": "LpRegularizer()"}
-
-
-def _reduced(value: Tensor) -> dict[str, Any]:
-    return {"losses": value, "indices": None, "reduction_type": "already_reduced"}

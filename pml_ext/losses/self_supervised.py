@@ -71,10 +71,7 @@ def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
     """Return the reason why a loss does not fit into SelfSupervisedLoss, or nothing."""
     name, has = type(inside(loss)).__name__, capabilities(inside(loss))
     if "labels" not in has:
-        call = (
-            "; it compares embeddings with ref_emb itself: call it without this wrapper" if "references" in has else ""
-        )
-        return f"{name} takes no labels{call}"
+        return f"{name} takes no labels"
     for module in loss.modules():
         part = type(module).__name__
         if getattr(module, "joins_processes", False):

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..distances import EuclideanDistance, GramCosineSimilarity
 from ..pairwise import log_one_plus_sum_exp, masked_mean, transformed
-from ..pml import BaseDistance, BaseReducer, LossSettings
+from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_flag, check_number
-from .pair_loss import PairLoss
-from .pairs import AllButItself, Pairs, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
+from .pair_loss import Given, PairLoss, PairLossSettings
+from .pairs import Pairs, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # of gathered rows held at a time
 
@@ -56,20 +56,12 @@ class _SummedByRow(_TiledLoss):
                     f"{type(stated).__name__}; PML's {own.removeprefix('Tiled')} lists them"
                 )
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> Terms:
-        """Return PML's loss dictionary, reduced where a reducer of PML is stated, which would see sums."""
-        terms = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+    def finished(self, terms: Terms, given: Given) -> Terms:
+        """Reduce the terms where a reducer of PML is stated, which would see sums."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
             if not isinstance(reducer, SumOverDivisorReducer) and info["reduction_type"] in ("element", "pos_pair"):
-                terms[name] = reduced(reduced_rows(reducer, info, embeddings, labels))["loss"]
+                terms[name] = reduced(reduced_rows(reducer, info, given.embeddings, given.labels))["loss"]
         return terms
 
     def get_default_reducer(self) -> BaseReducer:
@@ -92,8 +84,7 @@ class TiledContrastiveLoss(_SummedByRow):
         pos_margin: distances of positive pairs up to this cost nothing; 0.
         neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
             similarities, and signs change round.
-        tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; ``distance`` is Euclidean, of normalized embeddings by default.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings by default.
 
     Example:
         >>> TiledContrastiveLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -102,16 +93,10 @@ class TiledContrastiveLoss(_SummedByRow):
 
     _of_pairs = True
 
-    def __init__(
-        self,
-        pos_margin: float = 0.0,
-        neg_margin: float = 1.0,
-        tile_size: int | None = None,
-        **kwargs: Unpack[LossSettings],
-    ) -> None:
+    def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **kwargs: Unpack[PairLossSettings]) -> None:
         check_number(self, "pos_margin", pos_margin)
         check_number(self, "neg_margin", neg_margin)
-        super().__init__(tile_size, **kwargs)
+        super().__init__(**kwargs)
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -148,8 +133,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         alpha: weight of the positives' exponent, above 0; 2.
         beta: weight of the negatives' exponent, above 0; 50.
         base: :math:`\lambda`; 0.5.
-        tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; ``distance`` is cosine similarity by default.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default.
 
     Example:
         >>> TiledMultiSimilarityLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
@@ -163,13 +147,12 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         alpha: float = 2.0,
         beta: float = 50.0,
         base: float = 0.5,
-        tile_size: int | None = None,
-        **kwargs: Unpack[LossSettings],
+        **kwargs: Unpack[PairLossSettings],
     ) -> None:
         check_number(self, "alpha", alpha, above=0)
         check_number(self, "beta", beta, above=0)
         check_number(self, "base", base)
-        super().__init__(tile_size, **kwargs)
+        super().__init__(**kwargs)
         self.alpha, self.beta, self.base = alpha, beta, base
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -193,17 +176,17 @@ class TiledNTXentLoss(_TiledLoss):
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
-        tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; ``distance`` is cosine similarity by default, and one where smaller means nearer is negated.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; one where smaller means
+            nearer is negated.
 
     Example:
         >>> TiledNTXentLoss(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
         1.0986123085021973
     """
 
-    def __init__(self, temperature: float = 0.07, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
+    def __init__(self, temperature: float = 0.07, **kwargs: Unpack[PairLossSettings]) -> None:
         check_number(self, "temperature", temperature, above=0)
-        super().__init__(tile_size, **kwargs)
+        super().__init__(**kwargs)
         self.temperature = temperature
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
@@ -231,8 +214,8 @@ class TiledSupConLoss(_TiledLoss):
 
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
-        tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; ``distance`` is cosine similarity by default, and one where smaller means nearer is negated.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; one where smaller means
+            nearer is negated.
 
     Example:
         >>> TiledSupConLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -241,26 +224,24 @@ class TiledSupConLoss(_TiledLoss):
     *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
     """
 
-    def __init__(self, temperature: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
+    def __init__(self, temperature: float = 0.1, **kwargs: Unpack[PairLossSettings]) -> None:
         check_number(self, "temperature", temperature, above=0)
-        super().__init__(tile_size, **kwargs)
+        super().__init__(**kwargs)
         self.temperature = temperature
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> Terms:
-        """Return PML's loss dictionary; 0 where the batch has no negative pair."""
-        terms = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+    def finished(self, terms: Terms, given: Given) -> Terms:
+        """Multiply by 0 where the batch has no negative pair; nothing waits for the device."""
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
-            there = _any_negatives(labels, indices_tuple, ref_labels, info["losses"].device)
-            info["losses"] = info["losses"] * there
-            info["divisor"] = info["divisor"] * there
+            if given.indices_tuple is not None:
+                there = torch.tensor(len(given.indices_tuple[-1]) > 0)
+            else:
+                assert given.labels is not None
+                assert given.ref_labels is not None
+                first = given.labels[0]
+                there = torch.ne(given.labels, first).any() | torch.ne(given.ref_labels, first).any()
+            there = there.to(info["losses"].device, torch.float32)
+            terms["loss"] = info | {"losses": info["losses"] * there, "divisor": info["divisor"] * there}
         return terms
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -293,8 +274,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         swap: whether the distance of positive and negative takes the place of that of anchor and negative where it is
             smaller.
         smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
-        tile_size: see :mod:`pml_ext.losses.tiled`.
-        kwargs: likewise; ``distance`` is Euclidean, of normalized embeddings, by default.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
 
     Example:
         >>> TiledTripletMarginLoss(margin=0.2)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
@@ -309,13 +289,12 @@ class TiledTripletMarginLoss(_SummedByRow):
         margin: float = 0.05,
         swap: bool = False,
         smooth_loss: bool = False,
-        tile_size: int | None = None,
-        **kwargs: Unpack[LossSettings],
+        **kwargs: Unpack[PairLossSettings],
     ) -> None:
         check_number(self, "margin", margin)
         check_flag(self, "swap", swap)
         check_flag(self, "smooth_loss", smooth_loss)
-        super().__init__(tile_size, **kwargs)
+        super().__init__(**kwargs)
         self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
@@ -371,14 +350,3 @@ class TiledTripletMarginLoss(_SummedByRow):
 def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
     """Return the log-sum-exp of each row's masked entries; a very low number without gradient where there are none."""
     return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
-
-
-def _any_negatives(
-    labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None, ref_labels: Tensor | None, device: torch.device
-) -> Tensor:
-    """Return 1 where a batch has a negative pair, else 0; nothing waits for the device."""
-    if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
-        return torch.tensor(float(len(indices_tuple[-1]) > 0), device=device)
-    assert labels is not None
-    assert ref_labels is not None
-    return ((labels != labels[0]).any() | (ref_labels != labels[0]).any()).to(device, torch.float32)

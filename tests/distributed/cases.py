@@ -184,7 +184,7 @@ def main(folder):
                     continue
                 if around == "ddp inside":
                     loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
-                loss = DistributedLoss(loss, efficient=parts is EVEN)
+                loss = DistributedLoss(loss)
                 if around == "ddp outside":
                     loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
                 miner = DistributedMiner(miner) if miner is not None else None
@@ -220,7 +220,7 @@ def main(folder):
 
     # what a miner recorded
     inner = mining_miner()
-    miner = DistributedMiner(inner, efficient=True)
+    miner = DistributedMiner(inner)
     inputs, labels = next(batches())
     rows = slice(11 * rank, 11 + 5 * rank)
     miner(inputs[rows], labels[rows])

@@ -187,8 +187,6 @@ def test_losses_without_labels():
 def test_wants_a_module(wrapper):
     with pytest.raises(TypeError, match="must be an object such as"):
         wrapper(losses.ContrastiveLoss)
-    with pytest.raises(TypeError, match="efficient of Distributed.* must be True or False"):
-        wrapper(losses.ContrastiveLoss(), efficient="yes")
 
 
 def test_a_memory_around_it_is_refused():

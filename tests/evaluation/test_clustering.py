@@ -11,22 +11,6 @@ import torch
 from pml_ext.evaluation import clustering, kmeans, nmi, pairwise_f1, purity
 
 
-@pytest.mark.parametrize(
-    ("points", "clusters", "dimensions", "starts"),
-    [
-        (5_924, 100, 512, 10),
-        (13_180, 659, 512, 10),
-        (13_180, 659, 784, 10),
-        (14_218, 3_985, 128, 9),
-        (12_000, 1_000, 3_072, 1),
-        (60_502, 11_316, 128, 1),
-    ],
-)
-def test_starts_are_fewer_where_points_x_clusters_x_dimensions_is_large(points, clusters, dimensions, starts):
-    assert clustering.starts_of(points, clusters, dimensions) == starts
-    assert clustering.starts_of(points, clusters, dimensions, most=3) == min(3, starts)
-
-
 @pytest.mark.parametrize("installed", [True, False])
 def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
     made = []

@@ -229,7 +229,7 @@ class EngineTable(Table):
     @model_validator(mode="after")
     def _no_compiled_micro_batches(self) -> Self:
         if self.micro_batch is not None and self.compile:
-            raise ValueError("micro_batch repeats random numbers, which compiled networks draw; leave out one of both")
+            raise ValueError("micro_batch does not go with compile; leave out compile or micro_batch")
         return self
 
 

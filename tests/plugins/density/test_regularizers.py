@@ -2,15 +2,13 @@
 
 import copy
 import math
-import warnings
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, reducers
+from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import LpDistance
 
 from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
-from pml_ext.losses import RegularizationWarning
 from pml_ext.testing import check_component
 from pml_ext_density import class_densities, functional
 
@@ -210,28 +208,6 @@ def test_labels_are_needed_in_pmls_slot_but_not_by_the_entropy():
     plain = losses.ContrastiveLoss()(x, y)
     found = losses.ContrastiveLoss(embedding_regularizer=EntropyRegularizer(), embedding_reg_weight=0.5)(x, y)
     torch.testing.assert_close(found, plain + 0.5 * EntropyRegularizer()(x))
-
-
-def test_a_weight_that_belongs_to_another_reduction_is_warned_about_once():
-    x, y = batch([i // 8 for i in range(64)], size=16, dtype=torch.float32)
-
-    def heard(loss, weight):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            regularized = RegularizedLoss(loss, DensityRegularizer(8), weight=weight)
-            for _ in range(3):
-                regularized(x, y)
-        return [str(w.message) for w in caught if w.category is RegularizationWarning]
-
-    mean = losses.ContrastiveLoss(neg_margin=1.9, reducer=reducers.MeanReducer())
-    total = losses.ContrastiveLoss(neg_margin=1.9, reducer=reducers.SumReducer())
-    assert heard(mean, 0.1) == heard(total, 20) == []
-    (text,) = heard(mean, 1000)
-    assert "DensityRegularizer with weight 1000 is" in text
-    assert "try weight=" in text
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        RegularizedLoss(mean, DensityRegularizer(8), weight=1000)(x.detach(), y)  # no gradients, nothing to compare
 
 
 # The regularizers that the paper compares with
