@@ -98,15 +98,13 @@ def run(place, images, classes, workers, training_images):
             for batch, _ in DataLoader(view.images("test"), view._test_batch(), num_workers=workers):
                 embedder(trunk(batch))
 
-    def with_loop(function, before):
+    def with_loop(function):
         def both(view, *arguments):
-            if before:
-                clock("bare", bare)(view)
+            clock("bare", bare)(view)
             try:
                 return clock("tests", function)(view, *arguments)
             finally:
-                if not before:
-                    clock("bare", bare)(view)
+                clock("bare", bare)(view)
 
         return both
 
@@ -115,9 +113,8 @@ def run(place, images, classes, workers, training_images):
         return clock(name, measure)(view, split, clustering)
 
     measure, evaluation.evaluate_split = evaluation.evaluate_split, of_split
-    runs.metrics_before = with_loop(runs.metrics_before, before=True)
+    runs.metrics_before = with_loop(runs.metrics_before)
     runs.metrics_after = clock("tests", runs.metrics_after)
-    runs.write_neighbors = with_loop(runs.write_neighbors, before=False)
     runs.write_run_report = clock("report", runs.write_run_report)
     with tempfile.TemporaryDirectory() as folder:
         overrides = [

@@ -10,14 +10,11 @@ from typer.core import TyperGroup
 
 from ..errors import PmlExtError, one_line
 from .bench import bench
-from .browse import browse
-from .check import check
 from .compare import compare
 from .data import data
 from .listing import list_names, show
-from .plugins import new_plugin, plugins
-from .retrieve import cluster, embed, export
-from .search import index, query
+from .plugins import check, new_plugin, plugins
+from .retrieve import browse, cluster, embed, export, index, query
 from .train import report, train
 
 
@@ -40,26 +37,11 @@ app = typer.Typer(
     help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained. "
     "A recipe is the TOML description of a run; a run is the folder that training it leaves.",
 )
-COMMANDS: dict[str, Callable[..., None]] = {
-    "train": train,
-    "report": report,
-    "compare": compare,
-    "list": list_names,
-    "show": show,
-    "plugins": plugins,
-    "data": data,
-    "bench": bench,
-    "check": check,
-    "new-plugin": new_plugin,
-    "embed": embed,
-    "index": index,
-    "query": query,
-    "cluster": cluster,
-    "browse": browse,
-    "export": export,
-}
-for name, command in COMMANDS.items():
-    app.command(name)(command)
+COMMANDS: list[Callable[..., None]] = [train, report, compare, show, plugins, data, bench, check, new_plugin]
+COMMANDS += [embed, index, query, cluster, browse, export]
+app.command("list")(list_names)
+for command in COMMANDS:
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:

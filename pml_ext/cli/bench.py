@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson, DataFolder, Device, OnDevice, Overrides
-from .output import print_json, print_table, stderr, stdout
-
-if TYPE_CHECKING:
-    from ..benchmark import Row
-    from ..experiment.profile import StepProfile
+from .common import AsJson, DataFolder, OnDevice, Overrides, print_json, print_table, stderr, stdout
 
 SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
@@ -36,7 +31,7 @@ def bench(
     overrides: Overrides = None,
     scale: Annotated[bool, typer.Option("--scale", help="Measure time and peak memory as the batch doubles.")] = False,
     to: Annotated[int, typer.Option(help="With --scale: the largest batch.")] = 32768,
-    device: OnDevice = Device.auto,
+    device: OnDevice = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,9 +49,16 @@ def bench(
             raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes")
         from ..experiment.profile import profile_recipe
 
-        steps = STEPS if repeats is None else repeats
-        profile = profile_recipe(run, data, overrides or (), device.value, threads, steps)
-        print_json(profile.as_dict()) if as_json else _print_profile(run, profile)
+        profile = profile_recipe(run, data, overrides or (), device, threads, STEPS if repeats is None else repeats)
+        if as_json:
+            print_json(profile.as_dict())
+            return
+        cells = [
+            [part, f"{value:.2f}", f"{100 * value / profile.step:.1f}"] for part, value in profile.milliseconds.items()
+        ]
+        cells += [["step", f"{profile.step:.2f}", ""], ["bare loop", f"{profile.bare:.2f}", ""]]
+        print_table([f"{run}: a step's", "ms", "%"], cells, right=[1, 2])
+        stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
@@ -65,23 +67,15 @@ def bench(
     from ..benchmark import scale as measure_scale
 
     parsed = [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")]
-    options: dict[str, Any] = {"device": device.value, "threads": threads, "progress": stderr().print}
+    options: dict[str, Any] = {"device": device, "threads": threads, "progress": stderr().print}
     if scale:
         start = START if shapes is None else parsed[0]
         rows = measure_scale(losses or LOSSES, start, to, repeats=repeats or 3, **options)
     else:
         rows = measure(losses or None, parsed, repeats=ROUNDS if repeats is None else repeats, **options)
-    print_json([dataclasses.asdict(row) for row in rows]) if as_json else _print_rows(rows)
-
-
-def _print_profile(name: str, profile: StepProfile) -> None:
-    rows = [[part, f"{value:.2f}", f"{100 * value / profile.step:.1f}"] for part, value in profile.milliseconds.items()]
-    rows += [["step", f"{profile.step:.2f}", ""], ["bare loop", f"{profile.bare:.2f}", ""]]
-    print_table([f"{name}: a step's", "ms", "%"], rows, right=[1, 2])
-    stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
-
-
-def _print_rows(rows: list[Row]) -> None:
+    if as_json:
+        print_json([dataclasses.asdict(row) for row in rows])
+        return
     cells = []
     for row in rows:
         numbers = [row.milliseconds, row.to_floor, row.to_loss, row.peak_bytes / 2**20]

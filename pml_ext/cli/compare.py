@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
-from .options import AsJson
-from .output import mean_and_std, print_json, print_table
-
-if TYPE_CHECKING:
-    from ..experiment.comparing import Difference, Group
+from .common import AsJson, mean_and_std, print_json, print_table
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 
@@ -33,75 +28,61 @@ def compare(
     Runs of one recipe with the same settings are one row. Differences are of runs with the same seed; p is of the
     two-sided paired t-test, as it is: among twenty rows that do not differ, one has p < 0.05.
     """
+    from ..errors import ConfigError
     from ..experiment.comparing import difference, groups_below
+    from ..experiment.launch import spread
 
     groups, metrics = groups_below(runs), metric or _METRICS
     first, *others = groups
-    _check(first, phase, metrics)
-    differences = [
-        {name: difference(first.values(phase, name), group.values(phase, name)) for name in metrics} for group in others
-    ]
+    run = next(iter(first.runs.values()))
+    phases = [name for name, value in run.items() if isinstance(value, dict) and "recall_at_1" in value]
+    if phase not in phases:
+        raise ConfigError(f"--phase {phase}: {first.name} has {', '.join(phases)}")
+    known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
+    for name in metrics:
+        if name not in known:
+            raise ConfigError(f"--metric {name}: {first.name} has {', '.join(known)}")
+    recipes: list[dict[str, Any]] = []
+    for group in groups:
+        values = {name: [*group.values(phase, name).values()] for name in metrics}
+        about = {name: (spread(mine) if mine else {"mean": None, "std": None}) for name, mine in values.items()}
+        both = {name: {**about[name], "values": values[name]} for name in metrics}
+        recipes.append({"recipe": group.name, "seeds": sorted(group.runs), **both})
+    differences: list[dict[str, Any]] = []
+    for group in others:
+        found = {name: difference(first.values(phase, name), group.values(phase, name)) for name in metrics}
+        plain = {
+            name: {"mean": _finite(d.mean), "std": _finite(d.std), "p": _finite(d.p), "pairs": d.pairs}
+            for name, d in found.items()
+        }
+        differences.append({"recipe": group.name, **plain})
     if as_json:
-        _print_json(groups, differences, phase, metrics)
+        print_json({"phase": phase, "recipes": recipes, "differences_from": first.name, "differences": differences})
         return
     columns = [f"{phase}, %, mean ± std", "seeds", *metrics]
-    rows = [[group.name, str(len(group.runs)), *(_spread(group, phase, name) for name in metrics)] for group in groups]
+    rows = [
+        [
+            each["recipe"],
+            str(len(each["seeds"])),
+            *(mean_and_std(each[name]) if each[name]["values"] else "" for name in metrics),
+        ]
+        for each in recipes
+    ]
     print_table(columns, rows, right=range(1, len(columns)))
     if differences:
         columns = [f"less {first.name}", "pairs", *(word for name in metrics for word in (name, "p"))]
         rows = [
-            [group.name, str(mine[metrics[0]].pairs), *(cell for name in metrics for cell in _cells(mine[name]))]
-            for group, mine in zip(others, differences, strict=True)
+            [each["recipe"], str(each[metrics[0]]["pairs"]), *(cell for name in metrics for cell in _cells(each[name]))]
+            for each in differences
         ]
-        print_table(columns, rows, right=range(1, len(columns)), title="")
+        print_table(columns, rows, right=range(1, len(columns)))
 
 
-def _check(group: Group, phase: str, metrics: list[str]) -> None:
-    """Refuse a phase or a metric that a group does not have."""
-    run = next(iter(group.runs.values()))
-    phases = [name for name, value in run.items() if isinstance(value, dict) and "recall_at_1" in value]
-    if phase not in phases:
-        raise ConfigError(f"--phase {phase}: {group.name} has {', '.join(phases)}")
-    known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
-    for name in metrics:
-        if name not in known:
-            raise ConfigError(f"--metric {name}: {group.name} has {', '.join(known)}")
-
-
-def _spread(group: Group, phase: str, metric: str) -> str:
-    from ..experiment.launch import spread
-
-    values = group.values(phase, metric)
-    return mean_and_std(spread([*values.values()])) if values else ""
-
-
-def _cells(mine: Difference) -> tuple[str, str]:
-    if not mine.pairs:
+def _cells(mine: dict[str, Any]) -> tuple[str, str]:
+    if not mine["pairs"]:
         return "", ""
-    std = f" ± {100 * mine.std:.1f}" if math.isfinite(mine.std) else ""
-    return f"{100 * mine.mean:+.1f}{std}", f"{mine.p:.3f}" if math.isfinite(mine.p) else "-"
-
-
-def _print_json(groups: list[Group], differences: list[dict[str, Difference]], phase: str, metrics: list[str]) -> None:
-    from ..experiment.launch import spread
-
-    recipes: list[dict[str, Any]] = []
-    for group in groups:
-        values = {name: [*group.values(phase, name).values()] for name in metrics}
-        spreads = {name: spread(mine) if mine else {"mean": None, "std": None} for name, mine in values.items()}
-        about = {name: {**spreads[name], "values": values[name]} for name in metrics}
-        recipes.append({"recipe": group.name, "seeds": sorted(group.runs), **about})
-    plain = [
-        {
-            "recipe": group.name,
-            **{
-                name: {"mean": _finite(d.mean), "std": _finite(d.std), "p": _finite(d.p), "pairs": d.pairs}
-                for name, d in mine.items()
-            },
-        }
-        for group, mine in zip(groups[1:], differences, strict=True)
-    ]
-    print_json({"phase": phase, "recipes": recipes, "differences_from": groups[0].name, "differences": plain})
+    std = "" if mine["std"] is None else f" ± {100 * mine['std']:.1f}"
+    return f"{100 * mine['mean']:+.1f}{std}", "-" if mine["p"] is None else f"{mine['p']:.3f}"
 
 
 def _finite(value: float) -> float | None:

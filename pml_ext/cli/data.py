@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson
-from .output import print_json, print_table, stdout
+from .common import AsJson, print_json, print_table, stdout
 
 if TYPE_CHECKING:
     from ..data import About
@@ -32,7 +31,12 @@ def data(
             print_json([_describe(about, about.place) for about in known.values()])
             return
         rows = [
-            [about.name, about.title, f"{sum(each.megabytes for each in about.archives):,} MB", _fetched(about)]
+            [
+                about.name,
+                about.title,
+                f"{sum(each.megabytes for each in about.archives):,} MB",
+                "yes" if about.downloads else "by hand",
+            ]
             for about in known.values()
         ]
         print_table(["name", "title", "size", "--download"], rows, right=[2])
@@ -49,10 +53,6 @@ def data(
     print_json(described) if as_json else _print(about, described)
     if problem is not None:
         raise typer.Exit(1)
-
-
-def _fetched(about: About) -> str:
-    return "yes" if about.downloads else "by hand"
 
 
 def _describe(about: About, place: Path) -> dict[str, Any]:

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from .options import AsJson
-from .output import print_json, print_table, stdout
+from .common import AsJson, print_json, print_table, stdout
 
-
-class What(StrEnum):
-    """Kinds of names."""
-
-    losses = "losses"
-    miners = "miners"
-    regularizers = "regularizers"
-    distances = "distances"
-    samplers = "samplers"
-    reducers = "reducers"
-    recipes = "recipes"
-    tables = "tables"
-    pipelines = "pipelines"
-    datasets = "datasets"
-    trunks = "trunks"
-
-
-_KINDS = {
-    What.losses: "loss",
-    What.miners: "miner",
-    What.regularizers: "regularizer",
-    What.distances: "distance",
-    What.samplers: "sampler",
-    What.reducers: "reducer",
-}
+Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
+What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks"]
 
 
 def list_names(
@@ -47,54 +22,44 @@ def list_names(
     data, whether the README has results, and where there is no recipe, why. A pipeline prepares images. A trunk is the
     network that turns an image into features; the embedder on top makes the embedding of them.
     """
-    if what is What.tables:
-        _list_tables(as_json)
-        return
-    listed = {each.value: _entries(each) for each in ([what] if what else What)}
+    listed = {each: _entries(each) for each in ([what] if what else get_args(What))}
     if as_json:
-        print_json(listed if what is None else listed[what.value])
-        return
-    for name, entries in listed.items():
-        rows = [[entry["name"], entry["class"], entry["from"], entry["summary"]] for entry in entries]
-        print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
+        print_json(listed if what is None else listed[what])
+    elif what == "tables":
+        rows = []
+        for entry in listed["tables"]:
+            full, small = ("\n".join(entry["recipes"][scale]) for scale in ("full", "small"))
+            done = "yes" * bool(entry["measured"])
+            rows.append([entry["name"], entry["title"], full or entry["reason"], small, done])
+        print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
+    else:
+        for name, entries in listed.items():
+            rows = [[entry["name"], entry.get("class", ""), entry["from"], entry["summary"]] for entry in entries]
+            print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
 
 
-def _list_tables(as_json: bool) -> None:
-    from ..experiment.tables import tables
-
-    entries = tables()
-    if as_json:
-        print_json(entries)
-        return
-    rows = []
-    for entry in entries:
-        full, small = ("\n".join(entry["recipes"][scale]) for scale in ("full", "small"))
-        rows.append([entry["name"], entry["title"], full or entry["reason"], small, "yes" * bool(entry["measured"])])
-    print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
-
-
-def _entries(what: What) -> list[dict[str, str]]:
+def _entries(what: str) -> list[dict[str, Any]]:
     from .. import registry
 
-    if what in _KINDS:
+    if what in get_args(Kind):
         return [
             _entry(registry.short_name(each), each.plugin, each.summary, each.cls.__name__)
-            for each in registry.components(_KINDS[what])
+            for each in registry.components("loss" if what == "losses" else what[:-1])
         ]
-    if what is What.tables:
+    if what == "tables":
         from ..experiment.tables import tables
 
-        return [_entry(each["name"], each["paper"], each["title"]) for each in tables()]
-    if what is What.recipes:
+        return [each | _entry(each["name"], each["paper"], each["title"]) for each in tables()]
+    if what == "recipes":
         return [_entry(name, name.partition("/")[0], _recipe_summary(name)) for name in registry.recipes()]
-    if what is What.pipelines:
+    if what == "pipelines":
         from ..experiment.recipe import pipelines
 
         files = pipelines().items()
         return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
-    factories = registry.factories("data set" if what is What.datasets else "trunk")
+    factories = registry.factories("data set" if what == "datasets" else "trunk")
     entries = [_factory(name, each, each.__module__.partition(".")[0]) for name, each in factories.items()]
-    if what is What.datasets:
+    if what == "datasets":
         from ..data import PATH_FACTORIES
 
         return entries + [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
@@ -103,13 +68,12 @@ def _entries(what: What) -> list[dict[str, str]]:
     return [*entries, _factory(f"{TIMM}NAME", timm_trunk)]
 
 
-def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, str]:
+def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, Any]:
     return {"name": name, "class": class_name, "from": origin, "summary": summary}
 
 
-def _factory(name: str, factory: Any, origin: str = "pml_ext") -> dict[str, str]:
-    lines = (getattr(factory, "__doc__", None) or "").strip().splitlines()
-    return _entry(name, origin, lines[0] if lines else "")
+def _factory(name: str, factory: Any, origin: str = "pml_ext") -> dict[str, Any]:
+    return _entry(name, origin, (factory.__doc__ or "").strip().partition("\n")[0])
 
 
 def _recipe_summary(name: str) -> str:

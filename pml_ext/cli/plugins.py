@@ -1,28 +1,29 @@
-"""``pml-ext plugins`` and ``pml-ext new-plugin``."""
+"""``pml-ext plugins``, ``check`` and ``new-plugin``."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .output import print_json, print_table, stdout
+from .common import AsJson, Verbose, print_json, print_table, stderr, stdout
 
 if TYPE_CHECKING:
     from ..plugins import PluginRecord
+    from ..testing.runner import CheckResult
+
+COUNTED = ("passed", "failed", "skipped", "xfail")
 
 
 def plugins(
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show hooks, components, clashes, seconds, and where one broke.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, with all that --verbose shows.")] = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the plugins found, broken ones and ones left out included; exit code 1 if one is broken."""
-    import dataclasses
-    import warnings
-
     from .. import registry
     from ..errors import PluginWarning
 
@@ -50,6 +51,62 @@ def _details(record: PluginRecord) -> str:
         *[f"  {line}" for line in record.traceback.splitlines()],
     ]
     return "\n".join(lines)
+
+
+def check(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="An importable package, package.Class, an entry point, a component's name, or pml."
+        ),
+    ],
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME.SETTING=VALUE", help="A setting of a component; may be repeated."),
+    ] = None,
+    expected: Annotated[
+        list[str] | None,
+        typer.Option("--expect-failure", metavar="[NAME.]CHECK=REASON", help="A check that fails on purpose."),
+    ] = None,
+) -> None:
+    """Run the conformance checks over a package's components; exit code 1 if one fails."""
+    from ..errors import ConfigError
+    from ..testing.runner import CheckResult, check_component
+    from ..testing.targets import components_of, expectations, with_settings
+
+    results: list[CheckResult] = []
+    components = with_settings(components_of(what), settings or ())
+    reasons = expectations(components, expected or ())
+    for name, component in components:
+        stderr().print(f"checking {name}")
+        try:
+            checked = check_component(component, reasons.get(name), on_fail=None)
+            results += [dataclasses.replace(result, component=name) for result in checked]
+        except ConfigError as error:
+            results.append(CheckResult(name, "-", "skipped", str(error)))
+    if as_json:
+        print_json([{"component": r.component, "check": r.check, "status": r.status, "text": r.text} for r in results])
+    else:
+        _print_checks(results, verbose)
+    if any(result.fails for result in results):
+        raise typer.Exit(1)
+
+
+def _print_checks(results: list[CheckResult], verbose: bool) -> None:
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in results:
+        for name in (result.component, ""):
+            counts[name]["failed" if result.fails else result.status] += 1
+    rows = [[name, *(str(count[status]) for status in COUNTED)] for name, count in counts.items() if name]
+    print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
+    if shown := [r for r in results if verbose or r.fails or r.check == "-"]:
+        print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
+    for result in results if verbose else ():
+        if result.fails and result.error is not None:
+            stdout().print(f"{result.component}, {result.check}:\n{result.traceback}", soft_wrap=True)
+    stdout().print(", ".join(f"{counts[''][status]} {status}" for status in COUNTED))
 
 
 def new_plugin(

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, DataFolder, Device, OnDevice, Overrides, RunFolder
-from .output import mean_and_std, print_json, print_table, process_number, stdout
-from .progress import TrainingProgress, progress
+from .common import (
+    AsJson,
+    DataFolder,
+    OnDevice,
+    Overrides,
+    Progress,
+    RunFolder,
+    mean_and_std,
+    print_json,
+    print_table,
+    process_number,
+    stdout,
+)
 
-
-class OnNonfinite(StrEnum):
-    """What to do about a loss, an embedding or a gradient that is NaN or infinite."""
-
-    stop = "stop"
-    skip = "skip"
+PHASES = {
+    "raw": "raw pixels",
+    "before": "before training",
+    "after": "after training",
+    "training": "training images",
+    "learned_metric": "learned metric",
+    "shortlist": "learned metric, shortlist",
+}
 
 
 def train(
@@ -32,12 +43,12 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The folder to write (default runs/NAME-SEED-TIME).")] = None,
     seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
     seeds: Annotated[int, typer.Option(help="Number of seeds: one run each, and a table of mean and spread.")] = 1,
-    device: OnDevice = Device.auto,
+    device: OnDevice = "auto",
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     on_nonfinite: Annotated[
-        OnNonfinite, typer.Option(help="What to do where loss, embeddings or gradients are NaN or infinite.")
-    ] = OnNonfinite.stop,
+        Literal["stop", "skip"], typer.Option(help="What to do where loss, embeddings or gradients are not finite.")
+    ] = "stop",
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
@@ -51,11 +62,11 @@ def train(
     from ..experiment import train as run_recipe
 
     first, failed = process_number() == 0, None
-    with progress() as bar:
-        listener = TrainingProgress(bar) if first else None
+    with Progress() as bar:
+        listener = bar if first else None
         try:
             results = run_recipe(
-                recipe, out, seed, seeds, device.value, data, overrides or (), resume, listener, on_nonfinite.value
+                recipe, out, seed, seeds, device, data, overrides or (), resume, listener, on_nonfinite
             )
         except FailedRunsError as error:
             results, failed = error.results, error
@@ -64,10 +75,7 @@ def train(
         failures = {"failures": failed.failures} if failed is not None else {}
         print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
     elif first and results:
-        if several:
-            _print_summary(results, summarize(results))
-        else:
-            _print_metrics(results[0])
+        _print_summary(results, summarize(results)) if several else _print_metrics(results[0])
         for result in results:
             if (report := Path(result["folder"]) / "report.html").exists():
                 stdout().print(f"report: {report}")
@@ -75,31 +83,17 @@ def train(
         raise failed
 
 
-def report(run: RunFolder, data: DataFolder = None, device: OnDevice = Device.auto) -> None:
+def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
     """Draw the report of a finished run again."""
     from ..experiment import draw_report
 
-    with progress() as bar:
-        place = draw_report(run, device.value, data, TrainingProgress(bar))
+    with Progress() as bar:
+        place = draw_report(run, device, data, bar)
     stdout().print(f"report: {place}")
 
 
-PHASES = {
-    "raw": "raw pixels",
-    "before": "before training",
-    "after": "after training",
-    "training": "training images",
-    "learned_metric": "learned metric",
-    "shortlist": "learned metric, shortlist",
-}
-
-
-def _metric_names(metrics: dict[str, Any]) -> list[str]:
-    return [name for name in metrics["after"] if not isinstance(metrics["after"][name], str)]
-
-
 def _print_metrics(metrics: dict[str, Any]) -> None:
-    names = _metric_names(metrics)
+    names = [*metrics["after"]]
     rows = [
         [label, *(f"{100 * metrics[phase][name]:.1f}" if name in metrics[phase] else "" for name in names)]
         for phase, label in PHASES.items()
@@ -109,7 +103,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    names, rows = _metric_names(results[0]), []
+    names, rows = [*results[0]["after"]], []
     for recipe, phases in summary.items():
         count = sum(result["recipe"] == recipe for result in results)
         for phase, values in phases.items():

@@ -14,17 +14,11 @@ from .batches import Watched, begin
 
 @dataclass(frozen=True)
 class EmbeddedSplit:
-    """The embeddings of a split, in its order.
+    """The embeddings of a split, in its order."""
 
-    Args:
-        embeddings: ``[N, D]``, not normalized.
-        labels: ``[N]``, int64.
-        also: what else was computed of the images, ``[N, ...]``, or None.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
-    also: Tensor | None = None
+    embeddings: Tensor  # [N, D], not normalized
+    labels: Tensor  # [N], int64
+    also: Tensor | None = None  # what else was computed of the images, [N, ...]
 
 
 @torch.no_grad()

@@ -33,38 +33,23 @@ class NotFiniteError(TrainingError):
 
 @dataclass
 class Objective:
-    """The loss that is minimized, with its miner and the optimizers.
+    """The loss that is minimized, with its miner and the optimizers."""
 
-    Args:
-        loss: called as ``loss(embeddings, labels, indices_tuple)``; returns one value.
-        optimizers: of trunk, embedder and loss, by name, in the order in which they step.
-        miner: called as ``miner(embeddings, labels)`` for the ``indices_tuple``, or None.
-        schedulers: stepped at the end of every epoch.
-        recorded: returns numbers and tensors of one element to record of a step, once the loss is computed.
-    """
-
-    loss: nn.Module
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    miner: nn.Module | None = None
-    schedulers: Sequence[Any] = ()
-    recorded: Callable[[], Sequence[Any]] = field(default=tuple)
+    loss: nn.Module  # called as loss(embeddings, labels, indices_tuple); returns one value
+    optimizers: Mapping[str, torch.optim.Optimizer]  # of trunk, embedder and loss, in the order in which they step
+    miner: nn.Module | None = None  # called as miner(embeddings, labels) for the indices_tuple
+    schedulers: Sequence[Any] = ()  # stepped at the end of every epoch
+    recorded: Callable[[], Sequence[Any]] = field(default=tuple)  # values to record, once the loss is computed
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was taken.
-
-    Args:
-        loss: its value.
-        embeddings: of its batch, ``[B, D]``, float32 or float64, without gradient.
-        recorded: what the objective records of it, as Python numbers.
-        skipped: whether its gradients overflowed in float16, so that no parameter was changed.
-    """
+    """A step that was taken."""
 
     loss: float
-    embeddings: Tensor
-    recorded: list[Any]
-    skipped: bool = False
+    embeddings: Tensor  # of its batch, [B, D], float32 or float64, without gradient
+    recorded: list[Any]  # what the objective records of it, as Python numbers
+    skipped: bool = False  # whether something was not finite, so that no parameter was changed
 
 
 class Engine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from ..evaluation import (
 )
 from ..evaluation.calculator import needs_clusters, plugin_metrics
 from ..evaluation.metrics import Metric, metrics_of
-from ..files import write_atomically
 from ..pml import BaseDistance
 from . import checkpoint
 from .engine import first_bad
@@ -40,7 +38,7 @@ from .view import View
 COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
 RESOLUTION = 1e-6  # cosine similarities closer than this are equal to a search in float32
 QUERIES_FOR_COLLAPSE = 256
-NEIGHBORS = 8  # kept of a search, for the report and for neighbors.npz
+NEIGHBORS = 8  # kept of a search, for the report
 
 Metrics = dict[str, float]
 
@@ -113,38 +111,6 @@ def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
         ("nearest by", id(metric)),
         lambda: _searched(view, split, _points(view, split), neighbors_under(metric), keep=NEIGHBORS),
     )
-
-
-def write_neighbors(view: View) -> None:
-    """Write ``neighbors.npz``, the nearest images of every query by the network as it is.
-
-    Its arrays, of Q queries, K neighbors (8, or as many as there are) and G gallery images: ``query`` ``[Q]`` and
-    ``neighbors`` ``[Q, K]``, indices of images in their splits, -1 where there is none; ``distances`` ``[Q, K]``,
-    Euclidean, of normalized embeddings; ``right`` ``[Q, K]``, whether they are of the query's class; ``relevant``
-    ``[Q]``, how many there are of it; ``query_labels`` ``[Q]`` and ``neighbor_labels`` ``[Q, K]``; ``class_names``;
-    and ``query_paths`` ``[Q]`` and ``gallery_paths`` ``[G]`` where images are files.
-    """
-    result, queries = nearest(view, view.queries), view.images(view.queries)
-    gallery, indices = view.images(view.gallery_of(view.queries)), result.indices.numpy()
-    arrays: dict[str, Any] = {
-        "query": np.arange(len(queries)),
-        "neighbors": indices,
-        "distances": result.distances.numpy(),
-        "right": result.right.numpy(),
-        "relevant": result.relevant.numpy(),
-        "query_labels": queries.labels,
-        "neighbor_labels": np.where(indices >= 0, gallery.labels[indices], -1),
-        "class_names": np.asarray(queries.class_names, dtype=np.str_),
-    }
-    for name, images in (("query_paths", queries), ("gallery_paths", gallery)):
-        if images.paths is not None:
-            arrays[name] = np.asarray([str(path) for path in images.paths], dtype=np.str_)
-
-    def write(path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-
-    write_atomically(view.folder / "neighbors.npz", write)
 
 
 def facts_of(view: View) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..files import json_text, left_over
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all
 from .engine import Engine, NotFiniteError, Objective, bad_weight
-from .evaluation import collapse, evaluate_split, facts_of, metrics_after, metrics_before, write_neighbors
+from .evaluation import collapse, evaluate_split, facts_of, metrics_after, metrics_before
 from .recipe import Recipe
 from .records import CURVE, PSEUDO, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
@@ -31,9 +31,9 @@ from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
-_NETWORK, _NEIGHBORS, _BEFORE = "network.json", "neighbors.npz", "checkpoints/before.pt"
-FILES = ("checkpoints", "figures", METRICS, _NETWORK, _NEIGHBORS, RECIPE, "records", REPORT, "tensorboard")
-_DERIVED = ("figures/", _BEFORE, _NETWORK, _NEIGHBORS, RECIPE, REPORT, SUMS)  # written again for a finished run
+_NETWORK, _BEFORE = "network.json", "checkpoints/before.pt"
+FILES = ("checkpoints", "figures", METRICS, _NETWORK, RECIPE, "records", REPORT, "tensorboard")
+_DERIVED = ("figures/", _BEFORE, _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
 OnNonfinite = Literal["stop", "skip"]  # a loss, an embedding or a gradient that is NaN or infinite
 
 
@@ -66,27 +66,16 @@ class Silence:
 
 @dataclass
 class RunHistory:
-    """The findings of a run so far.
+    """The findings of a run so far."""
 
-    Args:
-        metrics: by phase: ``"raw"``, ``"before"`` ...
-        best: the epoch that did best on the held-out classes, None where none was tested yet, and its value.
-        warnings: their texts.
-        train_seconds: spent on training.
-        test_seconds: spent on tests.
-        collapsed: whether the embeddings had collapsed at the end of the last epoch.
-        skipped: iterations that were left out, since something was not finite.
-        pseudo_labels: the cluster of every training image in the last epoch, where clusters are labels.
-    """
-
-    metrics: dict[str, Any] = field(default_factory=dict)
-    best: dict[str, Any] = field(default_factory=lambda: {"epoch": None, "value": -math.inf})
+    metrics: dict[str, Any] = field(default_factory=dict)  # by phase: "raw", "before" ...
+    best: dict[str, Any] = field(default_factory=lambda: {"epoch": None, "value": -math.inf})  # on held-out classes
     warnings: list[str] = field(default_factory=list)
     train_seconds: float = 0.0
     test_seconds: float = 0.0
-    collapsed: bool = False
-    skipped: int = 0
-    pseudo_labels: NDArray[np.int64] | None = None
+    collapsed: bool = False  # at the end of the last epoch
+    skipped: int = 0  # iterations that were left out, since something was not finite
+    pseudo_labels: NDArray[np.int64] | None = None  # clusters of the training images, where these are their labels
 
 
 class Run(View):
@@ -96,13 +85,8 @@ class Run(View):
     ``figures(run)`` are called with it. With several processes (``torchrun``) every one has a run of its own, in step
     with the others: rank 0 tests and writes.
 
-    Args:
-        recipe: what to train.
+    Arguments besides those of :class:`View`:
         name: the recipe's name.
-        folder: where everything is written.
-        seed: of all generators.
-        device: ``"cpu"``, or an accelerator as torch names it.
-        root: the folder of the data, where the data set wants one.
         listener: hears how it goes on.
         on_nonfinite: ``"stop"``, or ``"skip"`` to leave out iterations whose loss, embeddings or gradients are NaN or
             infinite.
@@ -131,11 +115,7 @@ class Run(View):
 
     @functools.cached_property
     def engine(self) -> Engine:
-        """The engine that trains the networks; made when it is wanted, since a report needs none.
-
-        Raises:
-            ConfigError: a precision that the device does not have.
-        """
+        """The engine that trains the networks; made when it is wanted, since a report needs none."""
         freeze, skip = self.recipe.model.freeze_batch_norm, self._on_nonfinite == "skip"
         return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, freeze, skip_nonfinite=skip)
 
@@ -335,7 +315,6 @@ class Run(View):
                 f"{history.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
                 "embedding or a gradient was not finite"
             )
-        write_neighbors(self)
         seconds = {"train": history.train_seconds, "test": history.test_seconds + time.perf_counter() - started}
         result = {
             "recipe": self.name,
@@ -376,7 +355,6 @@ class Run(View):
         if has_records:
             write_csv_files(self.folder / "records")
         self._write_json(_NETWORK, self.network_json())
-        write_neighbors(self)
         self._write_report(metrics, lost)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:

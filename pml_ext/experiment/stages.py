@@ -35,35 +35,20 @@ Labels = NDArray[np.int64]
 
 @dataclass
 class Stage:
-    """A part of the training, from epoch ``first`` to ``last``, with its own loss and sampler.
+    """A part of the training with its own loss, miner and sampler."""
 
-    Args:
-        first: its first epoch, from 1.
-        last: its last epoch.
-        loss: that is minimized.
-        miner: that chooses pairs or triplets for it.
-        sampler: that composes batches.
-        table: ``[sampler]``.
-        batch_size: images per batch, over all processes.
-        iterations: batches per epoch.
-        optimizer: of the loss's own parameters, where it has some.
-        scheduler: of that optimizer's learning rate, where the recipe wants one.
-        trained: the loss as a step calls it: over all processes.
-        mining: the miner likewise.
-    """
-
-    first: int
+    first: int  # epoch, from 1
     last: int
     loss: nn.Module
     miner: nn.Module | None
     sampler: Any
     table: SamplerTable
-    batch_size: int
-    iterations: int
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Any
-    trained: nn.Module
-    mining: nn.Module | None
+    batch_size: int  # over all processes
+    iterations: int  # per epoch
+    optimizer: torch.optim.Optimizer | None  # of the loss's own parameters
+    scheduler: Any  # of that optimizer's learning rate
+    trained: nn.Module  # the loss over all processes
+    mining: nn.Module | None  # the miner over all processes
 
     def parts(self) -> list[Any]:
         """Return all modules of the loss and the miner, and the sampler: any of them may take part in the run."""
@@ -233,15 +218,8 @@ def sampler_before_clusters(
     alike = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
     if pseudo.batch_size is None:
         return build_sampler(table, alike, seed)
-    low, high = pseudo.batch_size
-    per_class = table.settings.get("m", 1)
-    if isinstance(per_class, int) and low < 2 * per_class:
-        raise ConfigError(
-            f"data.pseudo.batch_size: found {pseudo.batch_size}, wanted at least {2 * per_class}, two "
-            f"clusters of sampler.m = {per_class} images"
-        )
-    iterations = table.iterations or max(1, 2 * len(images) // (low + high))
-    for size in (low, min(low + 1, high), high):
+    iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
+    for size in pseudo.batch_size:
         sampler, _ = build_sampler(_sized(table, size, iterations), alike, seed)
     return sampler, iterations
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pml_ext.cli import main
-from pml_ext.cli.progress import TrainingProgress, progress
+from pml_ext.cli.common import Progress
 
 
 @pytest.fixture
@@ -99,8 +99,7 @@ def test_train_writes_a_table_or_json_on_stdout_alone(run, tmp_path):
 def test_a_terminal_has_a_bar_and_no_lines_of_epochs():
     for terminal in (True, False):
         written = io.StringIO()
-        with progress(Console(file=written, force_terminal=terminal, width=100)) as bar:
-            listener = TrainingProgress(bar)
+        with Progress(Console(file=written, force_terminal=terminal, width=100)) as listener:
             listener.step("cbml/digits, seed 0")
             listener.epoch(1, 2, 5)
             listener.iteration(0.25)

@@ -21,7 +21,7 @@ from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
 from pml_ext.experiment.recipe import PseudoTable
 from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
-from pml_ext.experiment.stages import clusters_of, sampler_before_clusters, sampler_of_clusters
+from pml_ext.experiment.stages import clusters_of, sampler_of_clusters
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 import kills
@@ -205,12 +205,9 @@ def test_normalized_features_of_the_layer_are_clustered(features):
     np.testing.assert_array_equal(labels, kmeans(torch.nn.functional.normalize(points[features]), 4).numpy())
 
 
-def test_batches_need_two_clusters_and_clusters_that_differ():
+def test_batches_need_clusters_that_differ():
     recipe = load_recipes("cbml/digits", CLUSTERS)["cbml/digits"]
     images = LabeledImages(torch.zeros(40, 1, 8, 8), np.zeros(40, dtype=np.int64), ["cluster 0"])
-    small = PseudoTable(clusters=5, batch_size=[3, 9])
-    with pytest.raises(ConfigError, match=r"found \[3, 9\], wanted at least 6, two clusters of sampler.m = 3"):
-        sampler_before_clusters(recipe.sampler, small, images, 0)
     table = PseudoTable(clusters=20, batch_size=[30, 60])
     with pytest.raises(ConfigError, match="before epoch 3 k-means found 1 of 20 clusters; take fewer"):
         sampler_of_clusters(recipe.sampler, table, images, 3, 0, 3)

@@ -1,6 +1,5 @@
 """What a run tests: queries in a gallery, samples of training images, curves over epochs, the file of neighbors."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from pml_ext import registry
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import draw_report, load_recipes, train
+from pml_ext.experiment.evaluation import nearest
 from pml_ext.experiment.records import metric_series
 from pml_ext.experiment.run import Run
 from pml_ext.experiment.view import View
@@ -128,16 +128,12 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     wanted = by_a_loop(sample, run.labels("train_sample"), sample, run.labels("train_sample"), (1, 10), True)[0]
     assert {name: metrics["training"][name] for name in wanted} == pytest.approx(wanted)
 
-    held = np.load(tmp_path / "out" / "neighbors.npz")
-    assert held["neighbors"].tolist() == [row[:8] for row in rows]
-    assert held["right"].tolist() == [hit[:8] for hit in hits]
-    assert held["query"].tolist() == list(range(33))
-    assert held["relevant"].tolist() == [sum(hit) for hit in hits]
-    assert held["query_labels"].tolist() == labels.tolist()
-    assert held["class_names"][held["neighbor_labels"]][0, 0] == f"item {others[rows[0][0]]}"
+    held = nearest(run, "query")
+    assert held.indices.tolist() == [row[:8] for row in rows]
+    assert held.right.tolist() == [hit[:8] for hit in hits]
+    assert held.relevant.tolist() == [sum(hit) for hit in hits]
     far = (directions(run, "query")[7] - directions(run, "gallery")[rows[7][5]]).norm()
-    assert held["distances"][7, 5] == pytest.approx(float(far), rel=1e-3)
-    assert "query_paths" not in held  # the images are no files
+    assert float(held.distances[7, 5]) == pytest.approx(float(far), rel=1e-3)
 
     epochs, values = metric_series(tmp_path / "out", "recall_at_1")["accuracies_test_by_epoch"]
     assert epochs == [2, 3]
@@ -197,36 +193,6 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     other = (tmp_path / "curve" / "report.html").read_text().partition("<details>")[0]
     assert not [text for text in ("select_on", "column of the training", "raw pixels") if text in other]
     assert projected == [["after training"]] * 4
-
-
-def test_neighbors_of_files_have_their_paths(tmp_path):
-    from PIL import Image
-
-    generator = np.random.default_rng(0)
-    for number in range(24):
-        place = tmp_path / "images" / f"class {number % 6}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(generator.integers(255, size=(9, 9, 3), dtype=np.uint8)).save(place / f"{number}.png")
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        f"""
-        data = {{ name = "folder:{tmp_path / "images"}", image_size = 8 }}
-        model = {{ trunk = "mlp", embedding_size = 4 }}
-        loss = {{ name = "pml/triplet-margin" }}
-        sampler = {{ batch_size = 12 }}
-        schedule = {{ epochs = 1 }}
-        evaluation = {{ baselines = false, training_images = 0 }}
-        """
-    )
-    train(str(recipe), out=tmp_path / "out", device="cpu")
-    held = np.load(tmp_path / "out" / "neighbors.npz")
-    assert np.array_equal(held["query_paths"], held["gallery_paths"])
-    for query, nearest, right in zip(held["query"], held["neighbors"], held["right"], strict=True):
-        paths = [Path(held["gallery_paths"][index]) for index in (query, *nearest)]
-        assert all(path.is_file() for path in paths)
-        assert [path.parent == paths[0].parent for path in paths[1:]] == right.tolist()
-    written = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert written["after"]["recall_at_1"] == held["right"][:, 0].mean()
 
 
 def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():

@@ -1,0 +1,151 @@
+"""Options that several commands have, and how commands write: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
+    from rich.console import Console
+
+    from ..retrieval import Progress as Embedded
+
+Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
+ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="The folder of the data, where the data set wants one.")
+]
+OnDevice = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known, with tracebacks.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes that read images (default: none for fewer than 256, else the number of processors, up to 8)."
+    ),
+]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="FOLDER",
+        help="The collection: where embeddings are kept, so that none is computed twice (default RUN/collection).",
+    ),
+]
+WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
+SECONDS = 10.0  # between two lines of progress where there is no bar
+
+
+def process_number() -> int:
+    """Return the rank of this process among those that ``torchrun`` started; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def stdout() -> Console:
+    """Return a console on stdout, as wide as the terminal, or without a limit where there is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, soft_wrap=False)
+
+
+def stderr() -> Console:
+    """Return a console on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False)
+
+
+def say(text: str) -> None:
+    """Write a remark of the program as one line on stderr."""
+    stderr().print(f"pml-ext: {text}", soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Write a value as JSON on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), title: str = ""
+) -> None:
+    """Write an aligned table on stdout; the columns with the numbers ``right`` are aligned right."""
+    from rich import box
+    from rich.table import Table
+
+    table, right = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False), set(right)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = stdout()
+    if title:
+        console.print(title)
+    console.print(table)
+
+
+def mean_and_std(about: Mapping[str, float | None]) -> str:
+    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run."""
+    mean, std = about["mean"] or 0.0, about["std"]
+    return f"{100 * mean:.1f} ± " + ("-" if std is None else f"{100 * std:.1f}")
+
+
+class Progress:
+    """Progress on stderr: a bar on a terminal; elsewhere a line for each epoch, or every ten seconds."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich import progress
+
+        self._console, self._said = console or stderr(), time.monotonic()
+        columns = "{task.description}", progress.BarColumn(), progress.MofNCompleteColumn()
+        self._bar = progress.Progress(*columns, progress.TimeRemainingColumn(), console=self._console, transient=True)
+        self._bar.disable = not self._console.is_terminal
+        self._task = self._bar.add_task("", total=None, visible=False)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, text: str) -> None:
+        """Write what begins."""
+        self._console.print(text, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Write a warning."""
+        self.step(f"warning: {text}")
+
+    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
+        """Begin the bar of an epoch."""
+        self._epoch = f"epoch {epoch} of {epochs}"
+        self._bar.update(self._task, completed=0, total=iterations, visible=True)
+
+    def iteration(self, loss: float) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, advance=1, description=f"{self._epoch}: loss {loss:.4f}")
+
+    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
+        """Write a line where there is no bar."""
+        if self._bar.disable:
+            left = datetime.timedelta(seconds=round(seconds_left))
+            self.step(f"epoch {epoch} of {epochs}: loss {loss:.4f}, {images_per_second:.0f} images/s, {left} left")
+
+    def embedding(self, now: Embedded) -> None:
+        """Draw how many images are embedded."""
+        self._bar.update(self._task, description="embedded", completed=now.done, total=now.images, visible=True)
+        if self._bar.disable and time.monotonic() - self._said >= SECONDS:
+            self._said, left = time.monotonic(), datetime.timedelta(seconds=round(now.seconds_left))
+            self.step(f"embedded {now.done:,} of {now.images:,} images: {now.rate:.0f} images/s, {left} left")
