@@ -34,12 +34,9 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
-    """Write the checksums of files of a folder.
+    """Write the checksums of files of a folder, by their paths in it; there is none of a missing file.
 
-    Args:
-        folder: their folder.
-        names: paths in it; there is no checksum of a missing file.
-        keep: whether the checksum of another file stays, by its path, as long as the file is there.
+    ``keep`` says by the path whether the checksum of another file stays, as long as the file is there.
     """
     kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
     _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})

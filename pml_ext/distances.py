@@ -35,7 +35,12 @@ class NormalizedRows(BaseDistance):  # type: ignore[misc]
         return normalize(embeddings)
 
 
-class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[misc]
+class _Gram(BaseDistance):  # type: ignore[misc]
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
+
+
+class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ignore[misc]
     """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
@@ -46,21 +51,13 @@ class GramCosineSimilarity(NormalizedRows, CosineSimilarity):  # type: ignore[mi
         _check_fixed(self, kwargs, "GramDotProductSimilarity", normalize_embeddings=True)
         super().__init__(**kwargs)
 
-    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[B, R]`` dot products of normalized rows."""
-        return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
 
-
-class GramDotProductSimilarity(DotProductSimilarity):  # type: ignore[misc]
+class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[misc]
     """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`."""
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         _check_fixed(self, kwargs, "GramCosineSimilarity", normalize_embeddings=False)
         super().__init__(normalize_embeddings=False, **kwargs)
-
-    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[B, R]`` dot products."""
-        return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
 
 
 class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]

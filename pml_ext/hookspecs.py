@@ -87,11 +87,10 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return metrics by name (``snake_case``), in the form of PML's ``calculate_NAME``.
 
-    Each is called ``function(**kwargs)``, with what PML's :class:`AccuracyCalculator` gives its methods, and returns a
-    number: ``query_labels`` ``[Q]``, ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the
-    size of the largest class), ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and
-    ``cluster_labels`` ``[Q]`` where the signature names it. Runs and :class:`pml_ext.RetrievalAccuracyCalculator`
-    compute them.
+    Runs and :class:`pml_ext.RetrievalAccuracyCalculator` call ``function(**kwargs)``, which returns a number, with what
+    PML's :class:`AccuracyCalculator` gives its methods: ``query_labels`` ``[Q]``, ``knn_labels`` and ``knn_distances``
+    ``[Q, K]`` (nearest first; in a run K is the size of the largest class), ``not_lone_query_mask``, ``label_counts``,
+    ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where the signature names it.
     """
 
 

@@ -15,10 +15,7 @@ from .errors import needs_extra, unknown
 def check_there(packages: Iterable[str], extra: str, what: str) -> None:
     """Raise :class:`MissingExtraError` unless the packages of an extra are installed; import none of them.
 
-    Args:
-        packages: names of packages.
-        extra: the extra of ``pml-ext`` that installs them.
-        what: the feature that needs them, as the start of a sentence.
+    ``what`` is the feature that needs them, as the start of a sentence.
     """
     with needs_extra(extra, what):
         for name in packages:

@@ -134,9 +134,7 @@ def timm_trunk(
         weights: the tag of timm's weights, such as ``"a1_in1k"``, downloaded on first use; None starts from random.
         dropout: whether the model's own dropout is kept.
 
-    Raises:
-        ConfigError: no such model or weights, or a failed download.
-        MissingExtraError: timm is not installed.
+    Raises as :func:`torchvision_trunk`; MissingExtraError where timm is not installed.
     """
     timm = timm_library(name)
     if not timm.is_model(name):

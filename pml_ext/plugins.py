@@ -45,10 +45,9 @@ class PluginRecord:
     """An entry point, the module that it names, the distribution that declares it, and what became of it.
 
     Args:
-        status: ``"ok"``, ``"broken"``, ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by PML_EXT_PLUGINS) or
-            ``"waiting"`` (somebody is importing it right now).
-        error: why it is broken.
-        components: the number of its components.
+        status: ``"ok"``, ``"broken"`` (``error`` says why), ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by
+            PML_EXT_PLUGINS) or ``"waiting"`` (somebody is importing it right now).
+        components: how many it has.
         clashes: names that others claim too, and what they mean; filled in by :func:`pml_ext.registry.plugins`.
         seconds: the time of importing it and calling its first hooks.
     """
@@ -141,21 +140,21 @@ class Plugins:
         return [(record, point) for record, point in found if record.status == "waiting"]
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
-        if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
-            names = " or ".join(map(repr, RESERVED))
-            raise PluginError(f"an entry point's name is kebab-case and not {names}, not {point.name!r}")
-        if point.name in self._hooks:
+        name = point.name
+        if not _KEBAB.fullmatch(name) or name in RESERVED:
             raise PluginError(
-                f"another distribution already claims the entry-point name {point.name!r}; rename one of them"
+                f"an entry point's name is kebab-case and not {' or '.join(map(repr, RESERVED))}: {name!r}"
             )
+        if name in self._hooks:
+            raise PluginError(f"another distribution already claims the entry-point name {name!r}; rename one of them")
         started = time.perf_counter()
         try:
-            self._add(point.name, point.load())
+            self._add(name, point.load())
         finally:
             record.seconds = time.perf_counter() - started
-        record.status, record.hooks = "ok", [hook for hook in HOOKS if hook in self._hooks[point.name]]
-        record.components = sum(component.plugin == point.name for component in self.components)
-        self.loaded[point.name] = record
+        record.status, record.hooks = "ok", [hook for hook in HOOKS if hook in self._hooks[name]]
+        record.components = sum(component.plugin == name for component in self.components)
+        self.loaded[name] = record
         if record.seconds > SLOW and not record.shipped:
             self._warnings.append(
                 f"the plugin {record} took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"

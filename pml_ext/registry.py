@@ -326,15 +326,9 @@ class BuildContext(TypedDict, total=False):
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
     """Return an instance of the component of a name and a kind: see :func:`get`.
 
-    Args:
-        name: the component's name.
-        kind: its kind, also as ``kind="loss"`` where its class has no such setting.
-        context: a :class:`BuildContext`, which fills settings that are left out.
-        settings: keyword arguments of the class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is
-            built first, as the kind that the setting's name ends in.
-
-    Raises:
-        ConfigError: a setting that the class does not have; the text has the nearest ones.
+    ``context`` is a :class:`BuildContext`, which fills settings that are left out; ``settings`` are arguments of the
+    class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first, as the kind that the
+    setting's name ends in. ConfigError for a setting that the class does not have.
     """
     if kind is None and settings.get("kind") in KINDS:
         kind = settings.pop("kind")
@@ -362,11 +356,8 @@ def required(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return values of the settings of ``target`` without a default, and the names of those still missing.
 
-    Values come from a :class:`BuildContext`; a setting whose annotation is a component's class (``distance: My``)
-    is an instance of that, made from the context in the same way. Names in ``given`` need none.
-
-    Raises:
-        ConfigError: a key of the context that is no name of a :class:`BuildContext`.
+    Values come from a :class:`BuildContext` (ConfigError for another key in it); a setting whose annotation is a
+    component's class (``distance: My``) is an instance of that, made in the same way. Names in ``given`` need none.
     """
     for name in context:
         if name not in BuildContext.__annotations__:

@@ -99,10 +99,8 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         check_batch(embeddings, labels)
         self.reset_stats()
         with autocast_off(embeddings.device):
-            embeddings, labels = (
-                to_full_precision(embeddings, normalizes(self)),
-                labels.to(embeddings.device, torch.long),
-            )
+            embeddings = to_full_precision(embeddings, normalizes(self))
+            labels = labels.to(embeddings.device, torch.long)
             return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
 
 

@@ -67,15 +67,11 @@ def own_settings(module: object) -> dict[str, Any]:
 
     These are attributes with the names of the constructor's arguments, modules (which have a ``repr``) left out.
     """
-    kept = {name: getattr(module, name) for name in _named(type(module)) if hasattr(module, name)}
-    return {name: value for name, value in kept.items() if not hasattr(value, "parameters")}
+    names = [name for name in inspect.signature(type(module)).parameters if hasattr(module, name)]
+    return {name: getattr(module, name) for name in names if not hasattr(getattr(module, name), "parameters")}
 
 
 def number_settings(cls: type) -> list[str]:
     """Return the names of the settings whose annotation is ``float`` or ``int``."""
-    return [name for name, parameter in _named(cls).items() if parameter.annotation in ("float", "int", float, int)]
-
-
-def _named(cls: type) -> dict[str, inspect.Parameter]:
-    _, *parameters = inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters.values()  # type: ignore[misc]
-    return {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    parameters = inspect.signature(cls).parameters.values()
+    return [p.name for p in parameters if p.annotation in ("float", "int", float, int)]
