@@ -1,8 +1,6 @@
 """What bench measures, and what its command writes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -82,8 +80,6 @@ def test_slow_functions_leave_after_three_rounds(monkeypatch):
 def test_a_regularizer_is_measured_beside_a_loss_and_that_loss_without_it():
     rows = bench(["density"], SMALL, repeats=1, device="cpu")
     assert [row.what for row in rows] == ["floor", "density", "PML Contrastive without it"]
-    with pytest.raises(UnknownNameError, match="no loss 'densitee'"):
-        bench(["densitee"], SMALL, repeats=1, device="cpu")
 
 
 def test_default_losses_and_threads():
@@ -117,15 +113,10 @@ def test_bad_input():
         benchmark.scale([], Shape(64, 8, 4), 32, device="cpu")
     with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
         bench(["regularized"], SMALL)
-    with pytest.raises(ConfigError, match="--device tpu: wanted auto, cpu, cuda, mps or xpu"):
-        bench(["cbml"], SMALL, device="tpu")
     with pytest.raises(ConfigError, match="repeats must be at least 1, not 0"):
         bench(["cbml"], SMALL, repeats=0)
     with pytest.raises(ConfigError, match="threads must be at least 1, not -1"):
         bench(["cbml"], SMALL, threads=-1)
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="sees no cuda device; type --device cpu"):
-            bench(["cbml"], SMALL, device="cuda")
 
 
 def test_peers_of_a_plugin(install_plugin):
@@ -167,18 +158,6 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     rows = json.loads(pml_ext_command("bench", *quick, "--json").stdout)
     assert [entry["shape"] for entry in rows] == ["16x8x4"] * 4 + ["12x4x3"] * 4
     assert rows[1]["what"] == "cbml"
-
-
-def test_help_imports_no_torch():
-    code = "import sys; from pml_ext.cli.bench import bench; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda():
-    rows = bench(["cbml"], SMALL, repeats=2, device="cuda")
-    assert all(row.peak_bytes > 0 for row in rows)
 
 
 def test_batches_double_and_what_fails_or_is_too_large_is_not_run_again(monkeypatch):

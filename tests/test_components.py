@@ -60,16 +60,8 @@ def test_the_table_of_pmls_references_is_right(component):
         pytest.skip("a wrapper, or ours")
     if component.cls.__name__ == "NCALoss":
         pytest.skip("takes them, but compares an embedding with its own copy among them")
-    wanted = {
-        "num_classes": 3,
-        "embedding_size": 4,
-        "loss": losses.NTXentLoss(),
-        "l": 4,
-        "K": 1,
-        "margin": 0.4,
-        "Tn": 10,
-        "descriptors_dim": 4,
-    }
+    sizes = {"num_classes": 3, "embedding_size": 4, "descriptors_dim": 4}
+    wanted = {**sizes, "loss": losses.NTXentLoss(), "l": 4, "K": 1, "margin": 0.4, "Tn": 10}
     required = {n: wanted[n] for n, p in component.settings.items() if p.default is p.empty and n in wanted}
     loss = component.cls(**required)
     generator = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext import WholeClassSampler, registry
+from pml_ext import WholeClassSampler
 
 LABELS = [0] * 3 + [1] * 5 + [2] * 2 + [3] * 7 + [4] * 4 + [9] * 6
 
@@ -54,7 +54,3 @@ def test_what_does_not_fit():
         WholeClassSampler(LABELS, 7)
     with pytest.raises(ValueError, match="between 1 and the 27 images"):
         WholeClassSampler(LABELS, 40)
-
-
-def test_is_registered():
-    assert registry.get("whole-class", "sampler").cls is WholeClassSampler
