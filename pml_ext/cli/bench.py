@@ -51,7 +51,7 @@ def bench(
 
         profile = profile_recipe(run, data, overrides or (), device, threads, STEPS if repeats is None else repeats)
         if as_json:
-            print_json(profile.as_dict())
+            print_json(dataclasses.asdict(profile))
             return
         cells = [
             [part, f"{value:.2f}", f"{100 * value / profile.step:.1f}"] for part, value in profile.milliseconds.items()

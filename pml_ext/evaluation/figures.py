@@ -155,24 +155,6 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
     return figure
 
 
-def sweep_curve(curves: Mapping[str, Mapping[float, Sequence[float]]], xlabel: str) -> Figure:
-    """Draw metrics over the values of a swept setting: means, and the values of every seed.
-
-    Args:
-        curves: ``{metric: {value: [result of each seed]}}``, results as fractions.
-        xlabel: the setting.
-    """
-    figure, panels = _panels(3.6 * len(curves) + 0.4, len(curves))
-    for axes, (title, points) in zip(panels, curves.items(), strict=True):
-        values = sorted(points)
-        for place, value in enumerate(values):
-            axes.plot([place] * len(points[value]), [100 * y for y in points[value]], ".", color=GRAY, alpha=0.6)
-        axes.plot(range(len(values)), [100 * float(np.mean(points[value])) for value in values], "o-", color=BLUE)
-        axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-        _finish(axes, title=f"{title}, %", xlabel=xlabel)
-    return figure
-
-
 def similarity_distributions(
     parts: Parts, max_items: int = 1000, seed: int = 0, learned: Mapping[str, BaseDistance] | None = None
 ) -> Figure:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -15,6 +15,7 @@ from ..checksums import check_unchanged
 from ..errors import ConfigError, DataError, one_line, shortened
 from ..files import DamagedError, read_toml
 from .launch import read_metrics
+from .recipe import flat
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Group:
     """Finished runs of one recipe with the same settings."""
 
     name: str  # of the recipe, and the settings in which groups of that name differ
-    tables: dict[str, Any]  # of the recipe
+    settings: dict[str, Any]  # of the recipe, by dotted key
     runs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # contents of metrics.json by seed
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
@@ -31,8 +32,7 @@ class Group:
         return {seed: float(value) for seed, value in sorted(values.items()) if isinstance(value, (int, float))}
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """The difference of two groups over their common seeds; NaN where there are too few of them.
 
     ``p`` is of the two-sided paired t-test (:func:`scipy.stats.ttest_rel`), NaN for differences that are all the same.
@@ -58,36 +58,37 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
     """Find the finished runs in folders, at any depth, and group them by recipe and settings.
 
     Raises:
-        ConfigError: no such folder, no finished run in it, or two runs of the same settings and seed that differ.
+        ConfigError: no finished run in a folder, or two runs of the same settings and seed that differ.
         DataError: a recipe or a ``metrics.json`` is damaged, or was written by another run.
     """
     groups: list[Group] = []
-    places: dict[tuple[int, int], Path] = {}
     for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder}: no such folder; wanted folders of finished runs")
-        finished = sorted(file.parent for file in folder.rglob("metrics.json"))
-        if not finished:
+        places = sorted(file.parent for file in folder.rglob("metrics.json"))
+        if not places:
             raise ConfigError(
                 f"{folder}: no finished run in it (no metrics.json); type: pml-ext train RECIPE --out {folder}"
             )
-        for place in finished:
-            name, seed, tables, metrics = _read(place)
-            number = next((i for i, group in enumerate(groups) if group.tables == tables), len(groups))
-            if number == len(groups):
-                groups.append(Group(name, tables))
-            before = places.setdefault((number, seed), place)
-            if before != place and groups[number].runs[seed]["after"] != metrics["after"]:
+        for place in places:
+            name, seed, settings, metrics = _read(place)
+            group = next((group for group in groups if group.settings == settings), None)
+            if group is None:
+                groups.append(group := Group(name, settings))
+            if group.runs.setdefault(seed, metrics)["after"] != metrics["after"]:
                 raise ConfigError(
-                    f"{before} and {place}: the same recipe, settings and seed, but other results; name one of the two"
+                    f"{place}: another run has the same recipe, settings and seed, but other results; name one of both"
                 )
-            groups[number].runs[seed] = metrics
-    _add_differing_settings(groups)
+    named = {name: [group for group in groups if group.name == name] for name in {group.name for group in groups}}
+    for name, same in named.items():
+        keys = dict.fromkeys(key for group in same for key in group.settings)
+        differ = [key for key in keys if any(each.settings.get(key) != same[0].settings.get(key) for each in same)]
+        for group in same:
+            texts = (f"{key}={group.settings[key]}" if key in group.settings else f"{key} left out" for key in differ)
+            group.name = " ".join([name, *texts])
     return groups
 
 
 def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
-    """Read the recipe's name, the seed, the recipe's tables and the metrics of a run."""
+    """Read the recipe's name, the seed, the recipe's settings and the metrics of a run."""
     for file in ("recipe.toml", "metrics.json"):
         check_unchanged(place, file)
     try:
@@ -105,25 +106,4 @@ def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
         )
     for key in ("paper", "description"):
         tables.pop(key, None)
-    return name, seed, tables, metrics
-
-
-def _add_differing_settings(groups: Sequence[Group]) -> None:
-    """Add the settings in which groups of one recipe differ to their names."""
-    for name in {group.name for group in groups}:
-        same = [group for group in groups if group.name == name]
-        settings = [_flat(group.tables) for group in same]
-        keys = [
-            key
-            for key in dict.fromkeys(key for each in settings for key in each)
-            if any(each.get(key) != settings[0].get(key) for each in settings)
-        ]
-        for group, mine in zip(same, settings, strict=True):
-            group.name = " ".join([name, *(f"{key}={mine[key]}" if key in mine else f"{key} left out" for key in keys)])
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    return name, seed, flat(tables), metrics

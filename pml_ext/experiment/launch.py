@@ -32,27 +32,20 @@ from ..checksums import (
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
-from ..evaluation.figures import sweep_curve
-from ..files import DamagedError, left_over, read_json, read_toml, write_atomically, write_json, writing
+from ..files import DamagedError, left_over, read_json, read_toml, write_json, writing
 from . import checkpoint, signals
-from .recipe import Recipe, load_recipes, plugins_in
+from .recipe import Recipe, flat, load_recipes, plugins_in
 from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
 Metrics = dict[str, Any]
 LOCK = "run.lock"
 MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
+_FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to do.
-
-    Args:
-        name: the recipe's name, with its variant.
-        recipe: what to train.
-        seed: of all generators.
-        folder: where it is written.
-    """
+    """One run to do: the recipe with its name and variant, the seed of all generators, and the folder to write."""
 
     name: str
     recipe: Recipe
@@ -73,10 +66,8 @@ def plan(
     Raises:
         ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
     """
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: wanted 1 or more")
-    if seed < 0:
-        raise ConfigError(f"--seed {seed}: wanted 0 or more")
+    if seed < 0 or seeds < 1:
+        raise ConfigError(f"found --seed {seed} --seeds {seeds}; wanted 0 or more, and 1 or more")
     if resume and out is None:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     if resume and out is not None and not out.exists() and not _restarted():
@@ -88,10 +79,8 @@ def plan(
         time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
         out = Path("runs") / f"{shown}-{seed}-{time}"
-    if out.exists() and not resume:
+    if out.exists() and not (resume and out.is_dir()):
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; --out wants a folder")
     several = len(recipes) * seeds > 1
     if several and (out / RECIPE).exists():
         raise ConfigError(f"{out} holds one run; several runs want a folder of their own, choose another --out")
@@ -101,8 +90,7 @@ def plan(
         for number in range(seed, seed + seeds):
             parts = [variant] * (len(recipes) > 1) + [f"seed-{number}"] * (seeds > 1)
             plans.append(Plan(full_name, recipe, number, out.joinpath("-".join(parts)) if several else out))
-    for each in plans:
-        _check_same(each)
+            _check_same(plans[-1])
     return plans
 
 
@@ -120,55 +108,36 @@ def _restarted() -> bool:
 
 
 def _check_same(plan: Plan) -> None:
-    """Refuse a folder that holds a run of another recipe or seed."""
-    if (before := _saved_recipe(plan.folder)) is None:
-        return
-    tables, run = before
-    if run.get("seed") != plan.seed:
-        raise ConfigError(
-            f"{plan.folder} holds a run with seed {run.get('seed')}, not {plan.seed}; type --seed {run.get('seed')}"
-        )
-    if (difference := _first_difference(tables, plan.recipe.as_dict())) is not None:
-        key, old, new = difference
-        raise ConfigError(
-            f"{plan.folder / RECIPE}: {key} is {old!r} in the run to resume, but {new!r} now; resume it with the same"
-        )
-
-
-def _saved_recipe(folder: Path) -> tuple[Metrics, Metrics] | None:
-    """Return the tables and the ``[run]`` of the run in a folder, from its last checkpoint if need be; or None."""
+    """Refuse a folder that holds a run of another recipe or seed, or no run; a checkpoint has the recipe as well."""
+    folder, saved, reason = plan.folder, plan.folder / RECIPE, f"no {RECIPE} in it"
     if not folder.exists():
-        return None
-    saved, reason = folder / RECIPE, f"no {RECIPE} in it"
-    if saved.is_file():
-        reason = f"{RECIPE} is damaged: its checksum is not that in {SUMS}"
-        if read_sums(folder).get(RECIPE) in (None, sha256_of(saved)):
-            try:
-                tables = read_toml(saved, "run")
-                return tables, tables.pop("run")
-            except DamagedError as error:
-                reason = f"{RECIPE} is damaged: {error}"
-    last = checkpoint.load_to_resume(folder / LAST)
-    if last is not None and "recipe" in last[0]:
-        return last[0]["recipe"], last[0]["run"]
-    if saved.is_file():
-        raise ConfigError(
-            f"{shortened(f'{folder} cannot be resumed ({reason})')}; delete {saved} and train with "
-            "--resume: training begins again"
-        )
-    if all(path.name in {*FILES, LOCK, SUMS} or left_over(path)[0] is not None for path in folder.iterdir()):
-        return None
-    raise ConfigError(f"{folder} holds no run ({reason}); choose another --out")
-
-
-def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for part in [*old, *(part for part in new if part not in old)]:
-            inner = f"{key}.{part}" if key else part
-            if (difference := _first_difference(old.get(part), new.get(part), inner)) is not None:
-                return difference
-        return None
-    return None if old == new else (key or "recipe", old, new)
+        return
+    tables: Metrics | None = None
+    try:
+        if saved.is_file() and read_sums(folder).get(RECIPE) not in (None, sha256_of(saved)):
+            reason = f"{RECIPE} is damaged: its checksum is not that in {SUMS}"
+        elif saved.is_file():
+            tables = read_toml(saved, "run")
+    except DamagedError as error:
+        reason = f"{RECIPE} is damaged: {error}"
+    if tables is None and (last := checkpoint.load_to_resume(folder / LAST)) is not None:
+        tables = {**last[0]["recipe"], "run": last[0]["run"]}
+    if tables is None and saved.is_file():
+        text = shortened(f"{folder} cannot be resumed ({reason})")
+        raise ConfigError(f"{text}; delete {saved} and train with --resume: training begins again")
+    if tables is None:
+        if any(path.name not in {*FILES, LOCK, SUMS} and left_over(path)[0] is None for path in folder.iterdir()):
+            raise ConfigError(f"{folder} holds no run ({reason}); choose another --out")
+        return
+    if (seed := tables.pop("run").get("seed")) != plan.seed:
+        raise ConfigError(f"{folder} holds a run with seed {seed}, not {plan.seed}; type --seed {seed}")
+    old, new = flat(tables), flat(plan.recipe.as_dict())
+    for key in [*old, *new]:
+        if old.get(key) != new.get(key):
+            raise ConfigError(
+                f"{saved}: {key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now; resume it with "
+                "the same"
+            )
 
 
 # One run
@@ -215,39 +184,38 @@ def execute(
     Returns:
         The contents of ``metrics.json``.
     """
-    metrics, damaged = from_rank_0(_finished(plan.folder) if resume and rank() == 0 else (None, []))
+    folder = plan.folder
+    metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
     if metrics is not None and not damaged:
         return metrics  # type: ignore[no-any-return]
     with contextlib.ExitStack() as stack:
-        existed = plan.folder.exists()
+        existed = folder.exists()
         if existed and rank() == 0:
-            stack.enter_context(locked(plan.folder))
-        run = Run(plan.recipe, plan.name, plan.folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
-        run.listener.step(f"{plan.name}, seed {plan.seed}, in {plan.folder}")
+            stack.enter_context(locked(folder))
+        run = Run(plan.recipe, plan.name, folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
+        run.listener.step(f"{plan.name}, seed {plan.seed}, in {folder}")
         again = metrics is not None and MODEL not in damaged  # else the run goes on from its last checkpoint
         if rank() == 0:
             if not existed:
-                with writing(plan.folder):
-                    plan.folder.mkdir(parents=True)
-                stack.enter_context(locked(plan.folder))
+                with writing(folder):
+                    folder.mkdir(parents=True)
+                stack.enter_context(locked(folder))
             if MODEL in damaged:
-                run.listener.warn(
-                    f"{plan.folder / MODEL} is gone or damaged; it is made again from {plan.folder / LAST}"
-                )
+                run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
             if not again:
-                _tidy(plan.folder)
+                _tidy(folder)
             if not again or RECIPE in damaged:
-                _write_recipe(plan)
+                tables = plan.recipe.as_dict()
+                tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
+                text = tomli_w.dumps(tables)
+                replace_file(folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
             if again:
-                _finish_again(run, metrics, damaged)
+                try:
+                    run.finish_again(metrics, damaged)
+                except PmlExtError as error:  # the run is finished all the same
+                    run.listener.warn(f"the report is not drawn again: {error}")
         from_rank_0(None)  # the others read what lies in the folder now
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
-
-
-def _write_recipe(plan: Plan) -> None:
-    tables = plan.recipe.as_dict()
-    about = {"run": {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}}
-    replace_file(plan.folder, RECIPE, lambda path: path.write_text(tomli_w.dumps(tables | about), "utf-8"))
 
 
 def _tidy(folder: Path) -> None:
@@ -272,25 +240,13 @@ def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
     metrics, sums = read_metrics(folder / METRICS), read_sums(folder)
     gone = [name for name in missing_files(folder) if not name.startswith("checkpoints/")]
     damaged = [*changed_files(folder), *gone, *([REPORT] if REPORT not in sums and sums else [])]
-    if not (folder / SUMS).exists():
-        damaged.append(SUMS)
-    if not (folder / MODEL).exists():
-        damaged.append(MODEL)
+    damaged += [name for name in (SUMS, MODEL) if not (folder / name).exists()]
     if MODEL in damaged and not (folder / LAST).exists():
         raise DataError(
             f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone "
             f"too; delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
         )
     return metrics, sorted(set(damaged))
-
-
-def _finish_again(run: Run, metrics: Metrics, damaged: Sequence[str]) -> None:
-    """Write the derived files of a finished run again; without them it is finished all the same."""
-    try:
-        run.finish_again(metrics, damaged)
-    except PmlExtError as error:
-        kept = (run.folder / REPORT).exists()
-        run.listener.warn(f"{'the report is not drawn again' if kept else 'there is no report'}: {error}")
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
@@ -304,8 +260,6 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     Raises:
         DataError: no finished run in the folder, or a checkpoint that cannot be read.
     """
-    if (folder / "summary.json").is_file():
-        raise DataError(f"{folder} holds several runs; wanted the folder of one of them")
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
             raise DataError(
@@ -365,7 +319,7 @@ def train(
         overrides: ``KEY=VALUE`` pairs.
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
-        on_nonfinite: as of :func:`execute`.
+        on_nonfinite: as of :class:`Run`.
 
     Returns:
         The contents of each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
@@ -377,8 +331,6 @@ def train(
         StoppedError: a signal ended it; the text says what to type to go on.
     """
     resume = resume or _restarted()
-    settings = {"--seed": (seed, 0), "--seeds": (seeds, 1), "--device": (device, "auto"), "--data": (data, None)}
-    settings["--on-nonfinite"] = (on_nonfinite, "stop")
     plans: list[Plan] = []
     results: list[Metrics] = []
     failures: list[dict[str, Any]] = []
@@ -402,12 +354,19 @@ def train(
                         failures.append(about | {"error": text})
                         notes += traceback.format_exception(error)
                         if listener is not None:
-                            listener.warn(_failure_text(failures[-1]))
+                            listener.warn(_FAILURE.format(**failures[-1]))
                 place = plans[0].folder.parent
                 if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
-                    _write_summary(place, results, failures)
+                    recover(place)
+                    failed_too = {"failures": failures} if failures else {}
+                    write_json(place / "summary.json", {**summarize(results), **failed_too})
         except StoppedError as error:
-            again = _command_to_resume(plans, name, settings, overrides)
+            again = "nothing was written yet"
+            if any(plan.folder.exists() for plan in plans):
+                place = plans[0].folder.parent if len(plans) > 1 else plans[0].folder
+                options = {"--seed": (seed, 0), "--seeds": (seeds, 1), "--device": (device, "auto")}
+                options |= {"--data": (data, None), "--on-nonfinite": (on_nonfinite, "stop")}
+                again = f"go on with: {_command_to_resume(name, place, options, overrides)}"
             raise StoppedError(error.signal, f"{error}; {again}") from None
     if failures:
         failed = FailedRunsError(results, failures, len(plans))
@@ -416,20 +375,16 @@ def train(
     return results
 
 
-def _command_to_resume(
-    plans: Sequence[Plan], name: str, settings: dict[str, tuple[Any, Any]], overrides: Iterable[str]
-) -> str:
-    """Return the command that goes on with runs that a signal has ended; settings have their value and default."""
-    if not any(plan.folder.exists() for plan in plans):
-        return "nothing was written yet"
+def _command_to_resume(name: str, out: Path, options: dict[str, tuple[Any, Any]], overrides: Iterable[str]) -> str:
+    """Return what to type to go on with runs; options have their value and their default."""
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
     words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
-    words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
-    for option, (value, default) in settings.items():
+    words += ["train", name, "--out", str(out)]
+    for option, (value, default) in options.items():
         words += [option, str(value)] if value != default else []
     for override in overrides:
         words += ["--set", override]
-    return f"go on with: {shlex.join([*words, '--resume'])}"
+    return shlex.join([*words, "--resume"])
 
 
 class FailedRunsError(PmlExtError):
@@ -443,11 +398,8 @@ class FailedRunsError(PmlExtError):
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]], runs: int) -> None:
         self.results, self.failures = results, failures
-        super().__init__(f"{len(failures)} of {runs} runs failed: {'; '.join(map(_failure_text, failures))}")
-
-
-def _failure_text(failure: Metrics) -> str:
-    return "{recipe}, seed {seed}, in {folder} failed: {error}".format(**failure)
+        texts = "; ".join(_FAILURE.format(**failure) for failure in failures)
+        super().__init__(f"{len(failures)} of {runs} runs failed: {texts}")
 
 
 def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
@@ -471,30 +423,3 @@ def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[
 def spread(values: Sequence[float]) -> dict[str, float | None]:
     """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
     return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
-
-
-def _write_summary(folder: Path, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
-    """Write ``summary.json``, with ``failures`` where there are some, and ``sweep.png``."""
-    summary: dict[str, Any] = dict(summarize(results))
-    if failures:
-        summary["failures"] = failures
-    recover(folder)
-    write_json(folder / "summary.json", summary)
-    _draw_sweep(results, folder / "sweep.png")
-
-
-def _draw_sweep(results: Sequence[Metrics], path: Path) -> None:
-    """Draw Recall@1, MAP@R and NMI after training over the values of a sweep, where those are numbers."""
-    variants = [result["recipe"].partition("@")[2] for result in results]
-    try:
-        values = [float(variant) for variant in variants]
-    except ValueError:
-        return
-    if len(set(values)) < 2:
-        return
-    curves: dict[str, dict[float, list[float]]] = {}
-    for value, result in zip(values, results, strict=True):
-        for metric in ("recall_at_1", "map_at_r", "nmi"):
-            curves.setdefault(metric, {}).setdefault(value, []).append(result["after"][metric])
-    figure = sweep_curve(curves, results[0]["recipe"].partition("@")[0])
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

@@ -8,7 +8,7 @@ import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ class StepProfile:
     bare: float  # of the bare loop's step on the same batch
     ratio: float  # of the two, step by step
     steps: int  # that were measured
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def profile_steps(
@@ -138,7 +134,6 @@ def profile_recipe(
     device: str = "auto",
     threads: int | None = None,
     steps: int = 60,
-    seed: int = 0,
     warm_up: int = 5,
 ) -> StepProfile:
     """Profile training steps of a recipe, with the records of a run, in a temporary folder.
@@ -147,40 +142,31 @@ def profile_recipe(
     number of ``threads`` of torch on the CPU.
 
     Raises:
-        ConfigError: a recipe with several variants, a wrong device or number.
+        ConfigError: a recipe with several variants, or a wrong device.
     """
-    for what, value in (("steps", steps), ("threads", threads)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{what} must be at least 1, not {value}")
     recipes = load_recipes(name, overrides)
     if len(recipes) > 1:
         raise ConfigError(f"{name} has {len(recipes)} variants; wanted one of them, for example {next(iter(recipes))}")
     ((full_name, recipe),) = recipes.items()
-    before = torch.get_num_threads()
-    try:
+    before, steps = torch.get_num_threads(), steps + warm_up
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, before)
         torch.set_num_threads(threads or before)
-        with tempfile.TemporaryDirectory() as folder:
-            run = Run(recipe, full_name, Path(folder), seed, choose_device(device), data)
-            return _profile_run(run, steps + warm_up, warm_up)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
-    run.call_parts("prepare")
-    run.epoch = run.recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
-    stage = run.stages.of(run.epoch)
-    run.relabel(stage)
-    images = run.training_images
-    if run.pseudo_labels is not None:
-        images = images.replace(labels=run.pseudo_labels, class_names=[])
-    run.call_parts("start_epoch")
-    batches: list[list[int]] = []
-    while len(batches) < steps:
-        batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
-    objective, held = run.objective(stage, recorded=True)
-    numbers = itertools.count(1)
-    with contextlib.closing(Records(run.folder, 0, 0)) as records:
+        run = Run(recipe, full_name, Path(folder), 0, choose_device(device), data)
+        run.call_parts("prepare")
+        run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
+        stage = run.stages.of(run.epoch)
+        run.relabel(stage)
+        images = run.training_images
+        if run.pseudo_labels is not None:
+            images = images.replace(labels=run.pseudo_labels, class_names=[])
+        run.call_parts("start_epoch")
+        batches: list[list[int]] = []
+        while len(batches) < steps:
+            batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
+        objective, held = run.objective(stage, recorded=True)
+        numbers = itertools.count(1)
+        records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
         return profile_steps(
             run.trunk,
             run.embedder,
@@ -188,9 +174,9 @@ def _profile_run(run: Run, steps: int, warm_up: int) -> StepProfile:
             EpochBatches(batches, run.seed, run.epoch),
             objective,
             run.device,
-            run.recipe.data.workers,
+            recipe.data.workers,
             lambda step: records.add(next(numbers), held.rows(step)),
             warm_up,
-            settings=run.recipe.engine,
-            freeze_batch_norm=run.recipe.model.freeze_batch_norm,
+            settings=recipe.engine,
+            freeze_batch_norm=recipe.model.freeze_batch_norm,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -60,21 +59,23 @@ class View:
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
         self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, where clusters are their labels
         self._load_data(root, tell)
-        self._build_networks()
+        self.network = build_network(recipe.model, self._preprocessing)
+        if self.processes > 1:
+            self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
+        self.network.to(self.device)
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
-        table = self.recipe.data
+        table, evaluation = self.recipe.data, self.recipe.evaluation
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
         splits = build_dataset(table, root)
         self.parents = splits.parents
-        if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
+        if "zero-shot" in evaluation.protocols and not self.parents:
             raise ConfigError(
-                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does "
-                "not have here; omniglot has, and imagenet with a hierarchy"
+                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does not have here; "
+                "omniglot has, and imagenet with a hierarchy"
             )
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
-        self.image_size, self.channels = self._preprocessing.image_size, self._preprocessing.channels
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
 
         def ready(name: str, images: LabeledImages, steps: Steps) -> LabeledImages:
@@ -89,19 +90,14 @@ class View:
         }
         if self.rank == 0:
             from_rank_0(None)
-        if (evaluation := self.recipe.evaluation).validation:
+        if evaluation.validation:
             train, held_out = hold_out_classes(train, evaluation.validation, self.seed, evaluation.held_out)
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)
-        if 0 < (most := self.recipe.evaluation.training_images) < len(train):
-            self.splits[SAMPLE] = self.splits["train"].subset(some_of_each_class(train.labels, most, self.seed))
+        if 0 < evaluation.training_images < len(train):
+            sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
+            self.splits[SAMPLE] = self.splits["train"].subset(sample)
         self.training_images = train.with_transform(augmented)
-
-    def _build_networks(self) -> None:
-        self.network = build_network(self.recipe.model, self._preprocessing)
-        if self.processes > 1:
-            self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
-        self.network.to(self.device)
 
     @property
     def trunk(self) -> nn.Module:
@@ -116,14 +112,8 @@ class View:
     def network_json(self) -> dict[str, Any]:
         """Return what is needed besides the recipe and ``model.pt`` to use the networks."""
         classes, names = np.unique(self.training_images.labels).tolist(), self.training_images.class_names
-        facts = {
-            "features": self.network.features,
-            "classes": classes,
-            "class_names": [names[label] for label in classes],
-        }
-        return self._preprocessing.model_dump() | facts
-
-    # What is tested
+        named = {"classes": classes, "class_names": [names[label] for label in classes]}
+        return self._preprocessing.model_dump() | {"features": self.network.features} | named
 
     @property
     def queries(self) -> str:
@@ -143,24 +133,16 @@ class View:
 
     def _test_batch(self) -> int:
         """Return images per forward pass of a test; on a CPU larger passes take more memory and no less time."""
-        most = self.recipe.evaluation.batch_size
-        if self.device.type != "cpu":
-            return most
-        return min(most, max(_CPU_BATCH, _CPU_VALUES // (self.channels * self.image_size**2)))
+        most, images = self.recipe.evaluation.batch_size, self._preprocessing
+        fewer = max(_CPU_BATCH, _CPU_VALUES // (images.channels * images.image_size**2))
+        return min(most, fewer) if self.device.type == "cpu" else most
 
     # What components see
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
-        """Return the network's output for all images of a split, not normalized.
+        """Return the network's output for all images of a split, not normalized, ``[N, D]`` float32.
 
-        Args:
-            split: a key of ``splits``: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``; ``"validation"``
-                where the recipe holds out classes.
-            layer: ``"embedder"``, whose output is kept until the network changes, or ``"trunk"`` for the features
-                before it, which are not kept.
-
-        Returns:
-            ``[N, D]``, float32, on the run's device, in the order of :meth:`labels`; shared by all who ask.
+        That of the embedder is kept until the network changes, and shared by all who ask.
         """
         if layer == "embedder":
             return self.embedded(split).embeddings
@@ -174,11 +156,10 @@ class View:
         if layer == "embedder" and (kept := self._kept.get(("embedded", split))) is not None:
             yield from zip(kept.embeddings.split(size), kept.labels.split(size), strict=True)
             return
-        passing = embed_batches(
-            self.trunk, self.embedder, self.images(split), self.device, size, self.recipe.data.workers
-        )
+        images, workers, trunk = self.images(split), self.recipe.data.workers, layer == "trunk"
+        passing = embed_batches(self.trunk, self.embedder, images, self.device, size, workers)
         for _, features, embeddings, labels in passing:
-            yield features.float() if layer == "trunk" else embeddings.float(), labels
+            yield (features if trunk else embeddings).float(), labels
 
     def labels(self, split: str) -> Tensor:
         """Return the labels of a split, ``[N]``, int64, on the run's device; of ``"train"``, perhaps clusters."""
@@ -201,20 +182,15 @@ class View:
     def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> EmbeddedSplit:
         """Return a split's embeddings by the network as it is, in full precision, kept until the network changes.
 
-        Args:
-            split: a key of ``splits``.
-            also: computes something else of each batch of images; see :func:`embed_split`. Then a new pass is made,
-                and its result is not kept.
+        With ``also``, which computes something else of each batch of images (:func:`embed_split`), a new pass is made.
         """
         key, size, workers = ("embedded", split), self._test_batch(), self.recipe.data.workers
-        embed = functools.partial(
-            embed_split, self.trunk, self.embedder, self.images(split), self.device, size, workers, also=also
-        )
-        if also is None:
-            return self.once(key, embed)
-        with_also = embed()
-        self._kept[key] = dataclasses.replace(with_also, also=None)
-        return with_also
+        if also is not None or key not in self._kept:
+            images = self.images(split)
+            result = embed_split(self.trunk, self.embedder, images, self.device, size, workers, also=also)
+            self._kept[key] = dataclasses.replace(result, also=None)
+            return result
+        return self._kept[key]  # type: ignore[no-any-return]
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
         """Return what ``compute`` returns, computed once under its key until the network changes."""

@@ -68,14 +68,6 @@ def test_projection_separates_clusters_and_is_seeded(method):
     assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["a", "b", "c"]
 
 
-def test_a_sweep_has_every_seed_and_the_means():
-    figure = figures.sweep_curve({"nmi": {10.0: [0.4, 0.6], 0.1: [0.7]}, "map_at_r": {0.1: [0.3], 10.0: [0.1]}}, "w")
-    axes = figure.axes[0]
-    assert list(axes.lines[-1].get_ydata()) == pytest.approx([70.0, 50.0])
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "10"]
-    assert sorted(y for line in axes.lines[:-1] for y in line.get_ydata()) == pytest.approx([40.0, 60.0, 70.0])
-
-
 def test_a_gallery_frames_right_ones_green_and_wrong_ones_red():
     photograph = torch.zeros(3, 400, 200, dtype=torch.uint8)
     drawing = torch.full((1, 4, 4), 50, dtype=torch.uint8)
@@ -141,7 +133,6 @@ def test_names_from_data_are_shown_as_they_are():
     drawn = [
         figures.projections({"all": (torch.randn(14, 4), labels)}, NAMES, "pca"),
         figures.gallery([[figures.answer(image, name, None)] for name in NAMES]),
-        figures.sweep_curve({"nmi": {1.0: [0.5], 2.0: [0.5]}}, NAMES[1]),
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -75,9 +75,6 @@ def test_the_command_prints_rows_and_differences(folder):
 
 
 def test_what_cannot_be_compared_is_refused(folder):
-    with pytest.raises(ConfigError, match="no such folder"):
-        groups_below([folder / "nowhere"])
-    (folder / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"no finished run in it .* type: pml-ext train"):
         groups_below([folder / "empty"])
     for words, text in (
@@ -87,7 +84,7 @@ def test_what_cannot_be_compared_is_refused(folder):
         result = run(folder / "runs", *words)
         assert text in str(result.exception)
     finished(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
-    with pytest.raises(ConfigError, match="the same recipe, settings and seed, but other results"):
+    with pytest.raises(ConfigError, match="another run has the same recipe, settings and seed, but other results"):
         groups_below([folder / "runs", folder / "again"])
     for text in ("[run", "[run]\nrecipe = 'cbml/a'\n"):
         (folder / "again/0/recipe.toml").write_text(text)

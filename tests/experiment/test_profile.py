@@ -115,9 +115,7 @@ def test_a_recipe_is_measured_in_a_temporary_folder(tmp_path, monkeypatch):
     found = profile_recipe("cbml/digits", overrides=quick, device="cpu", threads=1, steps=4, warm_up=1)
     assert found.steps == 4
     assert all(found.milliseconds[part] > 0 for part in set(PARTS) - {"miner"})
-    assert found.as_dict()["ratio"] == found.ratio > 0
+    assert found.ratio > 0
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
         profile_recipe("cbml/omniglot-small-mvc-weight")
-    with pytest.raises(ConfigError, match="steps must be at least 1, not 0"):
-        profile_recipe("cbml/digits", steps=0)

@@ -9,7 +9,7 @@ import jinja2
 import pytest
 
 from pml_ext.experiment.recipe.schema import EvaluationTable
-from pml_ext.experiment.report.content import _metrics_table
+from pml_ext.experiment.report.content import metrics_table
 from pml_ext.experiment.report.figures import PHASES
 
 METRICS = [
@@ -31,7 +31,7 @@ def page(phases):
     recipe = SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100]))
     view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe)
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
-    table = _metrics_table(view, metrics)
+    table = metrics_table(view, metrics)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
     return table, environment.get_template("report.html.jinja").render(title="a", tables=[table])
 

@@ -71,11 +71,3 @@ def test_what_lies_beside_a_run_is_left_alone(made, tmp_path):
     files.trained(folder, resume=True)
     assert "notes" not in (folder / SUMS).read_text()
     assert files.trained(folder, resume=True) == []
-
-
-def test_what_a_killed_process_left_beside_several_runs_is_removed(tmp_path):
-    from pml_ext.experiment.launch import _write_summary
-
-    (tmp_path / ".summary.json.4194305.tmp").write_text("half")  # no process has this number
-    _write_summary(tmp_path, [], [])
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

@@ -129,7 +129,9 @@ def test_an_existing_folder_is_refused_and_left_alone(finished):
 @pytest.mark.usefixtures("without_report")
 def test_several_seeds_and_variants(tmp_path):
     out = tmp_path / "seeds"
-    results = train("cbml/digits", out=out, seeds=2, overrides=QUICK, device="cpu")
+    out.mkdir()
+    (out / ".summary.json.4194305.tmp").write_text("half")  # of a process that was killed
+    results = train("cbml/digits", out=out, seeds=2, overrides=QUICK, device="cpu", resume=True)
     assert [result["seed"] for result in results] == [0, 1]
     assert {path.name for path in out.iterdir()} == {"seed-0", "seed-1", "summary.json"}
     summary = read_json(out / "summary.json")

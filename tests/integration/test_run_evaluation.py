@@ -197,16 +197,11 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
 
 def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():
     view = SimpleNamespace(
-        device=torch.device("cpu"),
-        channels=3,
-        image_size=224,
-        recipe=SimpleNamespace(evaluation=SimpleNamespace(batch_size=256)),
+        device=torch.device("cpu"), recipe=SimpleNamespace(evaluation=SimpleNamespace(batch_size=256))
     )
-    assert View._test_batch(view) == 66
-    view.image_size, view.channels = 28, 1
-    assert View._test_batch(view) == 256
-    view.image_size = 4000
-    assert View._test_batch(view) == 16
+    for channels, size, batch in ((3, 224, 66), (1, 28, 256), (1, 4000, 16)):
+        view._preprocessing = SimpleNamespace(channels=channels, image_size=size)
+        assert View._test_batch(view) == batch
     view.device = torch.device("meta")
     assert View._test_batch(view) == 256
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import tomli_w
@@ -17,24 +14,15 @@ from ...evaluation.metrics import metrics_of
 from ...files import write_atomically, write_text
 from ..evaluation import counts
 from ..recipe import Recipe, is_full, printed, quoted
-from ..recipe.schema import EvaluationTable
+from ..recipe.schema import TOP
 from ..stages import Stages
-from ..view import SAMPLE, View
+from ..view import View
 from .figures import PHASES, figures_of_components, figures_of_run
 
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
-_SPLITS = {
-    "train": "training",
-    "validation": "held-out training classes",
-    "test": "test",
-    "query": "queries",
-    "gallery": "gallery",
-    SAMPLE: "training images that are tested",
-}
 
 
-@dataclass(frozen=True)
-class ReportTable:
+class ReportTable(NamedTuple):
     """A table with a title, columns, rows of cells, and a caption below it."""
 
     title: str
@@ -55,27 +43,31 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     figures = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
     for figure in figures:
         place = view.folder / "figures" / figure.file_name
-        if figure.png is None:
+        if figure.problem:
             warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
             place.unlink(missing_ok=True)  # of an earlier report
         else:
-            write_atomically(place, functools.partial(_write_bytes, figure.png))
-    seconds, table = metrics["seconds"], view.recipe.evaluation
-    where = "the test images" if table.select_on == "test" else "held-out training classes"
-    warnings = list(metrics["warnings"])
+            write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
+    seconds, table, warnings = metrics["seconds"], view.recipe.evaluation, list(metrics["warnings"])
+    chosen = f", chosen by {table.select} on held-out training classes" if table.select else ""
     if table.select_on == "test":
+        chosen = f", chosen by {table.select} on the test images"
         warnings.insert(
             0,
             f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test"), '
             "so that the numbers after training are too good for unseen images",
         )
+    images = ([name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items())
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
     text = environment.get_template("report.html.jinja").render(
         title=metrics["recipe"],
         subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
         f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
-        f"of {view.recipe.schedule.epochs}{f', chosen by {table.select} on {where}' if table.select else ''}.",
-        tables=[_metrics_table(view, metrics), _images_table(view)],
+        f"of {view.recipe.schedule.epochs}{chosen}.",
+        tables=[
+            metrics_table(view, metrics),
+            ReportTable("Images", ["split", "images", "classes"], [*images]),
+        ],
         figures=figures,
         appendix=[
             *paper_tables(view.recipe, metrics),
@@ -87,56 +79,32 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     write_text(view.folder / "report.html", text)
 
 
-def _write_bytes(data: bytes, path: Path) -> None:
-    path.write_bytes(data)
-
-
-def _metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
+def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
-    phases = [phase for phase in PHASES if phase in metrics]
+    table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
+    titles = {
+        each.name: each.title for each in metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
+    }
+    titles |= {f"{prefix}_top_{k}": f"{text}, top-{k}" for prefix, text in _PROTOCOLS.items() for k in TOP}
     rows = []
     for name in metrics["after"]:
         best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
         values = ((phase, metrics[phase].get(name)) for phase in phases)
-        rows.append(
-            [
-                _heading(name, view.recipe.evaluation),
-                *(_percent(value, bold=phase != "training" and value == best) for phase, value in values),
-            ]
-        )
-    apart = view.queries == "query"
-    how = "Every query is searched in the gallery" if apart else "Every test image is searched among all others"
-    caption = f"{how} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
-    if view.tested_training is not None:
-        sampled = (
-            "" if view.tested_training == "train" else f", {len(view.images(view.tested_training)):,} images of them,"
-        )
+        cells = (_percent(value, bold=phase != "training" and value == best) for phase, value in values)
+        rows.append([titles.get(name, name), *cells])
+    apart, training = view.queries == "query", view.tested_training
+    searched = "query is searched in the gallery" if apart else "test image is searched among all others"
+    caption = f"Every {searched} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
+    if training is not None:
+        sampled = "" if training == "train" else f", {len(view.images(training)):,} images of them,"
         caption += f" The column of the training classes{sampled} shows how much is lost on unseen ones."
     where = "of the queries" if apart else "on the test images"
     return ReportTable(f"Retrieval and clustering {where}", ["%", *(PHASES[phase] for phase in phases)], rows, caption)
 
 
-def _heading(name: str, table: EvaluationTable) -> str:
-    stem, _, number = name.rpartition("_")
-    if stem.endswith("_top"):
-        return f"{_PROTOCOLS[stem.removesuffix('_top')]}, top-{number}"
-    metrics = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
-    return {metric.name: metric.title for metric in metrics}.get(name, name)
-
-
 def _percent(value: float | None, bold: bool = False) -> str:
     text = "" if value is None else f"{100 * value:.1f}"
     return Markup("<b>{}</b>").format(text) if bold else text
-
-
-def _images_table(view: View) -> ReportTable:
-    table = counts(view)
-    rows = [
-        [text, *(f"{table[name][what]:,}" for what in ("images", "classes"))]
-        for name, text in _SPLITS.items()
-        if name in table
-    ]
-    return ReportTable("Images", ["", "images", "classes"], rows)
 
 
 def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from torch.nn.functional import normalize
 
 from ...errors import one_line
+from ...evaluation import Evaluation
 from ...evaluation.figures import (
     GRAY,
     answer,
@@ -26,7 +24,6 @@ from ...evaluation.figures import (
     similarity_distributions,
 )
 from ...evaluation.fonts import short_name
-from ...pml import BaseDistance
 from ..evaluation import metric_of, nearest, nearest_by
 from ..records import CURVE, PSEUDO, VALIDATION, loss_series, metric_series
 from ..stages import Stages
@@ -44,19 +41,18 @@ GALLERY_QUERIES = 8
 Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
 
 
-@dataclass(frozen=True)
-class ReportFigure:
+class ReportFigure(NamedTuple):
     """A figure with its title and caption, or the reason why it could not be drawn."""
 
     title: str
-    png: bytes | None = None
+    png: bytes = b""
     caption: str = ""
     problem: str = ""
 
     @property
     def base64(self) -> str:
         """The PNG in base64, for the page."""
-        return base64.b64encode(self.png or b"").decode("ascii")
+        return base64.b64encode(self.png).decode("ascii")
 
     @property
     def file_name(self) -> str:
@@ -76,6 +72,7 @@ def draw(title: str, figure: Callable[[], Figure], caption: str = "", owner: str
 
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
+    table, queries = view.recipe.evaluation, view.queries
     if series := loss_series(view.folder, _recorded_terms(stages)):
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
         yield draw("The loss and its terms", lambda: loss_curves(series), caption)
@@ -86,24 +83,23 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
             "Agreement of an epoch's clusters with the clusters of the epoch before (NMI), and the share of the "
             "training images in the largest cluster. Labels of training images are not used.",
         )
-    kind, gallery_kind = ("test images",) * 2 if view.queries == "test" else ("queries", "gallery images")
+    kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
     if panels := _metrics_over_epochs(view, kind, metrics.get("before", {})):
-        select, on = view.recipe.evaluation.select, view.recipe.evaluation.select_on
-        images = f"the {kind} themselves" if on == "test" else "held-out training classes alone"
-        chosen = f"The epoch is chosen by {select} on {images}." if select else "The last epoch is tested."
+        images = f"the {kind} themselves" if table.select_on == "test" else "held-out training classes alone"
+        chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
         yield draw("Metrics over the epochs", lambda: epoch_curves(panels), chosen)
     yield draw(
         "Recall@K before and after training",
         lambda: recall_curve(_by_k(metrics, "recall_at_")),
         f"The share of {kind} with an image of their class among the K nearest.",
     )
-    if len(view.recipe.evaluation.precision_at) > 1:
+    if len(table.precision_at) > 1:
         yield draw(
             "Query accuracy (precision@K) before and after training",
             lambda: recall_curve(_by_k(metrics, "precision_at_"), "precision@K, %"),
             "The mean share of the query's class among the K nearest.",
         )
-    test, labels = view.embeddings(view.queries), view.true_labels(view.queries)
+    test, labels = view.embeddings(queries), view.true_labels(queries)
     compared = {kind: (test, labels)}
     if (training := view.tested_training) is not None:
         compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
@@ -114,30 +110,30 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     )
 
     def projected(method: Literal["tsne", "pca"]) -> Figure:
-        parts = {"after training": (test, labels)}
-        if view.recipe.evaluation.baselines:
-            parts = {"before training": (view.embeddings_before(), labels), **parts}
-        return projections(parts, view.splits[view.queries].class_names, method, seed=view.seed)
+        parts = {"before training": (view.embeddings_before(), labels)} if table.baselines else {}
+        return projections(
+            {**parts, "after training": (test, labels)}, view.splits[queries].class_names, method, seed=view.seed
+        )
 
-    when = "Before and after training, the same images" if view.recipe.evaluation.baselines else "After training"
+    when = "Before and after training, the same images" if table.baselines else "After training"
     methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
     for method, title in methods.items():
         yield draw(
             f"The embeddings of {kind} in two dimensions: {title}",
-            functools.partial(projected, method),
+            lambda method=method: projected(method),  # type: ignore[misc]
             f"{when}, colored by class.",
         )
     yield draw(
         f"Queries and their nearest {gallery_kind}",
-        lambda: _gallery(view),
+        lambda: _gallery(view, nearest(view, queries)),
         "Half of the queries have a wrong nearest image, where available. Frames: green (✓) for the query's class, "
         "red (✗) for another. Numbers: Euclidean distances.",
     )
     if (metric := metric_of(stages)) is not None:
         yield draw(
             f"Queries and their nearest {gallery_kind} by the learned metric",
-            lambda: _gallery(view, metric),
-            "As above. Numbers: the learned metric and the Euclidean distance of the features.",
+            lambda: _gallery(view, nearest_by(view, metric)),
+            "As above. Numbers: the learned metric.",
         )
 
 
@@ -158,7 +154,7 @@ def pseudo_labels_over_epochs(view: View) -> Curves:
     """Return the recorded statistics of clusters as labels, where a run has trained on such."""
     names = {"nmi_to_epoch_before": "NMI with the epoch before", "largest": "images in the largest cluster"}
     curves = {title: metric_series(view.folder, name, (PSEUDO,)) for name, title in names.items()}
-    return {title: {"training images": curve[PSEUDO]} for title, curve in curves.items() if curve.get(PSEUDO)}
+    return {title: {"training images": curve[PSEUDO]} for title, curve in curves.items() if curve}
 
 
 def _metrics_over_epochs(view: View, kind: str, before: Mapping[str, float]) -> Curves:
@@ -166,11 +162,11 @@ def _metrics_over_epochs(view: View, kind: str, before: Mapping[str, float]) -> 
     panels: Curves = {}
     for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", view.recipe.evaluation.select])):
         if curves := metric_series(view.folder, metric):
-            lines = {{VALIDATION: "held-out training classes"}.get(table, kind): c for table, c in curves.items()}
             if CURVE in curves and metric in before:
                 epochs, values = curves[CURVE]
-                lines[kind] = [0, *epochs], [before[metric], *values]
-            panels[metric] = lines
+                curves[CURVE] = [0, *epochs], [before[metric], *values]
+            names = {VALIDATION: "held-out training classes", CURVE: kind}
+            panels[metric] = {names[table]: curve for table, curve in curves.items()}
     return panels
 
 
@@ -192,29 +188,18 @@ def _recorded_terms(stages: Stages) -> list[str]:
     return [name for name in recorded if name.endswith(("_loss", "_value"))]
 
 
-def _gallery(view: View, metric: BaseDistance | None = None) -> Figure:
-    """Draw queries, half of them failures, with their nearest images by cosine similarity or a learned metric."""
-    result = nearest(view, view.queries) if metric is None else nearest_by(view, metric)
+def _gallery(view: View, result: Evaluation) -> Figure:
+    """Draw queries, half of them failures, with the nearest images that a search has found and their distances."""
     queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
     failures, successes = order[wrong[order]], order[~wrong[order]]
-    chosen = torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist()
-
-    def name(label: int) -> str:
-        return short_name(queries.class_names[label])
-
     rows = []
-    for query in chosen:
-        nearest_images, label = result.indices[query], int(queries.labels[query])
-        captions = [f"{value:.2f}" for value in result.distances[query].tolist()]
-        if metric is not None:
-            point = normalize(view.embeddings(view.queries)[query : query + 1])
-            answers = normalize(view.embeddings(view.gallery_of(view.queries))[nearest_images.to(point.device)])
-            distances = (point - answers).norm(dim=1).tolist()
-            captions = [f"{caption} | {distance:.2f}" for caption, distance in zip(captions, distances, strict=True)]
-        rows.append([(queries.image(query), f"query\n{name(label)}", GRAY)])
-        for index, caption in zip(nearest_images.tolist(), captions, strict=True):
+    for query in torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist():
+        label = int(queries.labels[query])
+        rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", GRAY)])
+        for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
             other = int(shown.labels[index])
-            rows[-1].append(answer(shown.image(index), f"{caption}\n{name(other)}", other == label))
+            caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
+            rows[-1].append(answer(shown.image(index), caption, other == label))
     return gallery(rows)
