@@ -140,7 +140,7 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     assert values[-1] == metrics["after"]["recall_at_1"]
     report = (tmp_path / "out" / "report.html").read_text()
     for text in (
-        '<th scope="row">queries</th><td>33</td><td>6</td>',
+        '<th scope="row">query</th><td>33</td><td>6</td>',
         '<th scope="row">gallery</th><td>57</td><td>8</td>',
         "Every query is searched in the gallery",
         "Queries and their nearest gallery images",
@@ -210,7 +210,7 @@ def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():
     ("overrides", "text"),
     [
         (["evaluation.select_on=test"], "select_on = 'test' goes with select"),
-        (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "leave one of the two"),
+        (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "without validation"),
         (["evaluation.select=nmi"], "goes with validation"),
         (["evaluation.recall_at=[10, 100]"], "recall_at includes 1"),
         (["evaluation.training_images=-1"], "found -1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.resources
 import itertools
 import tomllib
@@ -26,15 +25,12 @@ Tables = dict[str, Any]
 
 
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
-    """Read and validate a recipe.
+    """Read and validate a recipe; return it by its name, or one entry for each variant of its ``[sweep]``.
 
     Args:
         name: a registered recipe (``"cbml/digits"``), one variant of a sweep (``"cbml/sweep@0.1"``), or the path of a
             ``.toml`` file.
         overrides: ``"key=value"`` pairs, ``loss.mvc_weight=0.1``; values in TOML, or else taken as text.
-
-    Returns:
-        ``{name: recipe}``: one entry, or one per variant where the recipe has a ``[sweep]``.
 
     Raises:
         ConfigError: naming the file, the key, what was found and what is wanted.
@@ -148,13 +144,15 @@ def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[st
             del sweep[key]
     result = {}
     for label, settings in _combinations(sweep, source).items():
-        mine = copy.deepcopy(tables)
+        mine = tables
         for key, value in [*settings, *given]:
-            mine = _assigned(mine, key, value, source)
+            for part in reversed(key.split(".") if key else ()):
+                value = {part: value}
+            mine = merged(mine, value)
         paper = mine.get("paper")
         if isinstance(paper, dict) and isinstance(rows := paper.get("variants"), dict):
-            del paper["variants"]
-            paper |= {"row": rows[label]} if label in rows else {}
+            row = {"row": rows[label]} if label in rows else {}
+            mine = {**mine, "paper": {key: value for key, value in paper.items() if key != "variants"} | row}
         result[f"{base}@{label}" if sweep else base] = mine
     if not variant:
         return source, run, result
@@ -196,23 +194,11 @@ def _is_name(override: str) -> bool:
     return "." not in key or key.rpartition(".")[2] in ("name", *_NAMES_ALONE)
 
 
-def _assigned(tables: Tables, key: str, value: Any, source: str) -> Tables:
-    """Return tables with a value at a dotted key; with the tables of ``value`` merged in where the key is empty."""
-    for part in reversed(key.split(".") if key else ()):
-        value = {part: value}
-    try:
-        return merged(tables, value)
-    except (AttributeError, TypeError):
-        raise ConfigError(f"{source}: {key!r} is not a key of a recipe") from None
-
-
 def _without_variant(name: str) -> tuple[str, str]:
     """Split a recipe's name or path from the variant after its ``@``; folders of a path may have an ``@`` too."""
-    path, separator, variant = name.rpartition(".toml")
-    if separator and (not variant or variant.startswith("@")):
-        return path + separator, variant.removeprefix("@")
-    base, _, variant = name.partition("@")
-    return base, variant
+    end = ".toml" if ".toml" in name else ""
+    base, _, variant = name.removesuffix(end).partition(f"{end}@")
+    return base + end, variant
 
 
 def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Tables]:
