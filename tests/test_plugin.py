@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pml_ext import plugin, registry
+from pml_ext import plugin
 from pml_ext.experiment.recipe import load_recipes
 from pml_ext.experiment.run import Run
 from pml_ext.plugin import RunView
