@@ -46,14 +46,10 @@ VALUES = {
 }
 LONG = {
     "check_compile",
-    "check_fullgraph",
-    "check_two_processes",
     "check_memory_growth",
     "check_saved_bytes",
     "check_torch_func",
-    "check_forward_mode",
     "check_pml_trainer",
-    "check_hook_container",
 }
 CHECKS = [check.__name__ for check in checks_of("loss") if check.__name__ not in LONG]
 

@@ -20,15 +20,11 @@ CHAPTERS = sorted((DOCS / "plugins").glob("*.md"))
 # Long, and held for ours and for the scaffold elsewhere.
 LONG = {
     "check_compile",
-    "check_fullgraph",
-    "check_two_processes",
     "check_memory_growth",
     "check_saved_bytes",
-    "check_hook_container",
-    "check_forward_mode",
-    "check_no_loop_over_anchors",
-    "check_torch_func",
     "check_pml_trainer",
+    "check_torch_func",
+    "check_no_loop_over_anchors",
     "check_order_does_not_matter",
     "check_dtypes",
     "check_eval_keeps_state",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,27 +63,17 @@ def check(
     ],
     verbose: Verbose = False,
     as_json: AsJson = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME.SETTING=VALUE", help="A setting of a component; may be repeated."),
-    ] = None,
-    expected: Annotated[
-        list[str] | None,
-        typer.Option("--expect-failure", metavar="[NAME.]CHECK=REASON", help="A check that fails on purpose."),
-    ] = None,
 ) -> None:
     """Run the conformance checks over a package's components; exit code 1 if one fails."""
     from ..errors import ConfigError
     from ..testing.runner import CheckResult, check_component
-    from ..testing.targets import components_of, expectations, with_settings
+    from ..testing.targets import components_of
 
     results: list[CheckResult] = []
-    components = with_settings(components_of(what), settings or ())
-    reasons = expectations(components, expected or ())
-    for name, component in components:
+    for name, component in components_of(what):
         stderr().print(f"checking {name}")
         try:
-            checked = check_component(component, reasons.get(name), on_fail=None)
+            checked = check_component(component, on_fail=None)
             results += [dataclasses.replace(result, component=name) for result in checked]
         except ConfigError as error:
             results.append(CheckResult(name, "-", "skipped", str(error)))
@@ -105,7 +96,8 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
         print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
     for result in results if verbose else ():
         if result.fails and result.error is not None:
-            stdout().print(f"{result.component}, {result.check}:\n{result.traceback}", soft_wrap=True)
+            raised = traceback.format_exception(result.error)
+            stdout().print(f"{result.component}, {result.check}:\n{''.join(raised)}", soft_wrap=True)
     stdout().print(", ".join(f"{counts[''][status]} {status}" for status in COUNTED))
 
 

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
-
-
-class Sizes(Protocol):
-    """The sizes that a component wants; a :class:`pml_ext.testing.subject.Subject` has them."""
-
-    @property
-    def size(self) -> int:
-        """Of an embedding."""
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
+from .subject import CLASSES, Subject
 
 
 @dataclasses.dataclass
 class Batch:
-    """Embeddings of overlapping clusters, and their labels.
-
-    Args:
-        embeddings: ``[B, D]``, with gradient.
-        labels: ``[B]``.
-    """
+    """Embeddings ``[B, D]`` of overlapping clusters, with gradient, and their labels ``[B]``."""
 
     embeddings: Tensor
     labels: Tensor
@@ -56,7 +38,7 @@ def shuffle(length: int, seed: int) -> Tensor:
 
 
 def batch_of(
-    subject: Sizes,
+    subject: Subject,
     labels: Tensor | tuple[int, int] = (CLASSES, 4),
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
@@ -64,16 +46,10 @@ def batch_of(
     common: float = 0,
     scale: float = 1,
 ) -> Batch:
-    """Return a batch for a subject.
+    """Return a batch of a subject's embedding size.
 
-    Args:
-        subject: whose embedding size and classes are taken.
-        labels: ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows.
-        dtype: of the embeddings.
-        seed: of the draw.
-        spread: of a class about its center, beside centers of spread 1.
-        common: the length of a vector that is added to all, so that angles are small.
-        scale: what all is multiplied by.
+    ``labels`` are ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows. A class
+    has a ``spread`` about its center, and centers one of 1; a vector of the length ``common`` makes angles small.
     """
     if isinstance(labels, tuple):
         labels = labels_of(min(labels[0], subject.classes), labels[1])

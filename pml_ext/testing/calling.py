@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import traceback
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +47,7 @@ def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
 
 
 def compute(component: Any, batch: Batch) -> dict[str, Any]:
-    """The unreduced values of a loss or a regularizer.
-
-    Raises:
-        SkipCheck: it has none, since it is a wrapper.
-    """
+    """The unreduced values of a loss or a regularizer; of a wrapper, which has none, raise SkipCheck."""
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: what it wraps is checked by itself")
     labels = batch.labels if takes_labels(component) else None
@@ -67,9 +60,8 @@ def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol:
     """Fail, with a text, where two tensors differ; NaN is a finding of other checks."""
     same = actual.shape == expected.shape
     if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
-        raise AssertionError(
-            f"{text}: {actual.detach().flatten()[:4].tolist()} instead of {expected.detach().flatten()[:4].tolist()}"
-        )
+        shown = (tensor.detach().flatten()[:4].tolist() for tensor in (actual, expected))
+        raise AssertionError(f"{text}: {' instead of '.join(map(str, shown))}")
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -103,20 +95,6 @@ def gradient(value: Tensor, x: Tensor) -> Tensor:
     return gradients(value, [x])[0]
 
 
-@contextlib.contextmanager
-def quiet(logger: str) -> Iterator[None]:
-    """Silence warnings, and a logger below errors."""
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
-
-
 def place_of(error: BaseException) -> str:
     """The file and line of an author's code that raised an error; empty where the kit itself did."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -138,7 +116,7 @@ class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class SavedBytes:
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """The bytes that autograd keeps from the forward pass for the backward pass; a context manager.
 
     A storage counts once. Inputs, parameters and what :meth:`leave_out` names do not count: they are there anyway.
@@ -148,27 +126,25 @@ class SavedBytes:
     """
 
     def __init__(self, *given: Tensor) -> None:
-        self._storages: dict[int, torch.UntypedStorage] = {}
-        self._known = {tensor.untyped_storage()._cdata for tensor in given}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self._bytes: dict[int, torch.UntypedStorage] = {}
+        self._known: set[int] = set()
+        self.leave_out(*given)
+        super().__init__(self._keep, lambda tensor: tensor)
 
-    def __enter__(self) -> SavedBytes:
-        self._hooks.__enter__()
+    def __enter__(self) -> SavedBytes:  # type: ignore[override]
+        super().__enter__()
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
 
     def _keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        self._storages[storage._cdata] = storage
+        self._bytes[storage.data_ptr()] = storage  # held, so that no other gets its address
         return tensor
 
     def leave_out(self, *tensors: Tensor) -> None:
         """Leave out tensors that the caller holds too, such as the value."""
-        self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._known |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
     @property
     def total(self) -> int:
         """The bytes so far."""
-        return sum(storage.nbytes() for key, storage in self._storages.items() if key not in self._known)
+        return sum(storage.nbytes() for address, storage in self._bytes.items() if address not in self._known)

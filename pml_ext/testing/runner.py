@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import traceback
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -21,15 +21,9 @@ Expected = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check.
+    """The outcome of one check: ``"xfail"`` is failed as expected, ``"xpass"`` passed although expected to fail.
 
-    Args:
-        component: the component's name.
-        check: the check's name.
-        status: ``"passed"``, ``"failed"``, ``"skipped"``, ``"xfail"`` (failed, as expected) or ``"xpass"`` (expected to
-            fail, but passed).
-        text: the failure's message, why it was skipped or expected, or what a check that passed found out.
-        error: what was raised, with its traceback; None where nothing was.
+    The text is the failure's message, why it was skipped or expected, or what a check that passed found out.
     """
 
     component: str
@@ -39,22 +33,13 @@ class CheckResult:
     error: BaseException | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
-    def traceback(self) -> str:
-        """Where it was raised, line by line; nothing where nothing was."""
-        return "".join(traceback.format_exception(self.error)) if self.error is not None else ""
-
-    @property
     def fails(self) -> bool:
         """Whether a run with this result has failed."""
         return self.status in ("failed", "xpass")
 
 
 def checks_of(kind: str) -> list[Check]:
-    """The checks of a kind of components, in the order in which they run.
-
-    Args:
-        kind: one of :data:`pml_ext.registry.KINDS`.
-    """
+    """The checks of one of :data:`pml_ext.registry.KINDS`, in the order in which they run."""
     return list(CHECKS[kind])
 
 
@@ -68,8 +53,7 @@ def check_component(
     embedding_size: int | None = None,
     num_classes: int | None = None,
     checks: Iterable[str] | None = None,
-    on_fail: Literal["raise", "warn"] | None = "raise",
-    callback: Callable[[CheckResult], None] | None = None,
+    on_fail: Literal["raise"] | None = "raise",
 ) -> list[CheckResult]:
     """Run the checks of a component.
 
@@ -84,8 +68,8 @@ def check_component(
     among the settings of the class. ``check_settings`` fails a setting that changes neither value nor gradient.
 
     Args:
-        component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, a function that makes one
-            (which may name ``embedding_size`` and ``num_classes``), or an instance built with its settings.
+        component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, or an instance built with its
+            settings.
         expected_failed_checks: ``{check name: reason}``, beside what the class's attribute of this name says; one
             that passes nevertheless fails the run.
         reference: the slow form of a loss, a regularizer or a distance.
@@ -93,13 +77,12 @@ def check_component(
             scikit-learn's ``ParameterGrid``, or a list of such tables. The first combination is what all other checks
             use.
         without_effect: settings that change how the value is computed and not what it is, such as the size of a tile.
-        embedding_size: the length of the embeddings that it is called with; by default what it says in an attribute of
-            this name, or what its parameters fit.
-        num_classes: the number of classes of its batches, likewise.
+        embedding_size: the length of the embeddings that it is called with; by default what an attribute of this name
+            says, or 8.
+        num_classes: the number of classes of its batches, likewise; 6.
         checks: names of the checks to run; all by default. Without ``check_call_forms`` there is nothing to check of a
             loss, so that the others are skipped where that fails.
-        on_fail: raise an AssertionError after the last check, warn, or do nothing (None) if something failed.
-        callback: called with every result.
+        on_fail: raise an AssertionError after the last check, or do nothing (None), if something failed.
 
     Returns:
         A result for each check.
@@ -107,7 +90,8 @@ def check_component(
     Raises:
         AssertionError: a check failed, or one that was expected to fail passed; the text has all of them, and its cause
             is what the first one raised.
-        ConfigError: a class that needs settings, settings that it does not have, or no component at all.
+        ConfigError: a class that needs settings, or settings that it does not have.
+        TypeError: no component at all.
         ValueError: an expected failure without a reason, or a check that there is not.
 
     Example:
@@ -121,29 +105,25 @@ def check_component(
     subject = subject_of(component, reference, settings, without_effect, embedding_size, num_classes)
     chosen = _chosen(subject, checks)
     expected = _expected(subject, expected_failed_checks or {})
-    results: list[CheckResult] = []
-    for check in chosen:
-        results.append(result := _run(subject, check, expected, check_call_forms.__name__ not in expected))
-        if callback:
-            callback(result)
-    failures = [f"{result.check}: {result.text}" for result in results if result.fails]
-    if failures and on_fail is not None:
-        text = f"{subject.title} fails {len(failures)} of {len(chosen)} checks:\n  " + "\n  ".join(failures)
-        if on_fail == "raise":
-            raise AssertionError(text) from next((r.error for r in results if r.fails), None)
-        warnings.warn(text, stacklevel=2)
+    results = [_run(subject, check, expected) for check in chosen]
+    failures = [result for result in results if result.fails]
+    if failures and on_fail == "raise":
+        texts = "\n  ".join(f"{result.check}: {result.text}" for result in failures)
+        text = f"{subject.name} fails {len(failures)} of {len(chosen)} checks:\n  {texts}"
+        raise AssertionError(text) from failures[0].error
     return results
 
 
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
     """The checks of a subject; some by name."""
     by_name = {check.__name__: check for check in checks_of(subject.kind) + COMPARED * (subject.grid is not None)}
-    for name in by_name if names is None else names:
+    names = [*by_name] if names is None else [*names]
+    for name in names:
         if name not in by_name:
             raise ValueError(
                 f"checks names {name!r}, which is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}"
             )
-    return [by_name[name] for name in (by_name if names is None else names)]
+    return [by_name[name] for name in names]
 
 
 def _expected(subject: Subject, given: Expected) -> Expected:
@@ -155,35 +135,33 @@ def _expected(subject: Subject, given: Expected) -> Expected:
             raise ValueError(
                 f"expected_failed_checks names {name!r}, which is no check; checks: {', '.join(sorted(names))}"
             )
-        if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(f"expected_failed_checks[{name!r}] wants a reason, not {reason!r}")
+        if not reason.strip():
+            raise ValueError(f"expected_failed_checks[{name!r}] wants a reason")
     return expected
 
 
-def _run(subject: Subject, check: Check, expected: Expected, gated: bool = True) -> CheckResult:
+def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     name = check.__name__
-    make = functools.partial(CheckResult, subject.title, name)
-    state = torch.get_rng_state()
+    result = functools.partial(CheckResult, subject.name, name)
+    state, silenced = torch.get_rng_state(), logging.root.manager.disable
     try:
-        if gated and check is not check_call_forms and subject.kind == "loss":
+        if subject.kind == "loss" and check is not check_call_forms and check_call_forms.__name__ not in expected:
             _require_callable(subject)
-        note = _quietly(subject, check)
+        torch.manual_seed(0)
+        logging.disable(logging.WARNING)  # of PML's trainers and of torch.compile
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            note = check(subject)
     except SkipCheck as reason:
-        return make("skipped", str(reason))
+        return result("skipped", str(reason))
     except (Exception, SystemExit) as error:
-        return make("xfail", expected[name], error) if name in expected else make("failed", _message(error), error)
+        return result("xfail", expected[name], error) if name in expected else result("failed", _message(error), error)
     finally:
+        logging.disable(silenced)
         torch.set_rng_state(state)
     if name in expected:
-        return make("xpass", f"it passes, but was expected to fail ({expected[name]}); take it off the list")
-    return make("passed", note or "")
-
-
-def _quietly(subject: Subject, check: Check) -> str | None:
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return check(subject)
+        return result("xpass", f"it passes, but was expected to fail ({expected[name]}); take it off the list")
+    return result("passed", note or "")
 
 
 def _message(error: BaseException) -> str:
@@ -198,11 +176,8 @@ def _message(error: BaseException) -> str:
 def _require_callable(subject: Subject) -> None:
     """Skip where a loss fails the check that all others build on."""
     if "calls" not in subject.cache:
-        try:
-            _quietly(subject, check_call_forms)
-            subject.cache["calls"] = ""
-        except (Exception, SystemExit) as error:
-            subject.cache["calls"] = f"check_call_forms fails: {_message(error)}"
+        result = _run(subject, check_call_forms, {})
+        subject.cache["calls"] = f"check_call_forms fails: {result.text}" if result.fails else ""
     if why := subject.cache["calls"]:
         raise SkipCheck(why)
 
@@ -215,7 +190,7 @@ def parametrize_with_checks(
 ) -> Any:
     """Return a pytest decorator: one test for each component and check, called with ``component`` and ``check``.
 
-    The name of a test has the component's settings. An error of a component is raised as it is, with its traceback.
+    An error of a component is raised as it is, with its traceback.
 
     Args:
         components: each as of :func:`check_component`.
@@ -236,22 +211,21 @@ def parametrize_with_checks(
     for component in components:
         subject = subject_of(component, **options)
         expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
-        gated = check_call_forms.__name__ not in expected
         for check in _chosen(subject):
             name = check.__name__
             marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
-            test = _as_test(check, subject, component, gated)
-            parameters.append(pytest.param(component, test, id=f"{subject.title}-{name}", marks=marks))
+            test = _as_test(check, subject, component, expected)
+            parameters.append(pytest.param(component, test, id=f"{subject.name}-{name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), parameters)
 
 
-def _as_test(check: Check, subject: Subject, given: Any, gated: bool) -> Callable[[Any], None]:
+def _as_test(check: Check, subject: Subject, given: Any, expected: Expected) -> Callable[[Any], None]:
     @functools.wraps(check)
     def test(component: Any) -> None:
         import pytest
 
         # one subject for all checks of a component, so that they share its cache
-        result = _run(subject if component is given else subject_of(component), check, {}, gated)
+        result = _run(subject if component is given else subject_of(component), check, expected)
         if result.status == "skipped":
             pytest.skip(result.text)
         if result.error is not None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,28 +20,12 @@ TORCH = str(Path(torch.__file__).parent)
 M = TypeVar("M", bound=torch.nn.Module)
 
 DEVICE = torch.device("meta")  # the one device beside the CPU that every torch has
-_aten = torch.ops.aten
-# These take tensors of two devices, as on a GPU: copies, and an index on the CPU into a tensor elsewhere.
-_COPIES = (_aten._to_copy.default, _aten.copy_.default)
-_INDEXED = (
-    _aten.index.Tensor,
-    _aten._unsafe_index.Tensor,
-    _aten.index_put.default,
-    _aten.index_put_.default,
-    _aten._index_put_impl_.default,
-    _aten._unsafe_index_put.default,
-)
+# These operations take tensors of two devices, as on a GPU: copies, and an index on the CPU into a tensor elsewhere.
+_COPIES = {"to_copy", "copy"}
+_INDEXED = {"index", "unsafe_index", "index_put", "index_put_impl", "unsafe_index_put"}
 # The shape of what these give depends on values, so that the host waits to learn it.
-_SHAPES = {
-    _aten.nonzero.default: "nonzero",
-    _aten.masked_select.default: "masked_select",
-    _aten._unique.default: "unique",
-    _aten._unique2.default: "unique",
-    _aten.unique_dim.default: "unique",
-    _aten.unique_consecutive.default: "unique",
-    _aten.bincount.default: "bincount",
-    _aten.repeat_interleave.Tensor: "repeat_interleave",
-}
+_UNIQUE = {"unique", "unique2", "unique_dim", "unique_consecutive"}
+_SHAPES = {"nonzero", "masked_select", "bincount", "repeat_interleave", *_UNIQUE}
 
 
 class OtherDeviceError(RuntimeError):
@@ -58,15 +40,8 @@ class _Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> _Elsewhere:
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
-            cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            layout=held.layout,
-            device=DEVICE,
-        )
+        about: dict[str, Any] = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        return torch.Tensor._make_wrapper_subclass(cls, held.size(), layout=held.layout, device=DEVICE, **about)  # type: ignore[attr-defined,no-any-return]
 
     def __init__(self, held: Tensor) -> None:
         self.held = held
@@ -163,22 +138,10 @@ def _number(leaf: Any) -> Any:
 
 def _index(index: Any) -> Any:
     """An index whose lists and arrays of numbers are tensors."""
-    if isinstance(index, tuple) or (isinstance(index, list) and _nested(index) and _nested_lists_are_tuples()):
+    if isinstance(index, tuple):
         return tuple(_index(part) for part in index)
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
     return torch.as_tensor(index).to(DEVICE) if numbers else index
-
-
-def _nested(index: list[Any]) -> bool:
-    return any(isinstance(part, (list, np.ndarray, Tensor)) for part in index)
-
-
-@functools.cache
-def _nested_lists_are_tuples() -> bool:
-    """Whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.eye(2)[[[0, 1], [1, 0]]].ndim == 1
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -196,37 +159,37 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("device") is not None:
             there = _there(kwargs["device"])
             kwargs["device"] = torch.device("cpu") if there else kwargs["device"]
-        if func is _aten.copy_.default:
+        name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
+        if name == "copy":
             there = isinstance(args[0], _Elsewhere)
-        if elsewhere:
-            self._refuse_a_mix(func, args, tensors)
-            self._count(func, args, kwargs, there)
+        if elsewhere and name not in _COPIES:
+            _refuse_a_mix(
+                name, [args[0], *args[2:3]] if name in _INDEXED else tensors
+            )  # of an index: itself and values
+        owner, place = self._owner, _place() if elsewhere else ""
+        if elsewhere and name == "local_scalar_dense":
+            owner.waits[f"a value read at {place}"] += 1
+        elif elsewhere and name in _COPIES and not there and not kwargs.get("non_blocking"):
+            owner.waits[f"a copy to the CPU at {place}"] += 1
+        elif elsewhere and name in _SHAPES:
+            owner.shapes[f"{'unique' if name in _UNIQUE else name} at {place}"] += 1
+        elif elsewhere and name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
+            owner.shapes[f"a boolean index at {place}"] += 1
         known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given
         output = func(*_held(args), **_held(kwargs))
-        return tree_map(lambda leaf: _wrapped(leaf, known) if there else leaf, output)
+        if not there:
+            return output
+        known |= {id(x): _Elsewhere(x) for x in tree_leaves(output) if isinstance(x, Tensor) and id(x) not in known}
+        return tree_map(lambda x: known.get(id(x), x), output)
 
-    def _refuse_a_mix(self, func: Any, args: Any, tensors: list[Tensor]) -> None:
-        if func in _COPIES:
-            return
-        if func in _INDEXED:  # itself and the values
-            tensors = [args[0], *args[2:3]]
-        for tensor in tensors:
-            if not isinstance(tensor, _Elsewhere) and tensor.ndim:
-                raise OtherDeviceError(
-                    f"{_name(func)} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
-                    "another device; make it there: device=embeddings.device"
-                )
 
-    def _count(self, func: Any, args: Any, kwargs: Any, there: bool) -> None:
-        owner = self._owner
-        if func is _aten._local_scalar_dense.default:
-            owner.waits[f"a value read at {_place()}"] += 1
-        elif func in _COPIES and not there and not kwargs.get("non_blocking"):
-            owner.waits[f"a copy to the CPU at {_place()}"] += 1
-        elif func in _SHAPES:
-            owner.shapes[f"{_SHAPES[func]} at {_place()}"] += 1
-        elif func in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
-            owner.shapes[f"a boolean index at {_place()}"] += 1
+def _refuse_a_mix(name: str, tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, _Elsewhere) and tensor.ndim:
+            raise OtherDeviceError(
+                f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on another "
+                "device; make it there: device=embeddings.device"
+            )
 
 
 def in_words(counted: Counter[str]) -> str:
@@ -240,16 +203,6 @@ def _there(device: Any) -> bool:
 
 def _held(tree: Any) -> Any:
     return tree_map(lambda leaf: leaf.held if isinstance(leaf, _Elsewhere) else leaf, tree)
-
-
-def _wrapped(leaf: Any, known: dict[int, _Elsewhere]) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return known[id(leaf)] if id(leaf) in known else _Elsewhere(leaf)
-
-
-def _name(func: Any) -> str:
-    return str(func).removeprefix("aten.").partition(".")[0].strip("_")
 
 
 def _place() -> str:

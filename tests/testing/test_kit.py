@@ -19,7 +19,7 @@ import pml_ext
 from pml_ext import registry
 from pml_ext.cli import main
 from pml_ext.errors import ConfigError
-from pml_ext.testing import check_component, checks_of, parametrize_with_checks, processes
+from pml_ext.testing import check_component, parametrize_with_checks
 from pml_ext.testing.subject import subject_of
 from pml_ext.testing.targets import components_of
 
@@ -69,30 +69,24 @@ OLD_COMPILER = torch.__version__ < "2.6"
 
 @parametrize_with_checks(ours(), expected_failed_checks=lambda component: EXPECTED.get(type(component).__name__, {}))
 def test_our_own(component, check):
-    try:
+    if check.__name__ == "check_compile" and getattr(component, "name", "") in ONE_GRAPH and not OLD_COMPILER:
+        (result,) = check_component(component, checks=["check_compile"])
+        assert result.text == "one graph"
+    else:
         check(component)
-    except pytest.skip.Exception:
-        one_graph = check.__name__ == "check_fullgraph" and getattr(component, "name", "") in ONE_GRAPH
-        assert not one_graph or OLD_COMPILER
-        raise
 
 
 def test_the_good_one_passes():
     results = check_component(wrong.GoodLoss())
     assert {result.status for result in results} <= {"passed", "skipped"}
     skipped = {r.check for r in results if r.status == "skipped"}
-    assert skipped <= {
-        "check_cross_batch_memory",
-        "check_references_of_equal_length",
-        "check_parameters_get_gradients",
-        "check_tiles",
-    } | ({"check_compile", "check_fullgraph"} if OLD_COMPILER else set())
+    assert skipped <= {"check_parameters_get_gradients", "check_tiles", *["check_compile"] * OLD_COMPILER}
 
 
 @pytest.mark.parametrize("component", wrong.WRONG, ids=lambda component: component.__name__)
 def test_every_fault_is_found_by_the_check_that_names_it(component):
     check = wrong.WRONG[component]
-    if check == "check_fullgraph" and OLD_COMPILER:
+    if check == "check_compile" and OLD_COMPILER:
         pytest.skip("torch.compile of this version fails inside PML")
     some = wrong.short_checks(registry.kind_of(component), check)
     failed = {r.check: r.text for r in check_component(component, checks=some, on_fail=None) if r.fails}
@@ -110,8 +104,8 @@ def test_every_fault_is_found_by_the_check_that_names_it(component):
         (wrong.CallsItem, "check_no_host_sync", r"makes the host wait for the device: a value read at wrong\.py:\d+"),
         (wrong.WaitsInTheBackward, "check_no_host_sync", r"a value read at wrong\.py:\d+"),
         (wrong.MovesInEval, "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state"),
-        (wrong.EmptyBuffer, "check_hook_container", "a Tensor with 0 elements cannot be converted"),
-        (wrong.RecordsAVector, "check_hook_container", "the recorded attribute hardest"),
+        (wrong.EmptyBuffer, "check_pml_trainer", "a Tensor with 0 elements cannot be converted"),
+        (wrong.RecordsAVector, "check_pml_trainer", "the recorded attribute hardest"),
     ],
 )
 def test_what_is_said_of_a_fault(component, check, texts):
@@ -146,18 +140,10 @@ def test_a_class_may_say_itself_what_it_fails():
     assert found.text == "another"
 
 
-def test_warns_and_calls_back():
-    heard, some = [], ["check_labels_are_used", "check_pickle"]
-    with pytest.warns(UserWarning, match="check_labels_are_used"):
-        check_component(wrong.LabelsIgnored(), checks=some, on_fail="warn", callback=heard.append)
-    assert [result.check for result in heard] == some
-    assert set(some) < {check.__name__ for check in checks_of("loss")}
-
-
 def test_what_cannot_be_checked():
     with pytest.raises(ConfigError, match="RegularizedLoss needs loss, regularizer, .* check an instance"):
         check_component(pml_ext.RegularizedLoss)
-    with pytest.raises(ConfigError, match="extends none of the base classes"):
+    with pytest.raises(TypeError, match="extends none of the base classes"):
         check_component(torch.nn.Linear(2, 2))
 
 
@@ -188,8 +174,8 @@ def test_a_sample_of_pmls(loss, check):
     ids=lambda loss: type(loss).__name__,
 )
 def test_a_loss_beside_a_regularizer_of_pml_passes_the_checks_of_its_terms(loss):
-    names = ["check_call_forms", "check_sub_loss_names", "check_reducers"]
-    assert [(r.status, r.text) for r in check_component(loss, checks=names, on_fail=None)] == [("passed", "")] * 3
+    names = ["check_call_forms", "check_reducers"]
+    assert [(r.status, r.text) for r in check_component(loss, checks=names, on_fail=None)] == [("passed", "")] * 2
 
 
 @pytest.mark.parametrize("regularizer", [None, regularizers.LpRegularizer()])
@@ -241,33 +227,6 @@ def test_the_command():
     assert code == 0
     assert {entry["status"] for entry in json.loads(out)} <= {"passed", "skipped"}
     assert run("nowhere_at_all")[0] == 2
-    code, _, err = run("exits_when_imported")
-    assert (code, err) == (
-        2,
-        "pml-ext: exits_when_imported: importing it ends the program (sys.exit(3)); leave that "
-        "to a function under 'if __name__ == \"__main__\":'\n",
-    )
-
-
-def test_the_command_with_settings_and_expected_failures():
-    for option, value, text in (
-        ("--set", "margin=1", "wanted NAME.SETTING=VALUE"),
-        ("--set", "HardPairMiner.margin=1", "no component that is checked 'HardPairMiner'"),
-        ("--set", "hard-pair.epsilo=1", "no setting of hard-pair 'epsilo'; nearest: epsilon"),
-        ("--expect-failure", "check_devices", "wanted CHECK=REASON"),
-        ("--expect-failure", "check_device=reason", "no check 'check_device'; nearest: check_devices"),
-    ):
-        code, _, err = run("hard-pair", option, value)
-        assert (code, text in err) == (2, True), err
-    wanting = ["planted.Batches", "--set", "Batches.length_before_new_iter=48", "--set", "Batches.labels=[0, 1]"]
-    code, out, _ = run(*wanting, "--expect-failure", "check_sampler=why")
-    assert code == 1
-    assert re.search("check_sampler +xpass +it passes, but was expected to fail .why.; take it off", out)
-    assert "a batch has 2 images, but batch_size is 12" in out  # of two labels there are no more
-    twice = ["planted.ImagesTwice", "--expect-failure", "ImagesTwice.check_sampler_batches=on purpose", "--json"]
-    code, out, _ = run(*twice)
-    assert code == 0
-    assert [r["text"] for r in json.loads(out) if r["status"] == "xfail"] == ["on purpose"]
 
 
 # What may be checked, and how a failure reaches its author
@@ -294,30 +253,25 @@ def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
     assert [result.status for result in results] == ["xfail", "failed"]  # nobody asked to leave the others out
 
 
-def made_by_a_function(embedding_size):
-    return planted.GoodProxies(embedding_size, 7)
-
-
 @pytest.mark.parametrize(
-    ("component", "title", "size", "classes"),
+    ("component", "size", "classes"),
     [
-        (functools.partial(wrong.Weighted, 2.0, kind="square"), "Weighted(margin=2.0, kind='square')", 8, 6),
-        (wrong.Weighted(weight=0.5), "Weighted(weight=0.5)", 8, 6),
-        (lambda: wrong.Weighted(weight=0.5), "Weighted(weight=0.5)", 8, 6),
-        (made_by_a_function, "made_by_a_function", 8, 6),
-        (planted.GoodProxies(13, 4), "GoodProxies", 13, 4),
-        (functools.partial(planted.GoodProxies, 40), "GoodProxies(size=40)", 40, 6),
-        (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), "ProxyAnchorLoss", 5, 3),
-        (losses.ContrastiveLoss, "ContrastiveLoss", 8, 6),
+        (functools.partial(wrong.Weighted, 2.0, kind="square"), 8, 6),
+        (functools.partial(planted.GoodProxies, count=7), 13, 7),
+        (planted.GoodProxies(13, 4), 13, 4),
+        (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), 5, 3),
+        (losses.ContrastiveLoss, 8, 6),
     ],
 )
-def test_what_may_be_checked(component, title, size, classes):
-    subject = subject_of(component)
-    assert (subject.title, subject.size, subject.classes) == (title, size, classes)
-    results = check_component(component, checks=["check_call_forms", "check_gradients", "check_pickle"], on_fail=None)
+def test_what_may_be_checked(component, size, classes):
+    given = {"embedding_size": size, "num_classes": classes}
+    subject = subject_of(component, **given)
+    assert (subject.size, subject.classes) == (size, classes)
+    some = ["check_call_forms", "check_gradients", "check_pickle"]
+    results = check_component(component, checks=some, on_fail=None, **given)
     assert {r.status for r in results if r.check != "check_gradients"} == {"passed"}
-    ids = [parameter.id for parameter in parametrize_with_checks([component]).mark.args[1]]
-    assert f"{title}-check_pickle" in ids
+    ids = [parameter.id for parameter in parametrize_with_checks([component], **given).mark.args[1]]
+    assert f"{subject.name}-check_pickle" in ids
 
 
 def test_a_size_that_nothing_tells_is_named():
@@ -332,7 +286,7 @@ def test_a_size_that_nothing_tells_is_named():
             return super().compute_loss(x, labels, None, x, labels)
 
     (result,) = check_component(Hidden(), checks=["check_call_forms"], on_fail=None)
-    assert re.search("cannot be called with embeddings of 3 numbers and 6 classes: .*embedding_size=...", result.text)
+    assert re.search("cannot be called with embeddings of 8 numbers and 6 classes: .*embedding_size=...", result.text)
     (result,) = check_component(Hidden(), checks=["check_call_forms"], embedding_size=17)
     assert result.status == "passed"
 
@@ -363,12 +317,3 @@ def told():
 
 
 TOLD = told()
-
-
-def test_a_process_that_ends_is_an_error_and_the_next_pair_is_another(monkeypatch):
-    monkeypatch.setattr(processes, "_pair", None)
-    (result,) = check_component(planted.EndsItsProcess(), checks=["check_two_processes"], on_fail=None)
-    assert (result.status, result.text) == ("failed", "one of the two processes ended before it answered")
-    (result,) = check_component(wrong.GoodLoss(), checks=["check_two_processes"], on_fail=None)
-    assert (result.status, result.text) == ("passed", "")
-    processes._pair.stop()

@@ -32,7 +32,6 @@ def operations(device):
     )
     yield from (
         x[[0, 1], [1, 2]],
-        x[[rows[:2], rows[1:3]]],
         x[np.array([0, 2])],
         x[:, [True, False, True]],
         x[torch.tensor([1, 2])],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..subject import CHECKS, Check
 from . import contract, cost, integration, kinds, objects, reference, values  # noqa: F401 (importing registers them)
 from .contract import check_call_forms
-from .registered import CHECKS, Check
 
 __all__ = ["CHECKS", "COMPARED", "Check", "check_call_forms"]
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch, batch_of
-from ..calling import call, close, equal, gradients, is_random, place_of, quiet, seeded
-from ..subject import SkipCheck, Subject, takes_labels
-from .registered import applies_to
+from ..calling import call, close, equal, gradients, is_random, place_of, seeded
+from ..subject import SkipCheck, Subject, applies_to, takes_labels
 
 
 @applies_to("loss")
@@ -34,13 +33,34 @@ def check_state_dict(subject: Subject) -> None:
     torch.save(loss.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
+    _check_next(subject, loss, resumed, "after load_state_dict", "something that changes is not in the state dict")
+
+
+def _check_next(subject: Subject, loss: Any, other: Any, when: str, why: str) -> None:
+    """Fail where two instances give different values of the next batch."""
     batch = batch_of(subject, dtype=torch.float32, seed=9)
-    expected, actual = seeded(loss, batch), seeded(resumed, batch)
+    expected, actual = seeded(loss, batch), seeded(other, batch)
     if not equal(actual, expected):
-        raise AssertionError(
-            f"after load_state_dict the next loss is {actual.item():.8g} instead of {expected.item():.8g}: something "
-            "that changes is not in the state dict"
-        )
+        raise AssertionError(f"{when} the next loss is {actual.item():.8g} instead of {expected.item():.8g}: {why}")
+
+
+@applies_to("loss", "regularizer")
+def check_eval_keeps_state(subject: Subject) -> None:
+    """A loss of the test images, in ``eval()`` and without gradients, must not move what training has learned."""
+    trained, tested = subject.make().float(), subject.make().float()
+    batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(3)]
+    for component, batch in ((trained, 0), (tested, 0), (trained, 1), (tested, 1)):
+        seeded(component, batches[batch])
+    tested.eval()
+    with torch.no_grad():
+        seeded(tested, batches[2])
+    tested.train()
+    before, remedy = trained.state_dict(), "let it move where self.training is True alone"
+    tensors = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
+    if moved := [name for name, value in tensors.items() if not torch.equal(value, before[name])]:
+        raise AssertionError(f"a call in eval() mode changes {', '.join(moved)} of its state; {remedy}")
+    why = f"something beside its state moves; {remedy}"
+    _check_next(subject, trained, tested, "after a call in eval() mode, in training,", why)
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
@@ -94,63 +114,34 @@ def check_pickle(subject: Subject) -> None:
 
 
 @applies_to("loss", "regularizer")
-def check_eval_keeps_state(subject: Subject) -> None:
-    """A loss of the test images, in ``eval()`` and without gradients, must not move what training has learned."""
-    trained, tested = subject.make().float(), subject.make().float()
-    batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(4)]
-    for component, batch in ((trained, 0), (tested, 0), (trained, 1), (tested, 1)):
-        seeded(component, batches[batch])
-    tested.eval()
-    with torch.no_grad():
-        seeded(tested, batches[2])
-    tested.train()
-    state = trained.state_dict()
-    moved = [name for name, value in tested.state_dict().items() if not _same(value, state[name])]
-    remedy = "let it move where self.training is True alone"
-    if moved:
-        raise AssertionError(f"a call in eval() mode changes {', '.join(moved)} of its state; {remedy}")
-    expected, actual = seeded(trained, batches[3]), seeded(tested, batches[3])
-    if not equal(actual, expected):
-        raise AssertionError(
-            f"after a call in eval() mode the next loss in training is {actual.item():.8g} instead of "
-            f"{expected.item():.8g}: something beside its state moves; {remedy}"
-        )
+def check_compile(subject: Subject) -> str:
+    """``torch.compile`` (backend aot_eager) runs it, forward and backward, with the same value.
 
-
-def _same(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
-
-
-# torch.compile
-
-
-def _compiled(subject: Subject) -> tuple[Tensor, str]:
-    """The value of the compiled component, and why it is not one graph; empty where it is."""
+    A class that says ``fullgraph = True`` is one graph. The text of the result says what breaks the graph of others.
+    """
     if torch.__version__ < "2.6":
         raise SkipCheck("torch.compile of this version fails inside PML")
     if is_random(subject):
         raise SkipCheck("its values are random")
-    if "compiled" not in subject.cache:
-        breaks = ""
-        with quiet("torch._dynamo"):
-            try:
-                value = _value_compiled(subject, fullgraph=True)
-            except Exception as error:
-                breaks = _first_line(error)
-                value = _value_compiled(subject, fullgraph=False)
-        subject.cache["compiled"] = value, breaks
-    return subject.cache["compiled"]  # type: ignore[no-any-return]
+    batch, breaks = batch_of(subject, dtype=torch.float32), ""
+    labels = [batch.labels] * takes_labels(subject.make())
 
+    def value(fullgraph: bool) -> Tensor:
+        torch.compiler.reset()  # type: ignore[no-untyped-call]
+        compiled: Any = torch.compile(subject.make().float(), backend="aot_eager", fullgraph=fullgraph)
+        result: Tensor = compiled(batch.embeddings, *labels)
+        result.backward()  # type: ignore[no-untyped-call]
+        return result.detach()
 
-def _value_compiled(subject: Subject, fullgraph: bool) -> Tensor:
-    torch._dynamo.reset()
-    component = subject.make().float()
-    compiled: Any = torch.compile(component, backend="aot_eager", fullgraph=fullgraph)
-    batch = batch_of(subject, dtype=torch.float32)
-    labels = [batch.labels] * takes_labels(component)
-    value: Tensor = compiled(batch.embeddings, *labels)
-    value.backward()  # type: ignore[no-untyped-call]
-    return value.detach()
+    try:
+        actual = value(fullgraph=True)
+    except Exception as error:
+        breaks = _first_line(error)
+        if getattr(subject.make(), "fullgraph", False):
+            raise AssertionError(f"it says fullgraph = True, but torch.compile stops: {breaks}") from error
+        actual = value(fullgraph=False)
+    close(actual, call(subject.make().float(), batch), "compiled it gives another value", rtol=1e-4, atol=1e-5)
+    return f"more than one graph: {breaks}" if breaks else "one graph"
 
 
 def _first_line(error: Exception) -> str:
@@ -161,40 +152,17 @@ def _first_line(error: Exception) -> str:
 
 
 @applies_to("loss", "regularizer")
-def check_compile(subject: Subject) -> None:
-    """``torch.compile`` (backend aot_eager) runs it, forward and backward, with the same value."""
-    value, _ = _compiled(subject)
-    expected = call(subject.make().float(), batch_of(subject, dtype=torch.float32))
-    close(value, expected, "compiled it gives another value", rtol=1e-4, atol=1e-5)
+def check_torch_func(subject: Subject) -> str | None:
+    """``torch.func.grad`` and ``jvp`` of ``functional_call`` give what ``backward`` gives, parameters included.
 
-
-@applies_to("loss", "regularizer")
-def check_fullgraph(subject: Subject) -> None:
-    """Whether ``torch.compile(fullgraph=True)`` takes it: a break in the graph costs what compiling gains.
-
-    Few losses need to be one graph, so that this fails where a class says ``fullgraph = True`` alone.
-    """
-    _, breaks = _compiled(subject)
-    if breaks and getattr(subject.make(), "fullgraph", False):
-        raise AssertionError(f"it says fullgraph = True, but torch.compile(fullgraph=True) stops: {breaks}")
-    if breaks:
-        raise SkipCheck(f"it is more than one graph, and does not say fullgraph = True: {breaks}")
-
-
-# torch.func
-
-
-@applies_to("loss", "regularizer")
-def check_torch_func(subject: Subject) -> None:
-    """``torch.func.grad`` of ``functional_call`` gives the gradients of ``backward``, parameters included.
-
-    It is skipped where an ``autograd.Function`` in it has no ``setup_context``, which is how torch lets it say so.
+    It is skipped where an ``autograd.Function`` in it has no ``setup_context``. Where one has no ``jvp``, or an
+    operator of torch no forward derivative, the text of the result says so.
     """
     component, batch = subject.make(), batch_of(subject)
     parameters = {name: parameter for name, parameter in component.named_parameters() if parameter.requires_grad}
     expected = gradients(seeded(component, batch), [batch.embeddings, *parameters.values()])
     again = subject.make()  # its state is that of before the call
-    buffers = dict(again.named_buffers())
+    buffers, x = dict(again.named_buffers()), batch.embeddings.detach()
 
     def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
         arguments = embeddings, *[batch.labels] * takes_labels(again)
@@ -203,41 +171,24 @@ def check_torch_func(subject: Subject) -> None:
     torch.manual_seed(0)
     try:
         detached = {name: parameter.detach() for name, parameter in parameters.items()}
-        by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(batch.embeddings.detach(), detached)
+        by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, detached)
     except Exception as error:
-        _skip_without_rule(error)
+        if "setup_context" in str(error):
+            where = place_of(error)
+            raise SkipCheck(f"the autograd.Function that is called at {where} has no setup_context") from None
         raise AssertionError(f"torch.func.grad stops: {type(error).__name__}: {_first_line(error)}") from error
     actual = [by_embeddings, *by_parameters.values()]
     for name, mine, wanted in zip(["the embeddings", *parameters], actual, expected, strict=True):
         close(mine, wanted, f"torch.func.grad gives {name} another gradient than backward()")
 
-
-@applies_to("loss", "regularizer")
-def check_forward_mode(subject: Subject) -> None:
-    """``torch.func.jvp`` gives the derivative along a direction that ``backward`` gives.
-
-    It is skipped where an ``autograd.Function`` in it has no ``setup_context`` or no ``jvp``, or an operator of torch
-    has no forward derivative.
-    """
-    batch, again = batch_of(subject), subject.make()
-    direction = torch.randn(batch.embeddings.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    (slope,) = gradients(seeded(subject.make(), batch), [batch.embeddings])
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    last = subject.make()
     torch.manual_seed(0)
     try:
-        actual = torch.func.jvp(
-            lambda x: call(again, Batch(x, batch.labels)), (batch.embeddings.detach(),), (direction,)
-        )[1]
+        along = torch.func.jvp(lambda moved: call(last, Batch(moved, batch.labels)), (x,), (direction,))[1]
     except Exception as error:
-        _skip_without_rule(error)
+        if re.search("implement the jvp function|forward (mode )?AD", str(error)):
+            return f"no forward mode at {place_of(error)}: {_first_line(error)}"
         raise AssertionError(f"torch.func.jvp stops: {type(error).__name__}: {_first_line(error)}") from error
-    close(actual, (slope * direction).sum(), "torch.func.jvp gives another derivative than backward()")
-
-
-def _skip_without_rule(error: Exception) -> None:
-    """Skip where an ``autograd.Function``, or torch itself, has no rule for the transformation."""
-    where = place_of(error)
-    for text, lacks in (("setup_context", "no setup_context"), ("implement the jvp function", "no jvp")):
-        if text in str(error):
-            raise SkipCheck(f"the autograd.Function that is called at {where} has {lacks}") from None
-    if "forward AD" in str(error) or "forward mode AD" in str(error):
-        raise SkipCheck(f"torch, called at {where}: {_first_line(error)}") from None
+    close(along, (expected[0] * direction).sum(), "torch.func.jvp gives another derivative than backward()")
+    return None

@@ -12,36 +12,27 @@ from torch import Tensor
 
 from ... import registry
 from ...errors import ConfigError
-from ..batches import Batch, all_pairs, all_triplets, batch_of, fresh, shuffle, some_of
+from ..batches import Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
 from ..calling import gradients, seeded
-from ..subject import OF_PML, Grid, SkipCheck, Subject, takes_labels
+from ..subject import OF_PML, SkipCheck, Subject, takes_labels
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared
-_PASSED = ("indices_tuple", "ref_emb", "ref_labels", "component")  # to a reference that names them
 _TOLERANCE = 1e-9  # relative, and absolute
 
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A batch, and what is passed with it.
-
-    Args:
-        name: for messages.
-        batch: the batch.
-        indices_tuple: a miner's choice of it, or None.
-        references: what it is compared with, or None for itself.
-        smooth: whether gradients are compared; where values tie, such as the hardest of two, there are several.
-    """
+    """A batch, and what is passed with it: a miner's choice of it, references."""
 
     name: str
     batch: Batch
     indices_tuple: tuple[Tensor, ...] | None = None
     references: Batch | None = None
-    smooth: bool = True
+    smooth: bool = True  # gradients are compared; where values tie, such as the hardest of two, there are several
 
 
-def _cases(subject: Subject, wanted: Sequence[str]) -> list[_Case]:
+def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
     """Small batches, the first like most, and further ones for what is to be passed too."""
 
     def batch(*sizes: int, spread: float = 1.2, seed: int = 0) -> Batch:
@@ -77,15 +68,15 @@ def check_reference(subject: Subject) -> str:
 
     In float64. The first settings are tried on every batch, each further one on two of them.
     """
-    grid, loop = _grid(subject), _Loop(subject)
-    cases, compared = _cases(subject, loop.wants), 0
-    variants = [other for name in _declared(subject) for other in [*_variants(subject, grid.settings[0], name)][:1]]
+    grid, wants = _grid(subject), _wanted_by_reference(subject)
+    cases, compared = _cases(subject, wants), 0
+    variants = [other for name in _declared(subject) for other in [*_variants(subject, grid[0], name)][:1]]
     left_out: dict[str, None] = {}
-    for number, settings in enumerate([*grid.settings, *variants]):
-        component = _instance(subject, settings, moved="component" in loop.wants)
+    for number, settings in enumerate([*grid, *variants]):
+        component = _instance(subject, settings, moved="component" in wants)
         for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
             try:
-                _compare(loop, component, settings, case)
+                _compare(subject, component, settings, case, wants)
                 compared += 1
             except SkipCheck as reason:
                 left_out[f"{_shown(settings)}: {reason}"] = None
@@ -102,21 +93,20 @@ def check_settings(subject: Subject) -> str:
         raise SkipCheck("it is an instance; the settings of a class are varied")
     outcomes: dict[str, list[Tensor]] = {}
     for name in _declared(subject):
-        tried, changes = 0, False
-        for one, other in _pairs(subject, grid, name):
+        tried, changes, listed = 0, False, [table[name] for table in grid if name in table]
+        for one, other in ((base, other) for base in grid for other in _variants(subject, base, name, listed)):
             tried += 1
-            changes = _differ(*(_outcome(subject, settings, outcomes) for settings in (one, other)))
-            if changes:
+            if changes := _differ(*(_outcome(subject, settings, outcomes) for settings in (one, other))):
                 break
         if not tried:
             raise AssertionError(
                 f"the setting {name} is not varied; give values that it takes: settings={{{name!r}: [...]}}"
             )
-        if changes and name in grid.without_effect:
+        if changes and name in subject.without_effect:
             raise AssertionError(
                 f"the setting {name} is said to be without effect, but {_shown(one)} and {_shown(other)} differ"
             )
-        if not changes and name not in grid.without_effect:
+        if not changes and name not in subject.without_effect:
             raise AssertionError(
                 f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
                 f"{_shown(other)}); use it, or take it away. If it acts beside another setting alone, give both in one "
@@ -125,14 +115,10 @@ def check_settings(subject: Subject) -> str:
     return f"varied: {', '.join(_declared(subject))}"
 
 
-def _grid(subject: Subject) -> Grid:
+def _grid(subject: Subject) -> Sequence[Values]:
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
-    assert subject.grid is not None
-    return subject.grid
-
-
-# Settings
+    return subject.grid or [{}]
 
 
 def _declared(subject: Subject) -> dict[str, Any]:
@@ -141,43 +127,23 @@ def _declared(subject: Subject) -> dict[str, Any]:
     return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_PML}
 
 
-def _variants(subject: Subject, settings: Values, name: str) -> Iterator[dict[str, Any]]:
-    """Settings with another value of one of them, near the one that it has, that the class accepts."""
-    value = settings.get(name, _declared(subject)[name])
-    candidates: list[Any] = []
+def _variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
+    """Settings with another value of one of them, listed or near the one that it has, that the class accepts."""
+    value, near = settings.get(name, _declared(subject)[name]), list[Any]()
     if isinstance(value, bool):
-        candidates = [not value]
+        near = [not value]
     elif isinstance(value, int):
-        candidates = [value + 1, value - 1, 2 * value]
+        near = [value + 1, value - 1, 2 * value]
     elif isinstance(value, float):
-        candidates = [value / 2, 2 * value, value + 0.25, value - 0.25, value / 4 + 0.1]
-    for candidate in candidates:
+        near = [value / 2, 2 * value, value + 0.25, value - 0.25, value / 4 + 0.1]
+    for candidate in (*listed, *near):
         other = {**settings, name: candidate}
         try:
             subject.make(other)
         except (TypeError, ValueError):
             continue
-        if candidate != value:
+        if repr(candidate) != repr(value):
             yield other
-
-
-def _pairs(subject: Subject, grid: Grid, name: str) -> Iterator[tuple[Values, Values]]:
-    """Pairs of settings that differ in one of them: from the grid first, then variants about each."""
-    default = _declared(subject)
-    for number, one in enumerate(grid.settings):
-        for other in grid.settings[:number]:
-            whole = [{**default, **settings} for settings in (one, other)]
-            if [key for key in {**one, **other} if not _equal(whole[0].get(key), whole[1].get(key))] == [name]:
-                yield other, one
-    for settings in grid.settings:
-        for other in _variants(subject, settings, name):
-            yield settings, other
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return one is other or (type(one) is type(other) and bool(one == other))
 
 
 def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]]) -> list[Tensor]:
@@ -185,10 +151,9 @@ def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]])
     key = repr(sorted(settings.items()))
     if key not in known:
         component, actual = _instance(subject, settings, moved=True), []
-        for case in _cases(subject, ()):
-            leaves = [fresh(case.batch.embeddings), *component.parameters()]
-            value = seeded(component, Batch(leaves[0], case.batch.labels))
-            actual += [value.detach(), *gradients(_weighted(value), leaves)]
+        for case in _cases(subject):
+            value = seeded(component, case.batch)
+            actual += [value.detach(), *gradients(_weighted(value), [case.batch.embeddings, *component.parameters()])]
         known[key] = actual
     return known[key]
 
@@ -200,7 +165,7 @@ def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
     """An instance in float64; moved, its parameters are away from where they start, where they may be all the same."""
-    component = (subject.make() if subject.cls is None else subject.make(settings)).double()
+    component = subject.make() if subject.cls is None else subject.make(settings)
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
         for parameter in component.parameters() if moved else ():
@@ -208,74 +173,55 @@ def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
     return component
 
 
-# The reference
+def _wanted_by_reference(subject: Subject) -> list[str]:
+    """What the slow form names in its signature, beside settings, and the component takes too."""
+    if subject.reference is None:
+        raise SkipCheck("no reference= was given")
+    known = ["component"]
+    if subject.kind == "distance":
+        known += ["ref_emb"]
+    elif subject.kind == "loss" and "labels" in subject.capabilities:
+        known += ["indices_tuple"] if "indices_tuple" in subject.capabilities else []
+        known += ["ref_emb", "ref_labels"] if "references" in subject.capabilities else []
+    return [name for name in known if name in inspect.signature(subject.reference).parameters]
 
 
-class _Loop:
-    """The slow form, called with the arguments that its signature names."""
-
-    def __init__(self, subject: Subject) -> None:
-        assert subject.grid is not None
-        if subject.grid.reference is None:
-            raise SkipCheck("no reference= was given")
-        self.function = subject.grid.reference
-        parameters = inspect.signature(self.function).parameters.values()
-        self.names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        known = {"component"}  # and what the component takes too
-        if subject.kind == "distance":
-            known |= {"ref_emb"}
-        elif subject.kind == "loss" and "labels" in subject.capabilities:
-            known |= subject.capabilities & {"indices_tuple"}
-            known |= {"ref_emb", "ref_labels"} if "references" in subject.capabilities else set()
-        self.wants = [name for name in _PASSED if name in self.names & known]
-
-    def __call__(self, component: Any, settings: Values, case: _Case) -> Any:
-        further = {
-            "indices_tuple": case.indices_tuple,
-            "ref_emb": case.references and case.references.embeddings,
-            "ref_labels": case.references and case.references.labels,
-            "component": component,
-        }
-        if unknown := [name for name in settings if name not in self.names and not self.takes_all]:
-            raise ConfigError(
-                f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and raise SkipCheck "
-                "where it cannot do one"
-            )
-        labels = [case.batch.labels] * takes_labels(component)
-        torch.manual_seed(0)
-        return self.function(
-            case.batch.embeddings, *labels, **{**settings, **{name: further[name] for name in self.wants}}
+def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
+    """Fail where value or gradient differ from the slow form's."""
+    assert subject.reference is not None
+    parameters = inspect.signature(subject.reference).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if unknown := [name for name in settings if name not in parameters and not takes_all]:
+        raise ConfigError(
+            f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and raise SkipCheck "
+            "where it cannot do one"
         )
-
-
-def _compare(loop: _Loop, component: Any, settings: Values, case: _Case) -> None:
     where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
-    named: dict[str, Any] = {} if case.indices_tuple is None else {"indices_tuple": case.indices_tuple}
+    labels = [case.batch.labels] * takes_labels(component)
+    further: dict[str, Any] = {"indices_tuple": case.indices_tuple}
     if case.references is not None:
-        leaves["the references"] = named["ref_emb"] = case.references.embeddings
-        named |= {"ref_labels": case.references.labels} if takes_labels(component) else {}
-    if "component" in loop.wants:
+        leaves["the references"] = further["ref_emb"] = case.references.embeddings
+        further |= {"ref_labels": case.references.labels} if labels else {}
+    named = {name: value for name, value in further.items() if value is not None}
+    further["component"] = component
+    if "component" in wants:
         leaves |= dict(component.named_parameters())
-    wanted = torch.as_tensor(loop(component, settings, case), dtype=torch.float64)
-    actual = seeded(component, case.batch, **named)
+    torch.manual_seed(0)
+    slow = subject.reference(case.batch.embeddings, *labels, **settings, **{name: further.get(name) for name in wants})
+    wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not _alike(actual, wanted):
         place = int((actual - wanted).abs().argmax())
-        raise AssertionError(
-            f"{where}: the value is {actual.flatten()[place].item():.10g}, the reference's "
-            f"{wanted.flatten()[place].item():.10g}"
-        )
+        mine, theirs = (f"{value.flatten()[place].item():.10g}" for value in (actual, wanted))
+        raise AssertionError(f"{where}: the value is {mine}, the reference's {theirs}")
     if not case.smooth or not wanted.requires_grad:
         return
     slopes = [gradients(_weighted(value), list(leaves.values())) for value in (actual, wanted)]
-    for name, mine, theirs in zip(leaves, *slopes, strict=True):
-        if not _alike(mine, theirs):
-            raise AssertionError(
-                f"{where}: the gradient of {name} differs from the reference's by up to "
-                f"{(mine - theirs).abs().max().item():.3g}"
-            )
+    for name, one, other in zip(leaves, *slopes, strict=True):
+        if not _alike(one, other):
+            difference = f"{(one - other).abs().max().item():.3g}"
+            raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to {difference}")
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

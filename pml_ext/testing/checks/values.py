@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import SIZE, Batch, all_pairs, batch_of, fresh, shuffle
+from ..batches import Batch, all_pairs, batch_of, fresh, shuffle
 from ..calling import call, close, equal, gradient, is_random, needs_repeatable, seeded
-from ..subject import SkipCheck, Subject, takes_labels
-from .registered import applies_to
+from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels
 
 _SHAPES = ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5))  # numbers of classes, images per class
 _FULL = (torch.float32, torch.float64)
@@ -18,11 +17,14 @@ _FULL = (torch.float32, torch.float64)
 
 @applies_to("loss", "regularizer", "miner", "distance")
 def check_dtypes(subject: Subject) -> None:
-    """Half precision in, full precision out: a loss summed in half precision is wrong in the third digit."""
+    """Half precision in, full precision out, under autocast too: half of it is wrong in the third digit."""
+
+    def module(dtype: torch.dtype) -> Any:
+        return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
+
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        batch = batch_of(subject, dtype=dtype)
-        given = f"{dtype} embeddings"
-        value = seeded(_module(subject, dtype), batch)
+        batch, given = batch_of(subject, dtype=dtype), f"{dtype} embeddings"
+        value = seeded(module(dtype), batch)
         if subject.kind == "miner":
             continue
         if not value.isfinite().all():
@@ -32,87 +34,53 @@ def check_dtypes(subject: Subject) -> None:
         if value.dtype not in _FULL:
             raise AssertionError(f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64")
         if not is_random(subject):
-            exact = call(_module(subject, torch.float64), Batch(fresh(batch.embeddings.double()), batch.labels))
+            exact = call(module(torch.float64), Batch(fresh(batch.embeddings.double()), batch.labels))
             tolerance = 1e-4 if dtype in _FULL else 2e-2
             close(value, exact, f"{given} give another {subject.kind} than float64", rtol=tolerance, atol=tolerance)
         value.backward()
         if batch.embeddings.grad is None or not batch.embeddings.grad.isfinite().all():
             raise AssertionError(f"{given} have no finite gradient")
-
-
-def _module(subject: Subject, dtype: torch.dtype) -> Any:
-    return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
-
-
-@applies_to("loss")
-def check_autocast(subject: Subject) -> None:
-    """Under autocast a loss must not be computed in half precision."""
-    batch = batch_of(subject, dtype=torch.float32)
-    torch.manual_seed(0)
-    loss = subject.make().float()
-    torch.manual_seed(0)
-    twin = subject.make().float()
-    expected = seeded(loss, batch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = seeded(twin, batch)
-    if value.dtype not in _FULL:
-        raise AssertionError(f"under bfloat16 autocast the loss is {value.dtype}; leave autocast inside of it")
-    close(value, expected, "autocast changes the loss", rtol=1e-4, atol=1e-5)
-
-
-def _check_finite(subject: Subject, batch: Batch, what: str, remedy: str = "") -> None:
-    value = seeded(subject.make(), batch)
-    if subject.kind == "miner":
-        return
-    if not isinstance(value, Tensor):
-        raise AssertionError(f"{what} gives {value!r}, not a tensor that backpropagates")
-    if not value.isfinite():
-        raise AssertionError(f"{what} gives {value.item()}, which is not finite{remedy}")
-    if not value.requires_grad:
-        raise AssertionError(f"{what} gives a value without a gradient, on which backward() fails")
-    if not gradient(value, batch.embeddings).isfinite().all():
-        raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
+    if subject.kind == "loss":
+        batch = batch_of(subject, dtype=torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = seeded(module(torch.float32), batch)
+        expected = seeded(module(torch.float32), batch)
+        close(value, expected, "autocast changes the loss; leave it inside of it", rtol=1e-4, atol=1e-5)
 
 
 @applies_to("loss", "regularizer", "miner")
-def check_batch_without_positives(subject: Subject) -> None:
-    """A sampler may give a batch with one image per class; the loss is then finite and backpropagates."""
-    _check_finite(subject, batch_of(subject, torch.arange(min(4, subject.classes))), "a batch without positives")
+def check_degenerate_batches(subject: Subject) -> None:
+    """Batches as samplers give them, and networks at their worst: the loss is finite, and so is its gradient.
 
-
-@applies_to("loss", "regularizer", "miner")
-def check_batch_without_negatives(subject: Subject) -> None:
-    """A batch may be one class; the loss is then finite and backpropagates."""
-    _check_finite(subject, batch_of(subject, torch.zeros(4, dtype=torch.long)), "a batch without negatives")
-
-
-@applies_to("loss", "regularizer", "miner")
-def check_ragged_classes(subject: Subject) -> None:
-    """Classes of a batch differ in size: a class of one beside one of seven."""
+    One image per class, one class, classes that differ in size, duplicates; all embeddings at one point, or at zero.
+    """
     sizes = torch.tensor([7, 1, 3, 2, 5, 1][: subject.classes])
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    _check_finite(subject, batch_of(subject, labels), "a batch of ragged classes")
-
-
-@applies_to("loss", "regularizer", "miner")
-def check_duplicates(subject: Subject) -> None:
-    """Duplicates are in every real data set; the distance 0 between them must not give NaN."""
-    batch = batch_of(subject)
+    duplicates = batch_of(subject)
     with torch.no_grad():
-        batch.embeddings[1] = batch.embeddings[-1] = batch.embeddings[0]
-    _check_finite(subject, batch, "a batch with exact duplicates")
-
-
-@applies_to("loss", "regularizer", "miner")
-def check_collapsed_embeddings(subject: Subject) -> None:
-    """A network may begin, or end, with one point for all images; NaN there ends the run, instead of a gradient."""
-    remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
+        duplicates.embeddings[1] = duplicates.embeddings[-1] = duplicates.embeddings[0]
+    batches = [
+        ("a batch without positives", batch_of(subject, (4, 1))),
+        ("a batch without negatives", batch_of(subject, (1, 4))),
+        ("a batch of ragged classes", batch_of(subject, torch.arange(len(sizes)).repeat_interleave(sizes))),
+        ("a batch with exact duplicates", duplicates),
+    ]
     for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
         for shape in ((6, 4), (4, 1), (1, 4)) if subject.kind == "regularizer" else ((6, 4),):
             batch = batch_of(subject, shape)
             with torch.no_grad():
                 batch.embeddings.copy_(scale * batch.embeddings[:1].expand_as(batch.embeddings))
-            _check_finite(subject, batch, f"a batch of embeddings that are all {what}", remedy)
+            batches.append((f"a batch of embeddings that are all {what}", batch))
+    remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
+    for what, batch in batches:
+        value = seeded(subject.make(), batch)
+        if subject.kind == "miner":
+            continue
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            raise AssertionError(f"{what} gives {value!r}, on which backward() fails")
+        if not value.isfinite():
+            raise AssertionError(f"{what} gives {value.item()}, which is not finite{remedy}")
+        if not gradient(value, batch.embeddings).isfinite().all():
+            raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
 
 
 @applies_to("loss", "regularizer")
@@ -120,13 +88,12 @@ def check_gradients(subject: Subject) -> None:
     """The gradient that training follows is that of the loss, by finite differences."""
     needs_repeatable(subject)
     batch, component = batch_of(subject, (3, 3)), subject.make()
-    if not torch.autograd.gradcheck(
-        lambda x: call(component, Batch(x, batch.labels)),
-        (batch.embeddings,),
-        atol=1e-4,
-        raise_exception=False,
-        fast_mode=subject.size > SIZE,
-    ):
+
+    def value(x: Tensor) -> Any:
+        return call(component, Batch(x, batch.labels))
+
+    fast = subject.size > SIZE
+    if not torch.autograd.gradcheck(value, (batch.embeddings,), atol=1e-4, raise_exception=False, fast_mode=fast):
         raise AssertionError(f"the gradient differs from finite differences of the {subject.kind}")
 
 
@@ -154,46 +121,42 @@ def check_order_does_not_matter(subject: Subject) -> None:
 def check_names_of_classes(subject: Subject) -> None:
     """Labels are names: 7 and 3 instead of 0 and 1 mean the same to a component without a row per class."""
     component = subject.make()
-    if not takes_labels(component):
-        raise SkipCheck("it takes no labels")
-    if is_random(subject):
-        raise SkipCheck("its values are random")
-    tensors = [*component.parameters(), *component.buffers()] if isinstance(component, torch.nn.Module) else []
+    if not takes_labels(component) or is_random(subject):
+        raise SkipCheck("it takes no labels, or its values are random")
+    tensors = [*component.parameters(), *component.buffers()]
     if any(length and length % subject.classes == 0 for tensor in tensors for length in tensor.shape):
         raise SkipCheck("it has a row per class, which labels are numbers of")
     batch = batch_of(subject)
     renamed = Batch(batch.embeddings, shuffle(1000, 6)[: subject.classes][batch.labels])
     remedy = "compare labels, never calculate with them"
-    if subject.kind == "miner":
-        if not equal(call(component, batch), call(subject.make(), renamed)):
-            raise AssertionError(f"other names of the classes change what is mined; {remedy}")
-        return
     try:
-        value = call(subject.make(), renamed)
+        value, renamed_value = call(component, batch), call(subject.make(), renamed)
     except IndexError:
         if tensors:
             raise SkipCheck("it has rows per class, which labels are numbers of") from None
         raise
-    close(value, call(subject.make(), batch), f"other names of the classes change the value; {remedy}", rtol=1e-7)
+    if subject.kind != "miner":
+        close(renamed_value, value, f"other names of the classes change the value; {remedy}", rtol=1e-7)
+    elif not equal(renamed_value, value):
+        raise AssertionError(f"other names of the classes change what is mined; {remedy}")
 
 
 @applies_to("loss", "regularizer", "miner", "distance")
 def check_inputs_unchanged(subject: Subject) -> None:
     """Inputs are used again: by the network's backward pass, by a regularizer, by the next loss."""
-    batch, other = batch_of(subject), batch_of(subject, seed=1)
+    batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
     given = {"embeddings": batch.embeddings.detach(), "labels": batch.labels}
-    references = {"ref_emb": other.embeddings.detach(), "ref_labels": other.labels}
-    more: list[Any] = []
+    more: dict[str, Any] = {}
     if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
-        more = [all_pairs(batch)]
-        given |= {f"indices_tuple[{number}]": index for number, index in enumerate(more[0])}
-    if subject.kind in ("loss", "miner") and "references" in subject.capabilities and (more or subject.kind == "miner"):
-        more += references.values()
-        given |= references
-    before, component = {name: tensor.clone() for name, tensor in given.items()}, subject.make()
+        more["indices_tuple"] = all_pairs(batch)
+        given |= {f"indices_tuple[{number}]": index for number, index in enumerate(more["indices_tuple"])}
+    if subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities:
+        more |= {"ref_emb": other.embeddings.detach(), "ref_labels": other.labels}
+        given |= {name: more[name] for name in ("ref_emb", "ref_labels")}
+    before = {name: tensor.clone() for name, tensor in given.items()}
     with torch.no_grad():
-        for arguments in ([], more) if more else ([],):
-            seeded(component, Batch(given["embeddings"], batch.labels), *arguments)
+        for named in ({}, more):
+            seeded(component, Batch(given["embeddings"], batch.labels), **named)
     for name, tensor in given.items():
         if not torch.equal(tensor, before[name]):
             raise AssertionError(
