@@ -22,7 +22,6 @@ def test_floor_loss_and_peers(rows):
         ("floor", "floor"),
         ("cbml", "cbml"),
         ("cbml", "PML MultiSimilarity + miner"),
-        ("cbml", "loop over anchors"),
     ]
     floor, loss, *peers = rows
     assert floor.to_floor == 1

@@ -34,17 +34,12 @@ def log_one_plus_exp(x: Tensor) -> Tensor:
 
 
 def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
-    r"""The N-pair loss of every pair (a, p), Eq. (10).
-
-    .. math:: \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big]
+    r"""Eq. (10), :class:`NPairLoss`, of every pair (a, p), ``[P]``.
 
     Args:
-        log_sums: :math:`\log \sum_{n \in N_a} \exp x_a^T x_n`, minus infinity without negatives, ``[B]``.
-        anchors: index a of each pair, ``[P]``.
+        log_sums: :math:`\log \sum_{n \in N_a} \exp x_a^T x_n`, ``[B]``.
+        anchors: a of each pair, ``[P]``.
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
-
-    Returns:
-        ``[P]``.
     """
     return log_one_plus_exp(log_sums[anchors] - positive_similarity)
 
@@ -64,11 +59,7 @@ def angular_terms(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""The angular loss of every pair (a, p), Eq. (8), from two gathered rows per pair.
-
-    .. math::
-        \log\Big[1 + \sum_{n \in N_a} \exp f_{a,p,n}\Big], \qquad
-        f_{a,p,n} = 4 t (x_a + x_p)^T x_n - 2 (1 + t) x_a^T x_p
+    r"""Eq. (8), :class:`AngularLoss`, of every pair (a, p), ``[P]``, from two gathered rows per pair.
 
     Args:
         similarity: :math:`x_a^T x_n`, ``[B, R]``.
@@ -77,10 +68,7 @@ def angular_terms(
         anchors: a, rows of ``similarity``, ``[P]``.
         partners: p, columns of ``similarity``, ``[P]``.
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
-        alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90.
-
-    Returns:
-        ``[P]``.
+        alpha: in degrees.
     """
     t = squared_tangent(alpha)
 
@@ -160,12 +148,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
-    r"""The angular hinge of triplets, Eq. (6).
-
-    .. math:: \big[\,\|x_a - x_p\|^2 - 4 t \|x_n - x_c\|^2\,\big]_+, \qquad x_c = (x_a + x_p) / 2
-
-    of squared lengths that broadcast; ``alpha`` in degrees.
-    """
+    """The hinge of Eq. (6), :class:`AngularTripletLoss`, of squared sides that broadcast; ``alpha`` in degrees."""
     return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)
 
 
@@ -230,11 +213,7 @@ def hinge_sums(
 def sides_of_pairs(
     pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The squared sides of all triplets (a, p, n) of some pairs; see :func:`squared_sides` and :func:`hinge_sums`.
-
-    Returns:
-        ``[P, 1]`` and ``[P, R]``.
-    """
+    """The squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
     (anchors, partners), (squared_batch, squared_references) = pairs, squared
     matrix, rows = between(partners)
     return squared_sides(

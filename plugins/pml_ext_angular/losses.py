@@ -40,8 +40,7 @@ class _DotProductLoss(PairLoss):
                 f"{type(self).__name__} is written in dot products and takes no distance; normalize_embeddings=False "
                 "leaves the embeddings as they are"
             )
-        distance = GramCosineSimilarity() if normalize_embeddings else GramDotProductSimilarity()
-        kwargs["distance"] = distance
+        kwargs["distance"] = GramCosineSimilarity() if normalize_embeddings else GramDotProductSimilarity()
         super().__init__(**kwargs)
         self.normalize_embeddings = normalize_embeddings
 
@@ -51,9 +50,8 @@ class _DotProductLoss(PairLoss):
 
     def _n_pair_terms(self, pairs: Pairs) -> Tensor:
         """Eq. (10) of every pair."""
-        anchors, partners = pairs.listed
         log_sums = F.log_sum_exp(pairs.matrix, pairs.negatives)
-        return F.n_pair_terms(log_sums, anchors, pairs.matrix[anchors, partners])
+        return F.n_pair_terms(log_sums, pairs.listed[0], pairs.matrix[pairs.listed])
 
 
 class _AngularLoss(_DotProductLoss):
@@ -79,14 +77,11 @@ class _AngularLoss(_DotProductLoss):
     def _angular_terms(self, pairs: Pairs) -> Tensor:
         """Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
         similarity, (anchors, partners) = pairs.matrix, pairs.listed
-        positive = similarity[anchors, partners]
+        positive, alpha = similarity[anchors, partners], self.alpha
         if pairs.labels is not None and self._multiplies():
-            classes = class_members(pairs.labels)
-            ends = anchors, partners - pairs.first, positive
-            return F.angular_terms_by_class(similarity, pairs.negatives, classes, *ends, alpha=self.alpha)
-        return F.angular_terms(
-            similarity, pairs.between, pairs.negatives, anchors, partners, positive, alpha=self.alpha
-        )
+            ends = class_members(pairs.labels), anchors, partners - pairs.first, positive
+            return F.angular_terms_by_class(similarity, pairs.negatives, *ends, alpha=alpha)
+        return F.angular_terms(similarity, pairs.between, pairs.negatives, anchors, partners, positive, alpha=alpha)
 
     def _squared_lengths(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         return pairs.points.square().sum(1), pairs.columns.square().sum(1)
@@ -135,11 +130,9 @@ class AngularLoss(_AngularLoss):
         kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
-        TypeError: a setting of a wrong type.
         ValueError: alpha outside its range, or a distance.
 
     Example:
-        >>> import torch
         >>> loss = AngularLoss(alpha=36)
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
         torch.Size([])
@@ -167,15 +160,7 @@ class NPairLoss(_DotProductLoss):
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
-    Args:
-        normalize_embeddings: as of :class:`AngularLoss`.
-        kwargs: as of :class:`AngularLoss`.
-
-    Raises:
-        TypeError: a setting of a wrong type.
-        ValueError: a distance.
-
-    *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
+    Settings, errors and source are those of :class:`AngularLoss`, but for alpha.
     """
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -197,14 +182,8 @@ class NPairAngularLoss(_AngularLoss):
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
     Args:
-        alpha: as of :class:`AngularLoss`, like the others that are not named here.
+        alpha: as of :class:`AngularLoss`, like the others that are not named here, the errors and the source.
         angular_weight: :math:`\lambda`, 0 or more; 2 in the paper.
-
-    Raises:
-        TypeError: a setting of a wrong type.
-        ValueError: a setting outside its range, or a distance.
-
-    *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
     """
 
     recorded: ClassVar[tuple[str, ...]] = (*_AngularLoss.recorded, "n_pair_loss", "angular_loss")
@@ -245,14 +224,7 @@ class AngularTripletLoss(_AngularLoss):
 
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 
-    Args:
-        alpha: as of :class:`AngularLoss`, like the others.
-
-    Raises:
-        TypeError: a setting of a wrong type.
-        ValueError: alpha outside its range, or a distance.
-
-    *Source:* Wang et al., Deep Metric Learning with Angular Loss, 2017, https://arxiv.org/abs/1708.01682.
+    Settings, errors and source are those of :class:`AngularLoss`.
     """
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:

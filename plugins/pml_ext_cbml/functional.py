@@ -35,11 +35,7 @@ def contrastive_bayesian_terms(
     averaging: str = "log",
     statistics: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""The two terms of every anchor in Eq. (27), or Eq. (22) if all pairs are passed.
-
-    .. math::
-        g\Big\{1 + \delta^P \sum_{j \in P_i^*} \exp\frac{\alpha^P - s_{ij}}{\beta^P}\Big\}, \qquad
-        g\Big\{1 + \delta^N \sum_{j \in N_i^*} \exp\frac{s_{ij} - \alpha^N}{\beta^N}\Big\}
+    r"""The two terms of every anchor in Eq. (27), :class:`CBMLLoss`, or Eq. (22) if all pairs are passed; ``[B]`` each.
 
     Args:
         similarity: :math:`s`, ``[B, R]``.
@@ -51,20 +47,14 @@ def contrastive_bayesian_terms(
         beta_neg: its width, above 0.
         log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
         averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
-        statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, for the exponents of Eq. (20), :func:`log_ratio` and minus
-            it, in the place of centers and widths.
-
-    Returns:
-        Two tensors ``[B]``.
+        statistics: of :func:`log_ratio`, which is the exponent then, in the place of centers and widths.
     """
     g = AVERAGINGS[averaging]
     log_delta_pos, log_delta_neg = log_delta
     if statistics is not None:
-        ratio = log_ratio(similarity, *statistics)
-        return (
-            g(log_one_plus_sum_exp(ratio, positives, slope=-1.0, center=0.0, log_scale=log_delta_pos)),
-            g(log_one_plus_sum_exp(ratio, negatives, slope=1.0, center=0.0, log_scale=log_delta_neg)),
-        )
+        similarity = log_ratio(similarity, *statistics)
+        alpha_pos = alpha_neg = 0.0
+        beta_pos = beta_neg = 1.0
     return (
         g(log_one_plus_sum_exp(similarity, positives, slope=-1 / beta_pos, center=alpha_pos, log_scale=log_delta_pos)),
         g(log_one_plus_sum_exp(similarity, negatives, slope=1 / beta_neg, center=alpha_neg, log_scale=log_delta_neg)),
@@ -80,12 +70,7 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
         \zeta_2 = \frac{\mu_P}{\sigma_P^2} - \frac{\mu_N}{\sigma_N^2}, \quad
         \zeta_3 = \frac{\mu_N^2}{2 \sigma_N^2} - \frac{\mu_P^2}{2 \sigma_P^2}
 
-    Args:
-        z: similarities, of any shape.
-        mean_pos: :math:`\mu_P`.
-        std_pos: :math:`\sigma_P`, above 0.
-        mean_neg: :math:`\mu_N`.
-        std_neg: :math:`\sigma_N`, above 0.
+    of similarities z of any shape, with the statistics :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`.
     """
     precision_pos, precision_neg = 1 / std_pos**2, 1 / std_neg**2
     zeta_1, zeta_2 = (precision_neg - precision_pos) / 2, mean_pos * precision_pos - mean_neg * precision_neg
@@ -96,12 +81,7 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
 def log_ratio_delta(num_positives: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:
     r"""Logarithms of :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2`, Eq. (23).
 
-    Args:
-        num_positives: :math:`|P_i|`, ``[B]``, floating point; 0 counts as 1.
-        num_negatives: :math:`|N_i|`, likewise.
-
-    Returns:
-        Two tensors ``[B]``.
+    Numbers of pairs are ``[B]``, floating point; 0 counts as 1.
     """
     log_p, log_n = num_positives.clamp(min=1).log(), num_negatives.clamp(min=1).log()
     return log_n - 2 * log_p, log_p - 2 * log_n
@@ -117,23 +97,16 @@ def metric_variance(
     detach_target: bool = False,
     counts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    r"""The metric variance of every anchor's negatives about a target, Eq. (28) and (29).
-
-    .. math::
-        \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}, \qquad
-        \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2
+    """Eq. (28) and (29), :class:`MetricVarianceRegularizer`, of every anchor; 0 without positives or without negatives.
 
     Args:
-        similarity: :math:`s`, ``[B, R]``.
-        positives: mask of :math:`P_i`, ``[B, R]``.
-        negatives: mask of :math:`N_i`, ``[B, R]``.
-        gamma: weight of the positives in the target, in [0, 1].
-        reduction: ``"mean"`` over the negatives, or their ``"sum"``.
+        similarity: s, ``[B, R]``.
+        positives: mask of the positive pairs, ``[B, R]``.
+        negatives: mask of the negative pairs, ``[B, R]``.
+        gamma: as of the class, like ``reduction`` and ``detach_target``.
+        reduction: ``"mean"`` or ``"sum"``.
         detach_target: whether no gradient flows through the target.
-        counts: :math:`|P_i|` and :math:`|N_i|`, if the caller has them already.
-
-    Returns:
-        ``[B]``, 0 for an anchor without positives or without negatives.
+        counts: numbers of positives and negatives, if the caller has them already.
     """
     num_positives, num_negatives = counts or (positives.sum(1), negatives.sum(1))
     target = gamma * masked_mean(similarity, positives, num_positives)

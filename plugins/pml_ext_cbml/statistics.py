@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -117,56 +117,42 @@ class PairStatistics:
 def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
     r"""Similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
 
-    The ratio is that of the histograms, where both have pairs; beside it stand Eq. (20), with the mean and the
-    deviation of each distribution, and the exponential of Eq. (21), fitted to its logarithm.
+    The ratio is that of the histograms, where both have pairs; beside it stands Eq. (20), with the mean and the
+    deviation of each distribution.
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``, a column each; parts of more than 1,000 are sampled.
         seed: of that draw.
     """
-    from matplotlib.figure import Figure
+    from pml_ext.plugin import figures
 
-    figure = Figure(figsize=(4.6 * len(parts), 5.6), dpi=110, layout="constrained")
-    panels = figure.subplots(2, len(parts), squeeze=False, sharex="col")
-    for column, (title, (embeddings, labels)) in enumerate(parts.items()):
-        chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:_SHOWN].sort().values
-        _draw(panels[:, column], title, embeddings.detach().cpu()[chosen], labels.cpu()[chosen])
+    columns = []
+    for title, (embeddings, labels) in parts.items():
+        chosen = figures.some_of(len(labels), _SHOWN, seed)
+        columns.append((title, embeddings.detach().cpu()[chosen], labels.cpu()[chosen]))
+    figure, panels = figures.panels_of(6.8 * len(columns), 2 * len(columns))
+    for (title, x, y), above, below in zip(columns, panels[::2], panels[1::2], strict=True):
+        similarity = gram(normalize(x.double()))
+        masks = pair_masks(similarity, y)
+        low = min(float(similarity.min()), 1 - 1e-6)  # of collapsed embeddings too
+        edges = torch.linspace(low, 1.0, _BINS + 1, dtype=torch.float64)
+        middle = (edges[1:] + edges[:-1]) / 2
+        positive, negative = (torch.histogram(similarity[mask], edges, density=True).hist for mask in masks)
+        for values, color, name in ((positive, figures.BLUE, "positive"), (negative, figures.ORANGE, "negative")):
+            above.stairs(values.numpy(), edges.numpy(), fill=True, color=color, alpha=0.55, label=f"{name} pairs")
+        both = (positive > 0) & (negative > 0)
+        ratio = positive[both] / negative[both]
+        below.semilogy(middle[both].numpy(), ratio.numpy(), ".", color=figures.GRAY, label="ratio of the two")
+        note = ""
+        try:
+            known = PairStatistics.of(x, y)
+        except ValueError as error:  # a run that collapses, or has learned nothing yet
+            note = str(error).rpartition(": ")[2]
+        else:
+            quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
+            below.semilogy(middle.numpy(), quadratic.numpy(), color=figures.BLUE, label="Eq. 20")
+        if bool(both.any()):
+            below.set_ylim(float(ratio.min()) / 3, float(ratio.max()) * 3)
+        figures.finish(above, legend=True, title=title, xlabel="cosine similarity", ylabel="density")
+        figures.finish(below, legend=True, title=note, xlabel="cosine similarity", ylabel="positive / negative")
     return figure
-
-
-def _draw(panels: Any, title: str, embeddings: Tensor, labels: Tensor) -> None:
-    similarity = gram(normalize(embeddings.double()))
-    masks = pair_masks(similarity, labels)
-    if not all(mask.any() for mask in masks):
-        raise ValueError(f"{title}: a figure of pairs wants a positive and a negative pair, and one of them lacks")
-    low, high = min(float(similarity.min()), 1 - 1e-6), 1.0  # of collapsed embeddings too
-    edges = torch.linspace(low, high, _BINS + 1, dtype=torch.float64)
-    middle = (edges[1:] + edges[:-1]) / 2
-    heights = [torch.histogram(similarity[mask], edges, density=True).hist for mask in masks]
-    for values, color, name in zip(heights, ("#2b6cb0", "#dd6b20"), ("positive", "negative"), strict=True):
-        panels[0].stairs(values.numpy(), edges.numpy(), fill=True, color=color, alpha=0.55, label=f"{name} pairs")
-    panels[0].set(title=title, ylabel="density")
-    both = (heights[0] > 0) & (heights[1] > 0)
-    ratio = heights[0][both] / heights[1][both]
-    panels[1].semilogy(middle[both].numpy(), ratio.numpy(), ".", color="#718096", label="ratio of the two")
-    try:
-        known = PairStatistics.of(embeddings, labels)
-    except ValueError as error:  # a run that collapses, or has learned nothing yet
-        panels[1].set_title(str(error).rpartition(": ")[2], fontsize=8)
-    else:
-        quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
-        panels[1].semilogy(middle.numpy(), quadratic.numpy(), color="#2b6cb0", label="Eq. 20, of mean and deviation")
-    if int(both.sum()) > 1:
-        # by as many pairs as the rarer kind has there: a few far ones say little
-        weight = torch.minimum(*(height * mask.sum() for height, mask in zip(heights, masks, strict=True)))[both].sqrt()
-        design = torch.stack([middle[both], torch.ones_like(ratio)], dim=1)
-        slope, offset = torch.linalg.lstsq(weight[:, None] * design, (weight * ratio.log())[:, None]).solution[:, 0]
-        line = (slope * middle + offset).exp()
-        panels[1].semilogy(middle.numpy(), line.numpy(), "--", color="#dd6b20", label="Eq. 21, fitted")
-    panels[1].set(xlabel="cosine similarity", ylabel="positive / negative")
-    if bool(both.any()):
-        panels[1].set_ylim(float(ratio.min()) / 3, float(ratio.max()) * 3)
-    for axes in panels:
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)

@@ -16,17 +16,11 @@ from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows, tr
 
 
 class Slots(NamedTuple):
-    """The class of the batch that every embedding belongs to.
+    """The class of the batch that every embedding belongs to."""
 
-    Args:
-        of: the slot of every embedding, ``[B]``.
-        counts: how many embeddings a slot has, ``[S]``, floating point.
-        classes: the class of every slot, ``[S]``; 0 of an empty one.
-    """
-
-    of: Tensor
-    counts: Tensor
-    classes: Tensor
+    of: Tensor  # the slot of every embedding, [B]
+    counts: Tensor  # how many embeddings a slot has, [S], floating point
+    classes: Tensor  # the class of every slot, [S]; 0 of an empty one
 
 
 def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
@@ -44,15 +38,7 @@ def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
 
 
 def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
-    r"""The density of every class of the batch, Eq. (5); 0 for a class of one embedding and for an empty slot.
-
-    Args:
-        embeddings: ``[B, D]``, normalized here.
-        batch: their slots.
-
-    Returns:
-        ``[S]``.
-    """
+    """:func:`class_densities` of a batch's slots, ``[S]``; 0 for a class of one embedding and for an empty slot."""
     return _variances(normalize(embeddings), batch.of, batch.counts.clamp(min=1))
 
 
@@ -80,9 +66,6 @@ def density_terms(
         base: :math:`D^{(0)}_c`, 0 or more, ``[K]``; a class where it is 0 takes no part in the third term.
         present: 1 for a class that is there, else 0, ``[K]``, floating point.
         eta: :math:`\eta`.
-
-    Returns:
-        Three scalars.
     """
     count = present.sum().clamp(min=1)
     fit, spread = (densities - targets).square() @ present / count, targets @ present / count
@@ -92,21 +75,13 @@ def density_terms(
 
 
 class Adaptivity(NamedTuple):
-    """The value and the terms of :func:`density_adaptivity`; only the value has a gradient.
-
-    Args:
-        value: Eq. (8), a scalar.
-        fit: its first term.
-        spread: its second, without the sign.
-        correlation: its third, without the weight.
-        densities: of every slot, ``[S]``.
-    """
+    """Eq. (8), its three terms without signs and weights, and the densities; only the value has a gradient."""
 
     value: Tensor
     fit: Tensor
     spread: Tensor
     correlation: Tensor
-    densities: Tensor
+    densities: Tensor  # of every slot, [S]
 
 
 def density_adaptivity(
@@ -212,15 +187,13 @@ def streamed_class_densities(
     Returns:
         ``[num_classes]``, float64; 0 for a class without features.
     """
-    sums = counts = distances = None
+    sums, counts = torch.zeros(num_classes, 0), torch.zeros(num_classes, dtype=torch.float64)
     for features, labels in batches():
         x, entries = normalize(features.double()), entry_of(labels)
-        if sums is None or counts is None:
+        if not sums.numel():
             sums, counts = x.new_zeros(num_classes, x.shape[1]), x.new_zeros(num_classes)
         sums.index_add_(0, entries, x)
         counts.index_add_(0, entries, torch.ones_like(x[:, 0]))
-    if sums is None or counts is None:
-        return torch.zeros(num_classes, dtype=torch.float64)
     centroids = sums / counts.clamp(min=1)[:, None]
     distances = torch.zeros_like(counts)
     for features, labels in batches():
@@ -252,12 +225,7 @@ def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> t
 
 
 def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: int) -> Tensor:
-    r"""The difference of negative pairs from pairs of points spread evenly on the sphere (Zhang et al. 2017).
-
-    .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
-
-    from the tensors of :func:`negative_sums` and the embedding size d; 0 where there is no negative pair.
-    """
+    """The equation of :class:`GlobalOrthogonalRegularizer`, from :func:`negative_sums`; 0 without a negative pair."""
     count = counts.sum().clamp(min=1)
     mean, second = sums.sum() / count, squares.sum() / count
     return mean.square() + (second - 1 / dimension).clamp(min=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +96,6 @@ class DensityRegularizer(LabeledRegularizer):
         self.classes = ClassLabels(num_classes, class_labels)
         self.register_buffer("density_sums", torch.zeros(2, num_classes, dtype=torch.float64))  # over an epoch
         self._checked = False
-        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
         self.add_to_recordable_attributes(list_of_names=["eta", "correlation_weight"], is_stat=False)
         self.add_to_recordable_attributes(
             list_of_names=["density_loss", "target_loss", "correlation_loss"], is_stat=True
@@ -123,8 +121,7 @@ class DensityRegularizer(LabeledRegularizer):
         """The value; see :class:`pml_ext.LabeledRegularizer`.
 
         Raises:
-            ValueError: a label without a target, too. On a CUDA device nothing waits for that answer after the first
-                call, so that the error comes with the next one.
+            ValueError: a label without a target, too; on an accelerator labels are looked at in the first call alone.
         """
         if labels is not None:
             check_batch(embeddings, labels)
@@ -146,35 +143,17 @@ class DensityRegularizer(LabeledRegularizer):
         return reduced(result.value)
 
     def _check_known(self, labels: Tensor) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
             return
-        known = self.classes.known(labels).all()
-        if labels.device.type != "cuda" or not self._checked:
-            self._checked = True
-            if not known:
-                self._refuse(labels)
-            return
-        if self._pending is not None:
-            answer, event = self._pending
-            event.synchronize()
-            if not answer:
-                self._refuse(labels)
-        answer = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(known, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
-        self._pending = answer, event
-
-    def _refuse(self, labels: Tensor) -> None:
-        self._pending = None
-        unknown = sorted(set(labels.tolist()) - set(self.classes.ordered.tolist()))
-        result = f"{', '.join(map(str, unknown[:5]))}{' ...' if len(unknown) > 5 else ''}" if unknown else "some"
-        seen = sorted(set(labels.tolist()))
-        raise ValueError(
-            f"labels {result} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
-            f"{self.classes.ordered[0]} to {self.classes.ordered[-1]}. Name the label of every class, for example "
-            f"DensityRegularizer(num_classes={self.num_classes}, "
-            f"class_labels=range({seen[0]}, {seen[0] + self.num_classes}))"
-        )
+        self._checked = True
+        if len(unknown := labels[~self.classes.known(labels)]):
+            shown, least = ", ".join(map(str, sorted(set(unknown.tolist()))[:5])), int(labels.min())
+            raise ValueError(
+                f"labels {shown} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
+                f"{self.classes.ordered[0]} to {self.classes.ordered[-1]}. Name the label of every class, for example "
+                f"DensityRegularizer(num_classes={self.num_classes}, "
+                f"class_labels=range({least}, {least + self.num_classes}))"
+            )
 
     @torch.no_grad()
     def _record(self, entries: Tensor, batch: Slots, result: Adaptivity) -> None:
@@ -202,8 +181,8 @@ class DensityRegularizer(LabeledRegularizer):
 
     def _write(self, path: Path, epoch: int) -> None:
         targets = self.target_density.detach()[self.classes.rows].tolist()
-        sums, counts = self.density_sums[:, self.classes.rows].tolist()
-        densities = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+        sums, counts = self.density_sums[:, self.classes.rows]
+        densities = (sums / counts).tolist()  # NaN where none was measured
         write_epoch(path, epoch, zip(self.classes.ordered.tolist(), targets, densities, strict=True))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
@@ -216,27 +195,24 @@ class DensityRegularizer(LabeledRegularizer):
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
         tested = "test" if "test" in run.splits else "query"
-        splits = {
-            "training classes": "train_sample" if "train_sample" in run.splits else "train",
-            "test classes" if tested == "test" else "classes of queries": tested,
+        trained = "train_sample" if "train_sample" in run.splits else "train"
+        points = {
+            "training classes": (run.embeddings(trained), run.labels(trained)),
+            f"{tested} classes": (run.embeddings(tested), run.labels(tested)),
         }
-        densities, points = {}, {}
-        for title, split in splits.items():
-            points[title] = run.embeddings(split), run.labels(split)
-            densities[title] = class_densities(*points[title]).tolist()
-        (first, *_), images = points, run.splits[tested]
-        map_of_training = figures.projections({first: points[first]}, max_items=_SHOWN, seed=run.seed)
+        first, images = next(iter(points)), run.splits[tested]
         return {
             "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
-            "Densities of training and test classes": compared(densities),
-            "The embeddings of training images in two dimensions: t-SNE": map_of_training,
+            "Densities of training and test classes": compared(
+                {title: class_densities(*each).tolist() for title, each in points.items()}
+            ),
+            "The embeddings of training images in two dimensions: t-SNE": figures.projections(
+                {first: points[first]}, max_items=_SHOWN, seed=run.seed
+            ),
             "Test images at the places of their embeddings: t-SNE": figures.image_map(
-                run.embeddings(tested), images.image, max_items=_SHOWN, seed=run.seed
+                points[f"{tested} classes"][0], images.image, max_items=_SHOWN, seed=run.seed
             ),
         }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_pending": None}  # an event of the device cannot be copied
 
     def extra_repr(self) -> str:
         """The settings."""

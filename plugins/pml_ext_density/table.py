@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,59 +43,32 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def plot(rows: list[dict[str, str]]) -> Figure:
     """Targets and measured densities of the classes over the epochs."""
-    from matplotlib.figure import Figure
+    from pml_ext.plugin import figures
 
-    figure = Figure(figsize=(9.2, 3.2), dpi=110, layout="constrained")
-    panels = figure.subplots(1, 2, sharex=True)
-    for axes, name, title in zip(
-        panels, ("target", "density"), ("target densities", "measured densities"), strict=True
-    ):
-        by_label: dict[str, list[tuple[int, float]]] = {}
+    figure, panels = figures.panels_of(9.2, 2, sharex=True)
+    epochs = sorted({int(row["epoch"]) for row in rows})
+    for axes, name in zip(panels, ("target", "density"), strict=True):
+        by_label: dict[str, list[float]] = {}
         for row in rows:
-            by_label.setdefault(row["label"], []).append((int(row["epoch"]), float(row[name])))
-        for points in by_label.values():
-            axes.plot(*zip(*points, strict=True), color="#2b6cb0", alpha=max(0.08, 0.6 / len(by_label) ** 0.4), lw=0.9)
-        epochs = sorted({int(row["epoch"]) for row in rows})
-        means = [_mean(float(row[name]) for row in rows if int(row["epoch"]) == epoch) for epoch in epochs]
-        axes.plot(epochs, means, color="#dd6b20", lw=2, label="mean of the classes")
-        axes.set(title=title, xlabel="epoch")
+            by_label.setdefault(row["label"], []).append(float(row[name]))
+        values = np.array(list(by_label.values()))  # [classes, epochs]
+        axes.plot(epochs, values.T, color=figures.BLUE, alpha=max(0.08, 0.6 / len(values) ** 0.4), lw=0.9)
+        means = np.ma.masked_invalid(values).mean(axis=0)
+        axes.plot(epochs, means, color=figures.ORANGE, lw=2, label="mean of the classes")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+        figures.finish(axes, legend=True, title=f"{name} of the classes", xlabel="epoch")
     return figure
 
 
 def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
-    """Densities of the classes, one histogram over the other on one scale.
+    """Densities of the classes, one histogram over the other on one scale, by what the classes are called."""
+    from pml_ext.plugin import figures
 
-    Args:
-        parts: the densities of every class, by what the classes are called.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 3.2), dpi=110, layout="constrained")
-    axes = figure.subplots()
-    every = [value for values in parts.values() for value in values]
-    low, high = min(every), max(every)
-    edges = [low + (max(high - low, 1e-9)) * number / 30 for number in range(31)]
-    for (name, values), color in zip(parts.items(), ("#2b6cb0", "#dd6b20"), strict=False):
-        shares = [1 / len(values)] * len(values)
-        axes.hist(
-            list(values),
-            edges,
-            weights=shares,
-            color=color,
-            alpha=0.55,
-            label=f"{name}: {sum(values) / len(values):.3f}",
-        )
-    axes.set(xlabel="density (mean squared distance to the class's mean)", ylabel="share of the classes")
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    figure, (axes,) = figures.panels_of(5.4, 1)
+    edges = np.histogram_bin_edges(np.concatenate([*map(np.asarray, parts.values())]), 30)
+    for (name, values), color in zip(parts.items(), (figures.BLUE, figures.ORANGE), strict=False):
+        shares, label = [1 / len(values)] * len(values), f"{name}: {np.mean(values):.3f}"
+        axes.hist(values, edges, weights=shares, color=color, alpha=0.55, label=label)
+    labels = {"xlabel": "density (mean squared distance to the class's mean)", "ylabel": "share of the classes"}
+    figures.finish(axes, legend=True, **labels)
     return figure
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan

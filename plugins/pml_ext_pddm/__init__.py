@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .distances import PDDMDistance
@@ -32,11 +29,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-
-
-@hookimpl
-def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[..., Any]]]:
-    """The peer of the loss in ``pml-ext bench``."""
-    from . import peers
-
-    return {"pddm": {"all pairs with gradients": peers.StraightforwardPDDM}}

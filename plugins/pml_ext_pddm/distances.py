@@ -115,17 +115,11 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # PML's distance
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """The scores of all pairs.
+        """The scores of all pairs, ``[B, R]`` or ``[B, B]``, float32 or float64.
 
         Args:
             query_emb: ``[B, D]``, any floating point dtype.
             ref_emb: ``[R, D]``; None, or the same object, for the batch itself.
-
-        Returns:
-            ``[B, R]`` or ``[B, B]``, float32 or float64.
-
-        Raises:
-            TypeError, ValueError: no tensor of that shape.
         """
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
@@ -165,14 +159,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return self.head(dtype), x.to(dtype), y.to(dtype)
 
     def normalized(self, embeddings: Tensor) -> Tensor:
-        """Embeddings as Eq. (2) takes them: normalized, in float32 or float64, as its weights or wider.
-
-        Args:
-            embeddings: ``[B, D]``.
-
-        Raises:
-            ValueError: another size than the metric's.
-        """
+        """Embeddings ``[B, D]`` as Eq. (2) takes them: normalized, in float32 or float64, as its weights or wider."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
         normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
@@ -181,11 +168,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # The weights
 
     def head(self, dtype: torch.dtype | None = None) -> Head:
-        """The weights of Eq. (2), dropout drawn where it applies; all that is scored with them has the same masks.
-
-        Args:
-            dtype: to compute in; None for that of the weights.
-        """
+        """The weights of Eq. (2), dropout drawn where it applies; all that is scored with them has the same masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
         w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
@@ -200,11 +183,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """The number of pairs that the budget allows at a time.
-
-        Args:
-            like: embeddings, for their dtype and device.
-        """
+        """The number of pairs that the budget allows at a time, of the dtype and device of embeddings."""
         budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
         pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
         return max(1, budget // pair)

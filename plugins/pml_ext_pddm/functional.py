@@ -18,39 +18,23 @@ from pml_ext.plugin import normalize, transformed
 
 
 class Head(NamedTuple):
-    """The weights of Eq. 2.
+    """The weights of Eq. 2."""
 
-    Args:
-        w_u: of the difference, ``[H, D]``.
-        b_u: ``[H]``.
-        w_v: of the position, ``[H, D]``; None where the score does not depend on it (LMDM).
-        b_v: ``[H]``, or None.
-        w_c: ``[H, 2H]``, or ``[H, H]`` without the position.
-        b_c: ``[H]``.
-        w_s: ``[1, H]``.
-        b_s: ``[1]``.
-    """
-
-    w_u: Tensor
-    b_u: Tensor
-    w_v: Tensor | None
-    b_v: Tensor | None
-    w_c: Tensor
-    b_c: Tensor
-    w_s: Tensor
-    b_s: Tensor
+    w_u: Tensor  # of the difference, [H, D]
+    b_u: Tensor  # [H]
+    w_v: Tensor | None  # of the position, [H, D]; None where the score does not depend on it (LMDM)
+    b_v: Tensor | None  # [H]
+    w_c: Tensor  # [H, 2H], or [H, H] without the position
+    b_c: Tensor  # [H]
+    w_s: Tensor  # [1, H]
+    b_s: Tensor  # [1]
 
 
 class Side(NamedTuple):
-    """Embeddings, and what of Eq. 2 is computed of each alone.
+    """Embeddings, and what of Eq. 2 is computed of each alone."""
 
-    Args:
-        points: normalized, ``[N, D]``.
-        positions: :math:`W_v f(x) / 2`, ``[N, H]``; the sum of two is :math:`W_v v`. None without the position.
-    """
-
-    points: Tensor
-    positions: Tensor | None
+    points: Tensor  # normalized, [N, D]
+    positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two is W_v v. None without the position
 
     def at(self, index: Tensor) -> Side:
         """The rows of an index."""
@@ -68,21 +52,7 @@ def side(head: Head, points: Tensor) -> Side:
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
-    r"""The learned similarity of pairs, Eq. 2, with :math:`r(x) = x / |x|_2` and r(0) = 0.
-
-    .. math::
-        u = |f(x_i) - f(x_j)|, \quad v = (f(x_i) + f(x_j)) / 2, \quad
-        u' = r(\sigma(W_u u + b_u)), \quad v' = r(\sigma(W_v v + b_v)), \\
-        c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s
-
-    Args:
-        head: the weights.
-        x: one end of each pair, N rows.
-        y: the other end.
-
-    Returns:
-        ``[N]``.
-    """
+    """Eq. 2, :class:`PDDMDistance`, of pairs whose ends are the rows of x and of y; ``[N]``."""
     size = len(head.b_u)
     u = normalize(linear((x.points - y.points).abs(), head.w_u, head.b_u).relu())
     c = linear(u, head.w_c[:, :size], head.b_c)
@@ -146,9 +116,6 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
         x: normalized, ``[B, D]``.
         y: normalized, ``[R, D]``; None for ``x`` itself, whose matrix is symmetric.
         tile: how many pairs at a time.
-
-    Returns:
-        ``[B, R]``, or ``[B, B]``.
     """
     if _recorded():
         return _scores_at_once(head, x, x if y is None else y)
@@ -217,11 +184,7 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
 def hard_quadruplets(
     scores: Tensor, positives: Tensor, negatives: Tensor, count: int = 1, classes: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    r"""The most dissimilar positive pairs and the hardest negative of each end, Sec. 3.1.
-
-    .. math::
-        (\hat i, \hat j) = \arg\min_P S_{ij}, \quad \hat k = \arg\max_N S_{\hat i k}, \quad
-        \hat l = \arg\max_N S_{\hat j l}
+    """The equation of :class:`HardQuadrupletMiner`.
 
     Args:
         scores: larger means more similar, ``[B, B]``, symmetric.

@@ -136,10 +136,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         **kwargs: Unpack[_Settings],
     ) -> None:
         if not isinstance(distance, PDDMDistance):
-            raise TypeError(
-                f"distance of PDDMLoss must be a PDDMDistance, for example "
-                f"PDDMDistance(embedding_size=64), not {distance!r}"
-            )
+            raise TypeError(f"distance of PDDMLoss must be a PDDMDistance(embedding_size=...), not {distance!r}")
         check_number(self, "score_margin", score_margin, least=0)
         check_number(self, "embedding_margin", embedding_margin, least=0)
         check_number(self, "embedding_weight", embedding_weight)
@@ -182,13 +179,13 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """The reduced loss; see the class. There are no references."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
-        if labels is not None and not self._warned:
+        if isinstance(labels, Tensor) and not self._warned:
             self._warn_of_small_classes(labels)
         # which quadruplets there are, and how many, follows from the scores
         return apart(super().forward, embeddings, labels, indices_tuple)
 
     def _warn_of_small_classes(self, labels: Tensor) -> None:
-        if torch.compiler.is_compiling() or not isinstance(labels, Tensor) or labels.numel() == 0:
+        if torch.compiler.is_compiling() or labels.numel() == 0:
             return
         fewest = int(torch.unique(labels, return_counts=True)[1].min())
         if fewest < ENOUGH:
@@ -231,11 +228,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             s_ap, s_an = scaled(s_ap, least, greatest), scaled(s_an, least, greatest)
         metric = score_hinge(s_ap, s_an, self.score_margin)
 
-        value = metric.sum() / (quadruplets or 1)
-        return {
-            "score": {"losses": metric, **hard},
-            "embedding": self._embedding_term(embeddings, labels, x, hard, value),
-        }
+        second = self._embedding_term(embeddings, labels, x, hard, metric.sum() / (quadruplets or 1))
+        return {"score": {"losses": metric, **hard}, "embedding": second}
 
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor

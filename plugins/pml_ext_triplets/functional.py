@@ -14,28 +14,20 @@ from torch import Tensor
 
 from pml_ext.plugin import all_places, transformed
 
-from .kinds import Hinge, Smooth
+from .kinds import Hinge, Ratio
 
 _FAR = 1e6  # stands for the distance to what is no negative: finite, so that 0 times it is 0
 _MANY = 24  # positives of an anchor from which on one sort is cheaper than a pass for each
 
 
 class Positives(NamedTuple):
-    """The positive pairs, in row-major order, and where they stand in a matrix ``[B, P]``.
+    """The positive pairs, in row-major order, and where they stand in a matrix ``[B, P]``."""
 
-    Args:
-        anchors: ``[L]``.
-        positives: ``[L]``.
-        places: which positive of its anchor each is, ``[L]``.
-        most: P, at least 1.
-        mask: ``[B, R]``, where the pairs are all places of it and P is R; None where they are the positive pairs.
-    """
-
-    anchors: Tensor
-    positives: Tensor
-    places: Tensor
-    most: int
-    mask: Tensor | None = None
+    anchors: Tensor  # [L]
+    positives: Tensor  # [L]
+    places: Tensor  # which positive of its anchor each is, [L]
+    most: int  # P, at least 1
+    mask: Tensor | None = None  # [B, R], where the pairs are all places of it and P is R
 
     def laid_out(self, values: Tensor, fill: float, rows: int) -> Tensor:
         """Values of the pairs, ``[L]``, as a matrix ``[rows, P]``."""
@@ -86,7 +78,7 @@ def pair_sums(
     distances: Tensor,
     pairs: Positives,
     negatives: Tensor,
-    kind: Hinge | Smooth,
+    kind: Hinge | Ratio,
     everything: bool = False,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -110,7 +102,7 @@ def pair_sums(
     """
     matrix, rows = between or (None, None)
     settings = (pairs, negatives, kind, everything, rows)
-    if transformed() or (torch.compiler.is_compiling() and isinstance(kind, Smooth)):  # no loop over positives
+    if transformed() or (torch.compiler.is_compiling() and isinstance(kind, Ratio)):  # no loop over positives
         return _written_out(distances, matrix, *settings)
     sums, counts = _PairSums.apply(distances, matrix, *settings)  # type: ignore[no-untyped-call]
     return sums, counts
@@ -121,7 +113,7 @@ def _written_out(
     between: Tensor | None,
     pairs: Positives,
     negatives: Tensor,
-    kind: Hinge | Smooth,
+    kind: Hinge | Ratio,
     everything: bool,
     rows: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -135,17 +127,13 @@ def _written_out(
 
 
 class _Pass(NamedTuple):
-    """The results of one pass.
+    """The results of one pass, of the triplets of every pair."""
 
-    Sums and counts of the triplets of every pair, ``[B, P]``; derivatives by d_ap, ``[B, P]``, by d_an, ``[B, R]``, and
-    by d_pn, ``[U, R]``, or None.
-    """
-
-    sums: Tensor
-    counts: Tensor
-    by_pair: Tensor
-    by_negative: Tensor
-    by_other: Tensor | None
+    sums: Tensor  # [B, P]
+    counts: Tensor  # [B, P]
+    by_pair: Tensor  # derivatives by d_ap, [B, P]
+    by_negative: Tensor  # by d_an, [B, R]
+    by_other: Tensor | None  # by d_pn, [U, R]
 
 
 class _PairSums(torch.autograd.Function):
@@ -156,7 +144,7 @@ class _PairSums(torch.autograd.Function):
         between: Tensor | None,
         pairs: Positives,
         negatives: Tensor,
-        kind: Hinge | Smooth,
+        kind: Hinge | Ratio,
         everything: bool,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
@@ -210,7 +198,7 @@ def _one_pass(
     between: Tensor | None,
     pairs: Positives,
     negatives: Tensor,
-    kind: Hinge | Smooth,
+    kind: Hinge | Ratio,
     everything: bool,
     rows: Tensor | None,
     weights: Tensor | None = None,
@@ -218,7 +206,7 @@ def _one_pass(
     """Sums, counts and derivatives, each pair's derivatives times its weight."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = torch.where(negatives, distances, _FAR)
-    if isinstance(kind, Smooth):
+    if isinstance(kind, Ratio):
         partners = None if rows is None else pairs.laid_out(rows, 0, len(distances))
         return _smooth_by_passes(distances, between, partners, far, negatives, d_ap, kind, everything, weights)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # compiled, no number of positives is a loop
@@ -314,7 +302,7 @@ def _smooth_by_passes(
     far: Tensor,
     negatives: Tensor,
     d_ap: Tensor,
-    kind: Smooth,
+    kind: Ratio,
     everything: bool,
     weights: Tensor | None,
 ) -> _Pass:

@@ -1,31 +1,24 @@
 r"""The kinds of triplet loss of Shah's Sec. 5.1 and 5.2: each its value, its slopes, and which negatives it counts.
 
-:math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2.
+:math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2. Distances may have any
+shapes that broadcast.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+Slopes = tuple[Tensor, Tensor | float, Tensor, Tensor | None]
+
 
 @dataclasses.dataclass(frozen=True)
-class Kind(abc.ABC):
-    """A loss of one triplet, a function of its three distances, which may have any shapes that broadcast.
-
-    Args:
-        margin: m.
-    """
+class Kind:
+    """A loss of one triplet, of margin m."""
 
     margin: float
-
-    @abc.abstractmethod
-    def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """The loss of triplets."""
 
     def limit(self, d_ap: Tensor) -> Tensor:
         """The distance of a negative below which the triplet is in S."""
@@ -35,7 +28,7 @@ class Kind(abc.ABC):
 class Hinge(Kind):
     r""":math:`\max(0, d_{ap} - d_{an} + m)`: a hinge between functions of the two distances."""
 
-    active_in_s: ClassVar[bool] = True  # whether the triplets of S are those whose hinge is above 0
+    active_in_s = True  # whether the triplets of S are those whose hinge is above 0
 
     def measured(self, distances: Tensor) -> Tensor:
         """The compared quantity: the distances themselves."""
@@ -72,38 +65,24 @@ class SquaredHinge(Hinge):
         return (d_ap.square() + self.margin).clamp(min=0).sqrt()
 
 
-class Smooth(Kind):
-    """A loss without a kink: every triplet that counts has a slope."""
-
-    @abc.abstractmethod
-    def value_and_slopes(
-        self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None
-    ) -> tuple[Tensor, Tensor | float, Tensor, Tensor | None]:
-        """The loss of triplets, and its derivatives by d_ap, d_an and, where that has a part in it, d_pn."""
+class Ratio(Kind):
+    r""":math:`r^2 - (1 - r)^2 = \tanh\frac{d_{ap} - d_{an}}{2}`, :math:`r = e^{d_{ap}} / (e^{d_{ap}} + e^{d_{an}})`."""
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
         """The loss of triplets."""
         return self.value_and_slopes(d_ap, d_an, d_pn)[0]
 
-
-class Ratio(Smooth):
-    r""":math:`r^2 - (1 - r)^2 = \tanh\frac{d_{ap} - d_{an}}{2}`, :math:`r = e^{d_{ap}} / (e^{d_{ap}} + e^{d_{an}})`."""
-
-    def value_and_slopes(
-        self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None
-    ) -> tuple[Tensor, Tensor | float, Tensor, Tensor | None]:
-        """The loss of triplets and its derivatives; neither m nor d_pn has a part in it."""
+    def value_and_slopes(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Slopes:
+        """The loss of triplets, and its derivatives by d_ap, d_an and, where that has a part in it, d_pn."""
         value = torch.tanh((d_ap - d_an) / 2)
         slope = (1 - value.square()) / 2
         return value, slope, -slope, None
 
 
-class Soft(Smooth):
+class Soft(Ratio):
     r""":math:`d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})`."""
 
-    def value_and_slopes(
-        self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None
-    ) -> tuple[Tensor, Tensor | float, Tensor, Tensor | None]:
+    def value_and_slopes(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Slopes:
         """The loss of triplets and its derivatives."""
         assert d_pn is not None
         value = d_ap + self.margin + torch.logaddexp(-d_an, -d_pn)
@@ -111,9 +90,4 @@ class Soft(Smooth):
         return value, 1.0, -share, share - 1
 
 
-KINDS: dict[str, type[Hinge | Smooth]] = {
-    "hinge": Hinge,
-    "squared-hinge": SquaredHinge,
-    "ratio": Ratio,
-    "soft": Soft,
-}
+KINDS: dict[str, type[Hinge | Ratio]] = {"hinge": Hinge, "squared-hinge": SquaredHinge, "ratio": Ratio, "soft": Soft}

@@ -86,12 +86,14 @@ def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArra
     return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
 
 
-def _panels(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
+def panels_of(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
+    """Return a figure, of a size in inches, and its axes, side by side."""
     figure = PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
     return figure, np.atleast_1d(figure.subplots(1, max(1, count), **shared))
 
 
-def _finish(axes: Any, legend: bool = False, **labels: Any) -> None:
+def finish(axes: Any, legend: bool = False, **labels: Any) -> None:
+    """Give axes their labels, a grid and a legend."""
     axes.set(**labels)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
@@ -114,13 +116,13 @@ def loss_curves(series: Series) -> Figure:
     Args:
         series: ``{name: (iterations, values)}``.
     """
-    figure, panels = _panels(min(3.2 * max(1, len(series)) + 0.6, 13), len(series), 2.9)
+    figure, panels = panels_of(min(3.2 * max(1, len(series)) + 0.6, 13), len(series), 2.9)
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
         window = np.ones(max(1, len(values) // 20))  # fewer values at the ends
         smoothed = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(iterations, smoothed, color=BLUE, linewidth=1.6)
-        _finish(axes, title=name, xlabel="iteration")
+        finish(axes, title=name, xlabel="iteration")
     return figure
 
 
@@ -130,11 +132,11 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     Args:
         panels: ``{metric: {images: (epochs, values)}}``, values as fractions.
     """
-    figure, row = _panels(3.8 * len(panels) + 0.4, len(panels))
+    figure, row = panels_of(3.8 * len(panels) + 0.4, len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         _percent_lines(axes, curves)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        _finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
+        finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
     return figure
 
 
@@ -145,13 +147,13 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recal
         curves: ``{label: {K: value}}``, values as fractions.
         ylabel: name of the values.
     """
-    figure, (axes,) = _panels(5.2, 1, 3.4)
+    figure, (axes,) = panels_of(5.2, 1, 3.4)
     _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
-    _finish(axes, legend=True, xlabel="K", ylabel=ylabel)
+    finish(axes, legend=True, xlabel="K", ylabel=ylabel)
     return figure
 
 
@@ -169,7 +171,7 @@ def similarity_distributions(
         learned: learned metrics of parts, whose values are drawn instead, on a scale of their own.
     """
     learned = learned or {}
-    figure, panels = _panels(4.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
+    figure, panels = panels_of(4.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = some_of(len(labels), max_items, seed)
         points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
@@ -194,7 +196,7 @@ def similarity_distributions(
             else:
                 bins: dict[str, Any] = {"bins": 80, "range": (low, high), "density": True, "histtype": "stepfilled"}
                 axes.hist(values, color=color, alpha=0.55, label=label, **bins)
-        _finish(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
+        finish(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
     panels[0].set_ylabel("density")
     return figure
 
@@ -217,7 +219,7 @@ def projections(
         max_items: largest number of rows per part; a larger part is sampled at random.
         seed: of that draw and of t-SNE.
     """
-    figure, panels = _panels(5.2 * len(parts) + 1.0, len(parts), 4.9)
+    figure, panels = panels_of(5.2 * len(parts) + 1.0, len(parts), 4.9)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = some_of(len(labels), max_items, seed)
         classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
@@ -250,7 +252,7 @@ def image_map(embeddings: Tensor, image: Callable[[int], Tensor], max_items: int
     chosen = some_of(len(embeddings), max_items, seed)
     flat = flattened(directions(embeddings[chosen.to(embeddings.device)]).numpy(), "tsne", seed)
     flat = (flat - flat.min(axis=0)) / np.maximum(np.ptp(flat, axis=0), 1e-12)
-    figure, (axes,) = _panels(9.0, 1, 9.0)
+    figure, (axes,) = panels_of(9.0, 1, 9.0)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[])
     axes.set_title(f"{len(flat)} images, t-SNE", fontsize=10)
     for place, index in zip(flat, chosen.tolist(), strict=True):

@@ -56,7 +56,8 @@ def batch_of(
     generator = torch.Generator().manual_seed(seed)
     centers = torch.randn(subject.classes, subject.size, generator=generator, dtype=torch.float64)
     noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
-    points = scale * (centers[labels] + spread * noise + common / subject.size**0.5)
+    shift = common / subject.size**0.5 * (-1) ** torch.arange(subject.size)
+    points = scale * (centers[labels] + spread * noise + shift)
     return Batch(fresh(points.to(dtype)), labels)
 
 

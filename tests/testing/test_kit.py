@@ -257,7 +257,7 @@ def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
     ("component", "size", "classes"),
     [
         (functools.partial(wrong.Weighted, 2.0, kind="square"), 8, 6),
-        (functools.partial(planted.GoodProxies, count=7), 13, 7),
+        (functools.partial(planted.GoodProxies, count=7), 8, 7),
         (planted.GoodProxies(13, 4), 13, 4),
         (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), 5, 3),
         (losses.ContrastiveLoss, 8, 6),
@@ -286,7 +286,7 @@ def test_a_size_that_nothing_tells_is_named():
             return super().compute_loss(x, labels, None, x, labels)
 
     (result,) = check_component(Hidden(), checks=["check_call_forms"], on_fail=None)
-    assert re.search("cannot be called with embeddings of 8 numbers and 6 classes: .*embedding_size=...", result.text)
+    assert re.search("cannot be called with embeddings of 3 numbers and 6 classes: .*embedding_size=...", result.text)
     (result,) = check_component(Hidden(), checks=["check_call_forms"], embedding_size=17)
     assert result.status == "passed"
 

@@ -8,7 +8,6 @@ from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.testing import check_component
 from pml_ext_cbml import CBMLLoss, HardPairMiner
-from pml_ext_cbml.peers import loop_over_anchors
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 GRID = [
@@ -73,10 +72,6 @@ class TestEquations:
         expected = pml(x, labels, miner(x, labels))
         torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
         torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)
-
-    def test_the_loop_that_it_is_measured_against(self, slow):
-        x, labels = slow.batch(rows=20)
-        torch.testing.assert_close(CBMLLoss()(x, labels), loop_over_anchors()(x, labels), **TIGHT)
 
 
 class TestProperties:

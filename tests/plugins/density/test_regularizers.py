@@ -252,9 +252,9 @@ def test_on_a_gpu():
     moved = copy.deepcopy(regularizer).cuda()
     for _ in range(2):
         torch.testing.assert_close(moved(x.cuda(), y.cuda()).cpu(), expected)
-    moved(x.cuda(), y.cuda() + 9)  # the answer comes with the next call
+    moved = copy.deepcopy(regularizer).cuda()
     with pytest.raises(ValueError, match="class_labels"):
-        moved(x.cuda(), y.cuda())
+        moved(x.cuda(), y.cuda() + 9)
 
 
 def test_short_rows_of_float16_have_a_bounded_gradient():

@@ -12,7 +12,6 @@ from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss
 from pml_ext.benchmark import peak_bytes
 from pml_ext.errors import TrainingWarning
 from pml_ext.testing import SkipCheck, check_component
-from pml_ext_pddm.peers import StraightforwardPDDM
 
 from . import loops
 
@@ -263,27 +262,6 @@ def test_other_reducers_reduce_single_hinges():
 def test_what_it_refuses(call, error, text):
     with pytest.raises(error, match=text):
         call()
-
-
-def test_the_straightforward_step_is_the_same_loss():
-    """What bench compares with computes the same value from the same weights."""
-    size, labels = 16, torch.arange(24) // 4
-    x = torch.randn(24, size)
-    loss, peer = PDDMLoss(PDDMDistance(size, dropout=0)), StraightforwardPDDM(size, dropout=0)
-    for mine, theirs in (
-        (loss.distance.difference, peer.difference[0]),
-        (loss.distance.position, peer.position[0]),
-        (loss.distance.combine, peer.combine[0]),
-    ):
-        theirs.load_state_dict(mine.state_dict())
-    state = peer.score.state_dict()
-    loss.distance.score.load_state_dict({**state, "weight": state["weight"][0]})
-    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-    value, expected = loss(one, labels), peer(other, labels)
-    torch.testing.assert_close(value, expected)
-    value.backward()
-    expected.backward()
-    torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_memory_for_pairs_is_bounded():
