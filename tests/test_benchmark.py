@@ -151,7 +151,7 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert " ".join(lines[0].split()) == "shape loss and its peers ms x floor x loss peak MiB rounds"
-    assert len(lines) == 2 + 2 * 4
+    assert len(lines) == 2 + 2 * 3
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
     rows = json.loads(pml_ext_command("bench", *quick, "--json").stdout)

@@ -123,16 +123,10 @@ class CBMLLoss(PairLoss):
             check_number(self, "delta", delta, least=0, or_else="'ratio'")
         if statistics is not None:
             if len(statistics) != 4:
-                raise ValueError(
-                    f"statistics of CBMLLoss has four numbers, mean and deviation of positive and of "
-                    f"negative pairs; got {list(statistics)}"
-                )
+                raise ValueError(f"statistics of CBMLLoss has four numbers; got {list(statistics)}")
             PairStatistics(*statistics)  # checks them
             if (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
-                raise ValueError(
-                    "statistics of CBMLLoss stand in the place of alpha_pos, beta_pos, alpha_neg and "
-                    "beta_neg; leave those out"
-                )
+                raise ValueError("statistics stand for alpha_pos, beta_pos, alpha_neg and beta_neg; leave those out")
         super().__init__(**kwargs)
         self.statistics = tuple(map(float, statistics)) if statistics is not None else None
         self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
@@ -150,11 +144,7 @@ class CBMLLoss(PairLoss):
             statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
             exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, with the paper's delta of Eq. (23) in them;
                 ``"quadratic"`` for the exponent of Eq. (20).
-            settings: other arguments of the class.
-
-        Raises:
-            ValueError: another exponent, statistics for which Sec. 4.4 F gives no widths, or a delta beside linear
-                ones.
+            settings: other arguments of the class; no delta beside linear exponents.
         """
         if exponent not in ("linear", "quadratic"):
             raise ValueError(f"exponent must be 'linear' or 'quadratic'; got {exponent!r}")

@@ -28,10 +28,6 @@ class HardPairMiner(TiledMiner):
         tile_size: how many anchors a tile has; None chooses.
         kwargs: as in PML's miners: ``distance`` (any; one where smaller means nearer is negated), ``collect_stats``.
 
-    Raises:
-        TypeError: epsilon is not a number.
-        ValueError: it is not finite; a ``tile_size`` below 1.
-
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
     """
 
@@ -43,11 +39,10 @@ class HardPairMiner(TiledMiner):
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """The pairs of Eq. (25)."""
-        if matrix.numel() == 0:
-            return (*torch.where(positives), *torch.where(negatives))
-        similarity = matrix if self.distance.is_inverted else -matrix
-        hard_positives, hard_negatives = hard_pair_masks(similarity, positives, negatives, self.epsilon)
-        return (*torch.where(hard_positives), *torch.where(hard_negatives))
+        if matrix.numel():
+            similarity = matrix if self.distance.is_inverted else -matrix
+            positives, negatives = hard_pair_masks(similarity, positives, negatives, self.epsilon)
+        return (*torch.where(positives), *torch.where(negatives))
 
     def get_default_distance(self) -> BaseDistance:
         """Cosine similarity."""

@@ -42,7 +42,6 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
 
     Raises:
-        TypeError: gamma is not a number.
         ValueError: a setting outside its range, or a distance that is no similarity.
 
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
@@ -61,8 +60,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         check_tile_size(self, tile_size)
         super().__init__(**kwargs)
         require_similarity(self, self.distance)
-        self.gamma = gamma
-        self.reduction = reduction
+        self.gamma, self.reduction = gamma, reduction
         self.detach_target, self.tile_size = detach_target, tile_size
         self.add_to_recordable_attributes(name="gamma", is_stat=False)
 
@@ -71,17 +69,10 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         if len(embeddings) == 0:
             return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
 
-        def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor]:
-            return (
-                metric_variance(
-                    similarity,
-                    positives,
-                    negatives,
-                    gamma=self.gamma,
-                    reduction=self.reduction,
-                    detach_target=self.detach_target,
-                ),
-            )
+        settings: dict[str, Any] = {name: getattr(self, name) for name in ("gamma", "reduction", "detach_target")}
+
+        def equation(*matrix_and_masks: Tensor) -> tuple[Tensor]:
+            return (metric_variance(*matrix_and_masks, **settings),)
 
         (losses,) = self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size)
         indices = torch.arange(len(losses), device=losses.device)
@@ -90,7 +81,3 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     def get_default_distance(self) -> BaseDistance:
         """Cosine similarity."""
         return GramCosineSimilarity()
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"gamma={self.gamma!r}, reduction={self.reduction!r}, detach_target={self.detach_target!r}"

@@ -108,7 +108,3 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
                 )
         rows: Tensor = self.classes(labels)
         return rows
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"num_classes={self.num_classes}, embedding_size={self.classifier.in_features}"

@@ -25,24 +25,15 @@ _SHOWN, _BINS = 1000, 60  # images per panel at most; bins of a histogram
 class PairStatistics:
     r"""Statistics of the similarities of pairs: two normal distributions, and how many pairs an anchor has.
 
-    Args:
-        mean_pos: :math:`\mu_P`, of positive pairs.
-        std_pos: :math:`\sigma_P`, above 0.
-        mean_neg: :math:`\mu_N`, of negative pairs, below that of positive ones.
-        std_neg: :math:`\sigma_N`, above 0.
-        num_pos: :math:`|P_i|`, positives of an anchor in a batch; the mean, where anchors differ.
-        num_neg: :math:`|N_i|`, its negatives.
-
-    Raises:
-        ValueError: a number outside its range.
+    A number outside its range is a ValueError.
     """
 
-    mean_pos: float
-    std_pos: float
-    mean_neg: float
-    std_neg: float
-    num_pos: float = 1.0
-    num_neg: float = 1.0
+    mean_pos: float  # mu_P, of positive pairs
+    std_pos: float  # sigma_P, above 0
+    mean_neg: float  # mu_N, of negative pairs, below that of positive ones
+    std_neg: float  # sigma_N, above 0
+    num_pos: float = 1.0  # |P_i|, positives of an anchor in a batch; the mean, where anchors differ
+    num_neg: float = 1.0  # |N_i|, its negatives
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
@@ -58,11 +49,7 @@ class PairStatistics:
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
-        """The statistics of a batch: of the cosine similarities of all its pairs.
-
-        Args:
-            embeddings: ``[B, D]``.
-            labels: ``[B]``.
+        """The statistics of a batch, ``[B, D]`` and ``[B]``: of the cosine similarities of all its pairs.
 
         Raises:
             ValueError: no positive or no negative pair, or similarities that are all alike.
@@ -73,14 +60,9 @@ class PairStatistics:
         if not positives.any() or not negatives.any():
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
         pos, neg = similarity[positives], similarity[negatives]
-        return cls(
-            float(pos.mean()),
-            float(pos.std(unbiased=False)),
-            float(neg.mean()),
-            float(neg.std(unbiased=False)),
-            float(positives.sum(1).double().mean()),
-            float(negatives.sum(1).double().mean()),
-        )
+        spread = [value for x in (pos, neg) for value in (x.mean(), x.std(unbiased=False))]
+        counts = [mask.sum(1).double().mean() for mask in (positives, negatives)]
+        return cls(*map(float, [*spread, *counts]))
 
     def exponents(self) -> dict[str, float]:
         r"""Centers and widths of both exponentials, Sec. 4.4 F.

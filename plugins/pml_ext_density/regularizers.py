@@ -213,8 +213,3 @@ class DensityRegularizer(LabeledRegularizer):
                 points[f"{tested} classes"][0], images.image, max_items=_SHOWN, seed=run.seed
             ),
         }
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        names = ("num_classes", "initial_density", "eta", "correlation_weight")
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)

@@ -66,11 +66,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         self.least_distance, self.tile_size = least_distance, tile_size
 
     def forward(self, embeddings: Tensor) -> Any:
-        """The reduced value.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-        """
+        """The reduced value of embeddings ``[B, D]`` of any floating point dtype."""
         check_batch(embeddings)
         with autocast_off(embeddings.device):
             return super().forward(to_full_precision(embeddings, normalized=True))
@@ -83,10 +79,6 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         losses = -distances.clamp(min=self.least_distance).log()
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
-
-    def extra_repr(self) -> str:
-        """The least distance."""
-        return f"least_distance={self.least_distance!r}"
 
 
 class GlobalOrthogonalRegularizer(LabeledRegularizer):

@@ -203,10 +203,3 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 learned={"learned score": self},
             )
         }
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return (
-            f"embedding_size={self.embedding_size}, hidden_size={self.hidden_size}, dropout={self.dropout!r}, "
-            f"position={self.position is not None}"
-        )

@@ -22,7 +22,6 @@ from pml_ext.plugin import (
     check_count,
     check_flag,
     check_number,
-    own_settings,
     pair_masks,
 )
 
@@ -136,7 +135,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         **kwargs: Unpack[_Settings],
     ) -> None:
         if not isinstance(distance, PDDMDistance):
-            raise TypeError(f"distance of PDDMLoss must be a PDDMDistance(embedding_size=...), not {distance!r}")
+            raise TypeError(
+                f"distance of PDDMLoss must be a PDDMDistance, for example PDDMDistance(64), not {distance!r}"
+            )
         check_number(self, "score_margin", score_margin, least=0)
         check_number(self, "embedding_margin", embedding_margin, least=0)
         check_number(self, "embedding_weight", embedding_weight)
@@ -151,9 +152,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         for name, value in flags.items():
             check_flag(self, name, value)
         if embedding_loss is not None and not isinstance(embedding_loss, nn.Module):
-            raise TypeError(
-                f"embedding_loss of PDDMLoss must be a loss such as TripletMarginLoss(), not {embedding_loss!r}"
-            )
+            raise TypeError(f"embedding_loss of PDDMLoss must be a loss, not {embedding_loss!r}")
         if pointwise is not None:
             check_choice(self, "pointwise", pointwise, POINTWISE)
         super().__init__(distance=distance, **kwargs)
@@ -268,7 +267,3 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def get_default_reducer(self) -> BaseReducer:
         """The sum over the number of quadruplets."""
         return SumOverDivisorReducer()
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return ", ".join(f"{name}={value!r}" for name, value in own_settings(self).items())

@@ -81,7 +81,3 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     def get_default_distance(self) -> BaseDistance:
         """Euclidean, of normalized embeddings."""
         return EuclideanDistance()
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"num_quadruplets={self.num_quadruplets}, per_class={self.per_class}"

@@ -74,6 +74,16 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     return mask & ~(distances > at_low + step)
 
 
+class _Sum(NamedTuple):
+    """The sums that are wanted."""
+
+    pairs: Positives
+    negatives: Tensor  # mask of (a, n), [B, R]
+    kind: Hinge | Ratio
+    everything: bool  # all negatives of the anchor, rather than those in S
+    rows: Tensor | None  # of each pair's positive in the distances between positives and columns, [L]
+
+
 def pair_sums(
     distances: Tensor,
     pairs: Positives,
@@ -101,28 +111,21 @@ def pair_sums(
         Sums ``[L]`` and counts ``[L]``, floating point.
     """
     matrix, rows = between or (None, None)
-    settings = (pairs, negatives, kind, everything, rows)
+    wanted = _Sum(pairs, negatives, kind, everything, rows)
     if transformed() or (torch.compiler.is_compiling() and isinstance(kind, Ratio)):  # no loop over positives
-        return _written_out(distances, matrix, *settings)
-    sums, counts = _PairSums.apply(distances, matrix, *settings)  # type: ignore[no-untyped-call]
+        return _written_out(distances, matrix, wanted)
+    sums, counts = _PairSums.apply(distances, matrix, wanted)  # type: ignore[no-untyped-call]
     return sums, counts
 
 
-def _written_out(
-    distances: Tensor,
-    between: Tensor | None,
-    pairs: Positives,
-    negatives: Tensor,
-    kind: Hinge | Ratio,
-    everything: bool,
-    rows: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _written_out(distances: Tensor, between: Tensor | None, wanted: _Sum) -> tuple[Tensor, Tensor]:
     """:func:`pair_sums` from a matrix with a row per pair."""
+    pairs, kind = wanted.pairs, wanted.kind
     d_ap, d_an = distances[pairs.anchors, pairs.positives][:, None], distances[pairs.anchors]
-    inside = negatives[pairs.anchors]
-    if not everything:
+    inside = wanted.negatives[pairs.anchors]
+    if not wanted.everything:
         inside = inside & (d_an < kind.limit(d_ap))
-    values = kind.value(d_ap, d_an, None if between is None else between[rows])
+    values = kind.value(d_ap, d_an, None if between is None else between[wanted.rows])
     return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)
 
 
@@ -138,80 +141,55 @@ class _Pass(NamedTuple):
 
 class _PairSums(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        distances: Tensor,
-        between: Tensor | None,
-        pairs: Positives,
-        negatives: Tensor,
-        kind: Hinge | Ratio,
-        everything: bool,
-        rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        result = _one_pass(distances, between, pairs, negatives, kind, everything, rows)
-        ctx.save_for_backward(
-            distances,
-            between,
-            negatives,
-            *pairs[:3],
-            pairs.mask,
-            result.by_pair,
-            result.by_negative,
-            result.by_other,
-            rows,
-        )
-        ctx.settings = pairs.most, kind, everything
+    def forward(ctx: Any, distances: Tensor, between: Tensor | None, wanted: _Sum) -> tuple[Tensor, Tensor]:
+        pairs, result = wanted.pairs, _one_pass(distances, between, wanted)
+        tensors = (distances, between, wanted.negatives, wanted.rows, pairs.anchors, pairs.positives, pairs.places)
+        ctx.save_for_backward(*tensors, pairs.mask, result.by_pair, result.by_negative, result.by_other)
+        ctx.settings = pairs.most, wanted.kind, wanted.everything
         sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (result.sums, result.counts))
         ctx.mark_non_differentiable(counts)
         return sums, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        distances, between, negatives, anchors, positives, places, mask, *derivatives, rows = ctx.saved_tensors
+        distances, between, negatives, rows, anchors, positives, places, mask, *derivatives = ctx.saved_tensors
         by_pair, by_negative, by_other = derivatives
         most, kind, everything = ctx.settings
         pairs = Positives(anchors, positives, places, most, mask)
+        wanted = _Sum(pairs, negatives, kind, everything, rows)
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             d = distances.view_as(distances)  # two tensors, where the distances between references are the same one
             b = None if between is None else between.view_as(between)
-            sums, _ = _written_out(d, b, pairs, negatives, kind, everything, rows)
-            wanted = [x for x in (d, b) if x is not None and x.requires_grad]
-            gradients = iter(torch.autograd.grad(sums, wanted, grad, create_graph=True))
-            to_both = (next(gradients) if x is not None and x.requires_grad else None for x in (d, b))
-            return (*to_both, None, None, None, None, None)
+            sums, _ = _written_out(d, b, wanted)
+            leaves = [x for x in (d, b) if x is not None and x.requires_grad]
+            gradients = iter(torch.autograd.grad(sums, leaves, grad, create_graph=True))
+            return (*(next(gradients) if x is not None and x.requires_grad else None for x in (d, b)), None)
         if len(grad) and grad.stride() == (0,):  # one number for all, as a sum or a mean hands down
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))
-            settings = (kind, everything, rows)
-            _, _, by_pair, by_negative, by_other = _one_pass(distances, between, pairs, negatives, *settings, weights)
+            _, _, by_pair, by_negative, by_other = _one_pass(distances, between, wanted, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * weight
         slopes = by_pair[pairs.anchors, pairs.places] * weight
         to_distances.index_put_((pairs.anchors, pairs.positives), slopes, accumulate=True)
-        to_between = None if by_other is None else by_other * weight
-        return to_distances, to_between, None, None, None, None, None
+        return to_distances, None if by_other is None else by_other * weight, None
 
 
-def _one_pass(
-    distances: Tensor,
-    between: Tensor | None,
-    pairs: Positives,
-    negatives: Tensor,
-    kind: Hinge | Ratio,
-    everything: bool,
-    rows: Tensor | None,
-    weights: Tensor | None = None,
-) -> _Pass:
+def _one_pass(distances: Tensor, between: Tensor | None, wanted: _Sum, weights: Tensor | None = None) -> _Pass:
     """Sums, counts and derivatives, each pair's derivatives times its weight."""
+    pairs = wanted.pairs
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
-    far = torch.where(negatives, distances, _FAR)
-    if isinstance(kind, Ratio):
-        partners = None if rows is None else pairs.laid_out(rows, 0, len(distances))
-        return _smooth_by_passes(distances, between, partners, far, negatives, d_ap, kind, everything, weights)
-    if torch.compiler.is_compiling() or pairs.most > _MANY:  # compiled, no number of positives is a loop
-        return _hinge_by_sorting(far, negatives, d_ap, kind, everything, weights)
-    return _hinge_by_passes(far, negatives, d_ap, kind, everything, weights)
+    far = torch.where(wanted.negatives, distances, _FAR)
+    if isinstance(wanted.kind, Ratio):
+        return _smooth_by_passes(distances, between, far, d_ap, wanted, wanted.kind, weights)
+    compiling = torch.compiler.is_compiling()  # compiled, no number of positives is a loop
+    hinges = _hinge_by_sorting if compiling or pairs.most > _MANY else _hinge_by_passes
+    sums, counts, active, by_negative = hinges(far, d_ap, wanted, wanted.kind, weights)
+    if wanted.everything:
+        counts = _where_pairs_stand(d_ap, wanted.negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
+    by_pair = active * _where_pairs_stand(d_ap, wanted.kind.slope(d_ap), 0.0)
+    return _Pass(sums, counts, by_pair if weights is None else by_pair * weights, by_negative, None)
 
 
 def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
@@ -219,9 +197,10 @@ def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
-def _hinge_by_passes(
-    far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None
-) -> _Pass:
+_Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, derivatives by d_an
+
+
+def _hinge_by_passes(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weights: Tensor | None) -> _Hinges:
     """One pass over the matrix for each positive of an anchor."""
     differ = not kind.active_in_s
     compared = kind.measured(far)
@@ -237,26 +216,22 @@ def _hinge_by_passes(
         if differ:  # S is told by distances, whatever the hinge is between
             torch.lt(far, kind.limit(d_ap[:, k, None]), out=excess)
             counts[:, k] = excess.sum(1)
-            if not everything:
+            if not wanted.everything:
                 inside.mul_(excess)
                 active[:, k] = inside.sum(1)
                 sums[:, k] = (thresholds[:, k, None] - compared).mul_(inside).sum(1)
         by_negative.sub_(inside if weights is None else inside.mul_(weights[:, k, None]))
     if differ:
-        by_negative.mul_(kind.slope(far))
-    else:
-        counts = active
-    return _hinge_pass(sums, counts, active, by_negative, negatives, d_ap, kind, everything, weights)
+        return sums, counts, active, by_negative.mul_(kind.slope(far))
+    return sums, active, active, by_negative
 
 
-def _hinge_by_sorting(
-    far: Tensor, negatives: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None
-) -> _Pass:
+def _hinge_by_sorting(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weights: Tensor | None) -> _Hinges:
     """One sort of every row, a binary search for each threshold, and prefix sums."""
     differ = not kind.active_in_s
     thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
     limit = kind.active_limit(d_ap)
-    if not everything:
+    if not wanted.everything:
         limit = torch.minimum(limit, kind.limit(d_ap))
     limit = _where_pairs_stand(d_ap, limit, -_FAR)
     ordered = far.sort(1).values
@@ -271,48 +246,30 @@ def _hinge_by_sorting(
     # Of a negative: the weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True)).neg_()
-    by_negative.mul_(negatives)
+    by_negative.mul_(wanted.negatives)
     if differ:
         by_negative.mul_(kind.slope(far))
-    return _hinge_pass(sums, counts, active, by_negative, negatives, d_ap, kind, everything, weights)
-
-
-def _hinge_pass(
-    sums: Tensor,
-    counts: Tensor,
-    active: Tensor,
-    by_negative: Tensor,
-    negatives: Tensor,
-    d_ap: Tensor,
-    kind: Hinge,
-    everything: bool,
-    weights: Tensor | None,
-) -> _Pass:
-    """The last step of both ways; ``active`` is the number of hinges above 0 per pair."""
-    if everything:
-        counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
-    by_pair = active * _where_pairs_stand(d_ap, kind.slope(d_ap), 0.0)
-    return _Pass(sums, counts, by_pair if weights is None else by_pair * weights, by_negative, None)
+    return sums, counts, active, by_negative
 
 
 def _smooth_by_passes(
     distances: Tensor,
     between: Tensor | None,
-    partners: Tensor | None,
     far: Tensor,
-    negatives: Tensor,
     d_ap: Tensor,
+    wanted: _Sum,
     kind: Ratio,
-    everything: bool,
     weights: Tensor | None,
 ) -> _Pass:
     """A pass over the matrix for each positive of an anchor."""
+    partners = None if wanted.rows is None else wanted.pairs.laid_out(wanted.rows, 0, len(distances))
     sums, counts, by_pair = (torch.zeros_like(d_ap) for _ in range(3))
     by_negative = torch.zeros_like(far)
     by_other = None if between is None else torch.zeros_like(between)
     for k in range(d_ap.shape[1]):
         pair = d_ap[:, k, None]
-        inside = (negatives & (pair > -_FAR / 2) if everything else far < kind.limit(pair)).to(far.dtype)
+        counted = wanted.negatives & (pair > -_FAR / 2) if wanted.everything else far < kind.limit(pair)
+        inside = counted.to(far.dtype)
         d_pn = None if between is None or partners is None else between[partners[:, k]]
         value, by_ap, by_an, by_pn = kind.value_and_slopes(_where_pairs_stand(pair, pair, 0.0), distances, d_pn)
         counts[:, k] = inside.sum(1)

@@ -88,17 +88,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The triplets, anchors and positives exchanged where that makes them harder.
-
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers.
-            ref_emb: not taken: a reference is no anchor.
-            ref_labels: likewise.
-
-        Raises:
-            ValueError: references were given, or the miner gave pairs.
-        """
+        """The triplets, anchors and positives exchanged where that makes them harder; there are no references."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner makes positives anchors, so that it takes no references")
         check_batch(embeddings, labels)
@@ -110,14 +100,10 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
                     f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} gives pairs"
                 )
             a, p, n = (index.to(x.device) for index in mined)  # PML's of packaged triplets lie on the CPU
-            swap = self.distance.pairwise_distance(*self._ends(x, p, n)) < self.distance.pairwise_distance(
-                *self._ends(x, a, n)
-            )
+            points = self.distance.maybe_normalize(x)
+            d_pn, d_an = (self.distance.pairwise_distance(points[one], points[n]) for one in (p, a))
+            swap = d_pn < d_an
             return torch.where(swap, p, a), torch.where(swap, a, p), n
-
-    def _ends(self, x: Tensor, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-        points = self.distance.maybe_normalize(x)
-        return points[one], points[other]
 
     def get_default_distance(self) -> BaseDistance:
         """Euclidean, of normalized embeddings."""

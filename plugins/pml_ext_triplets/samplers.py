@@ -154,12 +154,7 @@ class HardNegativePoolSampler(Sampler[int]):
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
         """Collect hard negatives of a training batch for the next refresh, where the settings want that.
 
-        Args:
-            indices: of the images of whole triplets, ``[B]``, as the sampler gave them.
-            embeddings: of these images, ``[B, D]``.
-
-        Raises:
-            ValueError: not one embedding per index, or no whole triplets.
+        ``indices`` ``[B]`` are of the images of whole triplets, as the sampler gave them; embeddings are ``[B, D]``.
         """
         if len(indices) != len(embeddings) or len(indices) % 3:
             raise ValueError(f"{len(embeddings)} embeddings for {len(indices)} indices; wanted one each, of triplets")
@@ -179,21 +174,14 @@ class HardNegativePoolSampler(Sampler[int]):
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
         """Make the pool anew, from the collected pairs or from the embeddings of all images.
 
-        Args:
-            embeddings: ``[N, D]``, in the order of the labels; not with ``pool="batches"`` and strategies ``"hard"``
-                and ``"semihard"``.
-
-        Raises:
-            ValueError: not one embedding for each label, or embeddings where the pool is made of collected pairs.
+        ``embeddings`` are ``[N, D]``, in the order of the labels; not with ``pool="batches"`` and the strategies
+        ``"hard"`` and ``"semihard"``.
         """
         if self.hard_fraction == 0:  # no negative is ever taken from it
             return
         if self._collects:
             if embeddings is not None:
-                raise ValueError(
-                    'with pool="batches" the pool is what collect() was given after each step, not '
-                    'embeddings of all images; leave them out, or take pool="nearest"'
-                )
+                raise ValueError('with pool="batches" the pool is what collect() was given; leave embeddings out')
             self._pool = np.concatenate([np.empty((0, 2), np.int64), *self._collected])
             self._collected = []
             return
@@ -201,11 +189,14 @@ class HardNegativePoolSampler(Sampler[int]):
         if embeddings is None or given != len(self._labels):
             raise ValueError(f"{given} embeddings for {len(self._labels)} labels")
         x = normalize(embeddings.detach())
-        groups = self._clusters(x, len(self._members)) if self.strategy == "misclassified" else None
-        if self.pool == "batches":
-            assert groups is not None
-            self._pool = self._misclassified(groups.cpu().numpy())
-            return
+        groups = None
+        if self.strategy == "misclassified":
+            from pml_ext.plugin import kmeans
+
+            groups = kmeans(x, len(self._members)).to(x.device)
+            if self.pool == "batches":
+                self._pool = self._misclassified(groups.cpu().numpy())
+                return
         classes = torch.as_tensor(self._class_of, device=x.device)
         drawn = []
         for start in range(0, len(x), _TILE):
@@ -230,10 +221,8 @@ class HardNegativePoolSampler(Sampler[int]):
 
     def _nearest(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Tensor:
         """Hard negatives of some anchors among all images, ``[rows, pool_size]``, -1 where there is none."""
-        if groups is not None:
-            score = torch.where(negative & (groups[rows, None] == groups), similarity, -torch.inf)
-        else:
-            score = torch.where(negative, similarity, -torch.inf)
+        inside = negative if groups is None else negative & (groups[rows, None] == groups)
+        score = torch.where(inside, similarity, -torch.inf)
         if self.strategy == "semihard":
             drawn = [
                 self._other_of_class(row) if len(self._members[self._class_of[row]]) > 1 else row
@@ -253,19 +242,10 @@ class HardNegativePoolSampler(Sampler[int]):
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         return torch.where(best.values > -torch.inf, best.indices, -1)
 
-    @staticmethod
-    def _clusters(x: Tensor, number: int) -> Tensor:
-        from pml_ext.plugin import kmeans
-
-        return kmeans(x, number).to(x.device)
-
     def state_dict(self) -> dict[str, Any]:
         """The generator, the pool, and the pairs collected for the next one."""
-        return {
-            "generator": self._generator.bit_generator.state,
-            "pool": self._pool,
-            "collected": list(self._collected),
-        }
+        generator = self._generator.bit_generator.state
+        return {"generator": generator, "pool": self._pool, "collected": list(self._collected)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""

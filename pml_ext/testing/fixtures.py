@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from .. import registry
-from ..errors import needs_extra
+import pytest
 
-with needs_extra("dev", "a pytest fixture"):
-    import pytest
+from .. import registry
 
 
 @pytest.fixture

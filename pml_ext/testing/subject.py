@@ -96,8 +96,7 @@ def subject_of(
     elif settings or without_effect:
         name = type(component).__name__
         raise ConfigError(
-            f"settings are varied by building a class, and {name} is built already; give the class {name}, or leave "
-            "the settings out"
+            f"settings are varied by building a class, and {name} is built already; give the class {name}"
         )
     else:
         subject = _of_instance(component, embedding_size, num_classes)

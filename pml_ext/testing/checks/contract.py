@@ -43,14 +43,9 @@ def check_call_forms(subject: Subject) -> None:
             ) from error
         raise
     if not isinstance(value, Tensor) or value.ndim != 0:
-        raise AssertionError(
-            f"a {subject.kind} gives a scalar tensor, which trainers call backward() on; got {value!r}"
-        )
+        raise AssertionError(f"a {subject.kind} gives a scalar tensor, for backward(); got {value!r}")
     if not value.requires_grad:
-        raise AssertionError(
-            f"the {subject.kind} has no gradient with respect to the embeddings, so that nothing trains; look for "
-            "detach(), torch.no_grad() and .data"
-        )
+        raise AssertionError("it has no gradient to the embeddings; look for detach(), torch.no_grad() and .data")
     if subject.kind != "loss" or "labels" not in subject.capabilities:
         return
     if torch.equal(seeded(subject.make(), batch), value):  # else: check_determinism
@@ -100,17 +95,11 @@ def check_reducers(subject: Subject) -> None:
         raise AssertionError(wrong)
     values = {name: info["losses"] for name, info in terms.items() if isinstance(info["losses"], Tensor)}
     if all(value.ndim == 0 or len(value) == 1 for value in values.values()):
-        raise AssertionError(
-            "compute_loss returns a value that is reduced already, so that a reducer (sum, mean of what is not zero, "
-            "threshold) has nothing to do; return one value per element, pair or triplet, with its indices"
-        )
+        raise AssertionError("compute_loss returns a value that is reduced already, so that a reducer has no effect")
     single = [n for n, value in values.items() if value.ndim == 0 or terms[n]["reduction_type"] == "already_reduced"]
     if single:
         others = ", ".join(repr(name) for name in terms if name not in single)
-        raise AssertionError(
-            f"sub-loss {single[0]!r} is reduced already beside {others}, which is not, so that a reducer weighs one "
-            "against the other by the number of values; return all unreduced"
-        )
+        raise AssertionError(f"sub-loss {single[0]!r} is reduced already beside {others}; return all unreduced")
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
@@ -147,10 +136,7 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         mine.index_put_(index, values.detach(), accumulate=True)
         theirs.index_put_(tuple(order[i] for i in _indices(after[name]["indices"])), other.detach(), accumulate=True)
         if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6):
-            raise AssertionError(
-                f"the indices of sub-loss {name!r} do not belong to its values: in another order of the batch an "
-                "image, pair or triplet has another value"
-            )
+            raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
 
 
 @applies_to("loss", "regularizer")
@@ -166,10 +152,8 @@ def check_parameters_get_gradients(subject: Subject) -> None:
         slopes = gradients(call(component, batch_of(subject, seed=seed)), [*named.values()])
         reached |= {name for name, slope in zip(named, slopes, strict=True) if float(slope.abs().max()) > _ZERO}
     if missing := [name for name in named if name not in reached]:
-        raise AssertionError(
-            f"the parameters {', '.join(missing)} get no gradient, so that they never train; use them, without "
-            "detach() or .data, or make them buffers"
-        )
+        names = ", ".join(missing)
+        raise AssertionError(f"the parameters {names} get no gradient; use them, without detach() or .data")
 
 
 @applies_to("loss")
@@ -227,9 +211,7 @@ def _check_narrowed(
 
     for kind, part in kinds.items():
         if not any(changes(batch_of(subject, **settings), part) for settings in _CLOSE):
-            raise AssertionError(
-                f"the {kind} that a miner chose are ignored: a third of them gives the same loss and gradient as all"
-            )
+            raise AssertionError(f"the {kind} that a miner chose are ignored: a third of them gives the loss of all")
 
 
 @applies_to("loss")
@@ -256,9 +238,7 @@ def check_references(subject: Subject) -> None:
             raise AssertionError(f"it says that it has references, but refuses them: {error}") from error
         return  # refused, as it says
     if torch.equal(*values):
-        raise AssertionError(
-            "ref_emb is accepted and ignored: other references give the same loss. Use them, or raise an error"
-        )
+        raise AssertionError("ref_emb is accepted and ignored: other references give the same loss; or refuse them")
     if not labeled or not taken or is_random(subject):
         return
     references = Batch(one.embeddings, one.labels[shuffle(len(one.labels), 4)])

@@ -116,9 +116,6 @@ def check_pml_trainer(subject: Subject) -> None:
             if isinstance(value, Tensor) and value.numel() == 1:
                 value = value.item()
             if not isinstance(value, (int, float, str, type(None))):
-                raise AssertionError(
-                    f"the recorded attribute {name} is {type(value).__name__} of several values, which record-keeper "
-                    "drops; record one number"
-                )
+                raise AssertionError(f"the recorded attribute {name} is no number, so that record-keeper drops it")
             if isinstance(value, float) and not math.isfinite(value):
                 raise AssertionError(f"the recorded attribute {name} is {value} after a batch like any other")

@@ -27,16 +27,11 @@ def check_capabilities(subject: Subject) -> None:
 def _check_mined(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "") -> tuple[Tensor, Tensor]:
     """Fail where a miner's tuple is not what losses take; return anchors and positives."""
     if not isinstance(actual, tuple) or len(actual) not in (3, 4):
-        raise AssertionError(
-            f"a miner gives a tuple of three (anchors, positives, negatives) or four index tensors; got "
-            f"{type(actual).__name__}"
-        )
+        raise AssertionError(f"a miner gives a tuple of three or four index tensors; got {type(actual).__name__}")
     a, p, b, n = actual if len(actual) == 4 else (actual[0], actual[1], actual[0], actual[2])
     for number, (index, of) in enumerate(((a, labels), (p, ref_labels), (b, labels), (n, ref_labels))):
         if index.dtype != torch.long or index.ndim != 1:
-            raise AssertionError(
-                f"index tensor {number} must be int64 of one dimension; got {index.dtype}, {index.ndim}"
-            )
+            raise AssertionError(f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}")
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(of):
             raise AssertionError(f"index tensor {number} is outside of 0 to {len(of) - 1}")
     if len(a) != len(p) or len(b) != len(n):
@@ -55,10 +50,7 @@ def check_mined_indices(subject: Subject) -> None:
     except (AssertionError, TypeError) as error:
         if not place_of(error).startswith("base_miner.py"):
             raise
-        raise AssertionError(
-            "PML refuses what mine() returns; it wants three index tensors (anchors, positives, negatives) or four "
-            "(anchors, positives, anchors, negatives)"
-        ) from error
+        raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
     anchors, positives = _check_mined(mined, batch.labels, batch.labels)
     if (anchors == positives).any():
         raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
@@ -77,10 +69,7 @@ def check_mined_references(subject: Subject) -> None:
         anchors, positives = _check_mined(mined, batch.labels, references.labels, where)
         pairs.append({*zip(anchors.tolist(), places[positives].tolist(), strict=True)})
     if pairs[0] != pairs[1] and not is_random(subject):
-        raise AssertionError(
-            "the order of the references changes which pairs are mined: their distances are not looked at; mine among "
-            "ref_emb"
-        )
+        raise AssertionError("the order of the references changes which pairs are mined; mine among ref_emb")
 
 
 @applies_to("distance")
@@ -104,18 +93,11 @@ def check_distance(subject: Subject) -> None:
     twice = fresh(torch.cat([x[:4], x[:4]]))
     matrix = distance(twice)
     if not matrix.requires_grad or not gradient(matrix.sum(), twice).isfinite().all():
-        raise AssertionError(
-            "the gradient between equal points is missing or not finite; take the root of what is at least eps, and "
-            "do not detach()"
-        )
+        raise AssertionError("the gradient between equal points is missing or not finite; roots want eps below them")
     own, others = matrix.diagonal(4), matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
     near = own.min() >= others.max() - 1e-6 if distance.is_inverted else own.max() <= others.min() + 1e-6
     if not near and not any(True for _ in distance.parameters()):
-        raise AssertionError(
-            f"with is_inverted = {distance.is_inverted} equal points are not the nearest: theirs are {own.min():.4g} "
-            f"to {own.max():.4g}, others' {others.min():.4g} to {others.max():.4g}; pass is_inverted=True to "
-            "super().__init__() where large is near"
-        )
+        raise AssertionError("equal points are not the nearest; where large is near, pass is_inverted=True to super()")
 
 
 @applies_to("sampler")
@@ -141,10 +123,7 @@ def check_sampler(subject: Subject) -> None:
         return
     short, long = (len([*subject.make({**subject.settings, "length_before_new_iter": n})]) for n in (24, 48))
     if short == long:
-        raise AssertionError(
-            f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items, so that [sampler] "
-            "iterations of a recipe has no effect"
-        )
+        raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
 
 
 @applies_to("sampler")
@@ -162,10 +141,7 @@ def check_sampler_state(subject: Subject) -> None:
     expected = drawn(one, 1)
     set_sampler_state(other, state)
     if drawn(other, 1) != expected:
-        raise AssertionError(
-            "after its state is put back it draws something else; give it state_dict() and load_state_dict(), "
-            "generator included"
-        )
+        raise AssertionError("after its state is put back it draws something else; give it state_dict()")
 
 
 @applies_to("reducer")

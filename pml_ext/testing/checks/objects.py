@@ -81,10 +81,7 @@ def check_tensors_are_registered(subject: Subject) -> None:
         seeded(component, batch_of(subject))
     for where, name, tensor in _plain_tensors(component):
         if tensor.grad_fn is not None:
-            raise AssertionError(
-                f"a call leaves its graph in the attribute {name} of {where}, and so the memory of the whole batch; "
-                "detach() what is kept"
-            )
+            raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept")
 
 
 def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tensor]]:
