@@ -83,14 +83,6 @@ def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_weight_far_too_large_is_in_the_reports_warnings(tmp_path):
-    metrics = train(
-        "density/digits", out=tmp_path / "out", overrides=(*QUICK, "loss.regularizer.weight=1000"), device="cpu"
-    )[0]
-    assert any("DensityRegularizer with weight 1000" in text for text in metrics["warnings"])
-
-
-@pytest.mark.usefixtures("without_report")
 def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
     overrides = (
         *QUICK,
