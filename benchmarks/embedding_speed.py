@@ -22,7 +22,7 @@ from pml_ext import load_run
 from pml_ext.data import read_image
 from pml_ext.experiment import train
 from pml_ext.retrieval import TrainedRun
-from pml_ext.retrieval.collection import Collection, Owner
+from pml_ext.retrieval.collection import Collection
 from pml_ext.retrieval.reading import list_folder
 
 WIDTH, HEIGHT, SIDE = 500, 375, 64
@@ -95,12 +95,11 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
     lap("transform")
     embeddings = torch.cat([run.network(part) for part in batch.split(64)])
     lap("network")
-    collection = Collection(place, Owner(folder, "0" * 16, embeddings.shape[1]))
+    collection = Collection(place, folder, "0" * 16, embeddings.shape[1])
     with collection.locked():
         collection.create(replace=False)
         names = [os.fsencode(path) for path in paths]
-        rows = torch.cat([embeddings, torch.ones(len(paths), 1)], 1)
-        collection.append(names, listing.facts[:some], rows.numpy())
+        collection.append(names, listing.facts[:some], embeddings.numpy())
     lap("write")
     shutil.rmtree(place)
     return laps

@@ -9,6 +9,7 @@ leaves it out. Timings are medians of runs that take turns, on as many threads a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import subprocess
@@ -54,6 +55,15 @@ def made_up_images(folder: Path, images: int, size: int) -> Any:
         points[start : start + (1 << 16)] += centers[torch.arange(start, min(images, start + (1 << 16))) % CLASSES]
     paths = [f"class {number % CLASSES:03d}/{number:08d}.jpg" for number in range(images)]
     return Embedded(folder, paths, torch.nn.functional.normalize(points, out=points), {})
+
+
+def write_index(collection: Any, embedded: Any, factory: str) -> None:
+    """Index made-up embeddings, as if their files had been embedded."""
+    count, paths = len(embedded.paths), [os.fsencode(embedded.folder / path) for path in embedded.paths]
+    collection.create(replace=True)
+    first = collection.append(paths, [(1, 1)] * count, embedded.embeddings.numpy())
+    facts, numbers = np.ones((count, 2), dtype=np.int64), np.arange(first, first + count)
+    collection.write_index(dataclasses.replace(embedded, facts=facts, numbers=numbers), factory)
 
 
 def write_query(place: Path) -> Path:
@@ -117,13 +127,13 @@ def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, fl
 
     from pml_ext import load_run
 
-    loaded = load_run(run, "cpu")
+    loaded = load_run(run, "cpu", store=place)
     begun = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loaded.query(query, 8, place)
+        loaded.query(query, 8)
         first = time.perf_counter() - begun
-        held = loaded.gallery(place)
+        held = loaded.gallery()
         if held.faiss is None:
             plain: Any = faiss.IndexFlatL2(held.embedded.embeddings.shape[1])
             plain.add(held.embedded.embeddings.numpy())
@@ -132,7 +142,7 @@ def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, fl
             faiss.ParameterSpace().set_index_parameter(plain, held.faiss.setting, held.faiss.effort)
         ours, theirs = [], []
         for _ in range(turns):
-            ours.append(seconds_of(lambda: loaded.query(query, 8, place)))
+            ours.append(seconds_of(lambda: loaded.query(query, 8)))
             theirs.append(seconds_of(lambda: plain.search(loaded.embed(query).numpy(), 9)))
     return {"first": first, "second": statistics.median(ours), "faiss": statistics.median(theirs)}
 
@@ -167,11 +177,11 @@ def main() -> None:
 
                 embedded = embedded or made_up_images(place / "photos", given.images, given.size)
                 begun = time.perf_counter()
-                load_run(run, "cpu").write_index(embedded, index, FACTORIES[kind])
+                write_index(load_run(run, "cpu", store=index).collection, embedded, FACTORIES[kind])
                 print(f"{kind}: built in {time.perf_counter() - begun:.0f} s", flush=True)
             from pml_ext import load_run
 
-            faiss = load_run(run, "cpu").gallery(index).faiss
+            faiss = load_run(run, "cpu", store=index).gallery().faiss
             effort, recall = (faiss.effort, faiss.recall) if faiss is not None else (None, 1)
             print(f"{kind}: {faiss.factory if faiss else 'exact'}, effort {effort}, recall@10 {recall:.3f}")
             shell = from_the_shell(run, index, query, given.turns)

@@ -106,9 +106,8 @@ class Made:
         for seed, name in enumerate(("one", "other")):
             trained(place / name / "finished", seed)
             run = load_run(place / name / "finished", "cpu", store=place / name / "store")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                run.index(self.images, place / name / "index", "IVF2,Flat")
+            run.embed_folder(self.images)
+            load_run(run.folder, "cpu", store=place / name / "index").index(self.images, "IVF2,Flat")
             run.export(place / name / "export")
         trained(place / "one" / "interrupted", last=8)
 
@@ -267,8 +266,7 @@ def _different(whole: Path, folder: Path, checks: Sequence[Callable[[Path, Path]
 def _index(folder: Path, whole: Path, run: Path) -> str:
     from pml_ext import load_run
 
-    loaded = load_run(run, "cpu")
-    one, other = (loaded.gallery(each).embedded for each in (whole, folder))
+    one, other = (load_run(run, "cpu", store=each).gallery().embedded for each in (whole, folder))
     same = one.paths == other.paths and torch.equal(one.embeddings, other.embeddings)
     return "" if same else "another index"
 

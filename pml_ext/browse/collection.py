@@ -1,4 +1,4 @@
-"""An indexed collection to look at: nearest images, clusters, a map, right and wrong answers, small pictures."""
+"""Embedded images to look at: nearest images, clusters, a map, right and wrong answers, small pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from ..errors import DataError
 from ..evaluation import default_neighbors
 from ..evaluation.figures import ONE_POINT, directions, flattened, some_of
 from ..files import read_json
-from ..retrieval import COLLECTION, SHEET, Gallery, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
+from ..retrieval import SHEET, Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 
 __all__ = ["SHEET", "Collection", "Grouping", "Neighbor", "Pair", "jpeg", "open_collections", "thumbnail"]
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
 MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # of the leave-one-out search in a large collection
-OWN = "browse"  # the folder in a run's folder with an index of another folder than `pml-ext index` took
 _READING = threading.BoundedSemaphore(4)  # images that are decoded at a time
 
 
@@ -57,12 +57,12 @@ class Pair(NamedTuple):
 
 
 class Collection:
-    """The index of a run; of files, small pictures alone are read, and none that lies outside the indexed folder."""
+    """Embedded images of a run; of files, small pictures alone are read, and none that lies outside the folder."""
 
-    def __init__(self, name: str, run: TrainedRun, gallery: Gallery) -> None:
-        self.name, self.run, self.gallery = name, run, gallery
-        self.paths, self.classes = gallery.embedded.paths, gallery.embedded.classes
-        self.folder, self.embeddings = gallery.embedded.folder, gallery.embedded.embeddings.cpu()
+    def __init__(self, name: str, run: TrainedRun, embedded: Embedded) -> None:
+        self.name, self.run, self.embedded = name, run, embedded
+        self.paths, self.classes = embedded.paths, embedded.classes
+        self.folder, self.embeddings = embedded.folder, embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
         self.clusters = functools.lru_cache(2)(self._clusters)
@@ -74,29 +74,29 @@ class Collection:
         return len(self.paths)
 
     def nearest(self, number: int, k: int) -> list[Neighbor]:
-        """Return the nearest other images of an indexed one, by its stored embedding: its file may be gone."""
-        point = self.embeddings[number]
-        similarity = self.embeddings @ point  # of vectors of length 1
-        similarity[number] = -torch.inf
-        others = similarity.topk(min(k, len(self) - 1)).indices
-        distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
-        order = distances.argsort(stable=True)
-        found = zip(others[order].tolist(), distances[order].tolist(), strict=True)
-        return self._neighbors(found, self.classes[number])
+        """Return the nearest other images of one of the folder, by its embedding: its file may be gone."""
+        return self._nearest(self.embeddings[number], number, k)
 
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
         """Return the nearest images of a photograph; a DataError for one that cannot be read."""
-        (answer,) = self.run.query([file], max(1, min(k, len(self))), self.gallery)
-        found = [pair for pair in zip(answer.paths, answer.distances, strict=True) if pair[0] in self.numbers]
-        return self._neighbors([(self.numbers[path], distance) for path, distance in found], answer.query_class)
+        (point,) = self.run.embed(file).cpu()
+        own = self.numbers.get(os.path.relpath(os.path.realpath(file), self.folder.resolve()))
+        return self._nearest(point, own, k)
 
-    def _neighbors(self, found: Iterable[tuple[int, float]], query: str | None) -> list[Neighbor]:
+    def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
+        similarity = self.embeddings @ point  # of vectors of length 1
+        if own is not None:
+            similarity[own] = -torch.inf
+        others = similarity.topk(min(k, len(self) - (own is not None))).indices
+        distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
+        order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
+        found = zip(others[order].tolist(), distances[order].tolist(), strict=True)
         named = [(number, self.paths[number], self.classes[number], distance) for number, distance in found]
         return [Neighbor(*each, each[2] == query if each[2] and query else None) for each in named]
 
     def _clusters(self, clusters: int | str) -> Grouping:
         """Return the clusters of all images, see :func:`pml_ext.retrieval.group`: so many, or ``"auto"``."""
-        return group(self.gallery.embedded, clusters)
+        return group(self.embedded, clusters)
 
     def _projection(self, method: str) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""
@@ -185,36 +185,21 @@ def open_collections(
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
 ) -> list[Collection]:
-    """Return the collections of runs, all of one folder of images; an index is made where a run has none of it.
+    """Return the collections of runs, all of one folder of images; those that a run does not have are embedded.
 
     Args:
         runs: their folders.
         folder: of the images; by default the one that the first run's index is of.
         device: where to compute.
-        tell: called before a folder is indexed, which may take a while.
+        tell: called before a folder is embedded, which may take a while.
     """
     collections: list[Collection] = []
     for place in map(Path, runs):
         run = load_run(place, device)
-        gallery = run.gallery() if folder is None else _gallery_of(run, Path(folder), tell)
-        folder, place = gallery.folder, place.resolve()
+        if folder is not None:
+            tell(f"{folder}: embedding the images that {run.collection.place} does not have")
+        embedded = run.gallery().embedded if folder is None else run.embed_folder(folder)
+        folder, place = embedded.folder, place.resolve()
         clashes = place.name in [other.name for other in collections]
-        collections.append(Collection(f"{place.parent.name}/{place.name}" if clashes else place.name, run, gallery))
+        collections.append(Collection(f"{place.parent.name}/{place.name}" if clashes else place.name, run, embedded))
     return collections
-
-
-def _gallery_of(run: TrainedRun, folder: Path, tell: Callable[[str], None]) -> Gallery:
-    """Return the index of a folder; a new one goes to ``RUN/browse`` where ``RUN/collection`` is of another folder."""
-    free = run.folder / OWN
-    for place in (run.folder / OWN, run.folder / COLLECTION):
-        try:
-            gallery = run.gallery(place)
-        except DataError:  # none there, a damaged one, or one of an earlier state of the run
-            free = place
-            continue
-        if gallery.folder == folder.resolve():
-            return gallery
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
-    tell(f"{run.folder} has no index of {folder}: writing one to {free}")
-    return run.index(folder, free)

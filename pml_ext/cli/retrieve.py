@@ -62,7 +62,7 @@ def embed(
     folder: ImageFolder,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="The .npz or .parquet file to write: embeddings of length 1, paths, classes."),
+        typer.Option("--out", "-o", help="The .npz file to write: embeddings of length 1, paths, classes."),
     ],
     workers: Workers = None,
     store: StoreFolder = None,
@@ -73,11 +73,11 @@ def embed(
 
     Over several devices: torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; so do index and cluster.
     """
-    from ..retrieval import check_file, save_embeddings
+    from ..retrieval import check_writable, save_embeddings
 
-    if out.suffix not in (".npz", ".parquet"):
-        raise ConfigError(f"-o {out}: wanted a file that ends in .npz or .parquet")
-    check_file("-o", out)
+    if out.suffix != ".npz":
+        raise ConfigError(f"-o {out}: wanted a file that ends in .npz")
+    check_writable("-o", out, file=True)
     with embedding(run, folder, device, workers, store) as trained:
         if trained is None:
             return
@@ -118,7 +118,9 @@ def cluster(
             return
         result = trained.cluster(folder, number, out, smallest=smallest)
     if as_json:
-        print_json(result.as_json())
+        shares = [(dataclasses.asdict(each), result.sheets.get(each.number)) for each in result.clusters]
+        about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table)}
+        print_json(about | {"clusters": [each | {"sheet": str(sheet)} for each, sheet in shares]})
         return
     paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
     rows = [
@@ -140,18 +142,15 @@ def export(
     run: RunFolder,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, for batches of any size.")] = False,
-    torch_export: Annotated[
-        bool, typer.Option("--torch-export", help="Write model.pt2 too, which torch.export.load reads.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the network for programs without pml_ext: model.safetensors, preprocess.json and a model card."""
     from ..files import read_json
     from ..retrieval import load_run
 
-    place = load_run(run, "cpu").export(out, onnx, torch_export)
+    place = load_run(run, "cpu").export(out, onnx)
     about = read_json(place / "preprocess.json")
-    files = [about[key] for key in ("weights", "onnx", "torch_export") if key in about]
+    files = [about[key] for key in ("weights", "onnx") if key in about]
     if as_json:
         print_json({"folder": str(place), "files": files})
         return
@@ -209,7 +208,6 @@ def index(
             "search": gallery.factory or "exact",
             "effort": faiss.effort if faiss is not None else None,
             "recall_at_10": faiss.recall if faiss is not None else None,
-            "skipped": gallery.skipped,
         }
         print_json(about)
         return
@@ -223,7 +221,8 @@ def index(
 
 
 def _check(trained: TrainedRun, as_json: bool) -> None:
-    held, gone, changed = trained.check_index()
+    held = trained.gallery()
+    gone, changed = held.check()
     if as_json:
         print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
     else:
@@ -269,7 +268,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an index: a table, and a picture."""
-    from ..retrieval import check_file, load_run
+    from ..retrieval import check_writable, load_run
 
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
@@ -277,12 +276,12 @@ def query(
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
     place = picture or (None if as_json else run / "query.png")
     if place is not None and not duplicates:
-        check_file("--picture", place)
+        check_writable("--picture", place, file=True)
     trained = load_run(run, device, store=store)
     if duplicates:
         _duplicates(trained, radius, as_json)
         return
-    answers = trained.query(images, k, None, metric, shortlist, within=within, radius=radius)
+    answers = trained.query(images, k, metric, shortlist, within, radius)
     if not as_json:
         rows = [
             [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]

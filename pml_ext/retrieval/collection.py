@@ -2,7 +2,7 @@
 
 ``images.sqlite`` has three tables:
 
-- ``collection``: one row of JSON, with the network that the vectors belong to and what is searched;
+- ``collection``: one row of JSON, with the network that the vectors belong to and the index;
 - ``embedded``: a row per file that was embedded, so that none is embedded twice;
 - ``images``: a row per image of the indexed folder, which is what a query searches.
 
@@ -17,82 +17,96 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import json
+import itertools
 import os
 import re
 import shlex
 import sqlite3
 import tempfile
+import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel
+from torch import Tensor
 
 from ..checksums import sha256_of
-from ..errors import DataError, UnwritableError, shortened
-from ..files import alone_in, writing
-from .checks import StoreWarning
-from .search import FaissIndex
+from ..errors import ConfigError, DataError, UnwritableError, shortened
+from ..files import alone_in, write_atomically, writing
+from .search import FaissIndex, chosen_factory
 
 COLLECTION = "collection"  # the folder in a run's folder
 DATABASE = "images.sqlite"
 _SCHEMA = (
     "CREATE TABLE collection (about TEXT NOT NULL, crc INTEGER NOT NULL)",
-    "CREATE TABLE embedded (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, length REAL, vector INTEGER, "
-    "crc INTEGER) WITHOUT ROWID",
-    "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, time INTEGER, class BLOB, "
+    "CREATE TABLE embedded (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, vector INTEGER, crc INTEGER) "
+    "WITHOUT ROWID",
+    "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, time INTEGER, "
     "vector INTEGER UNIQUE, crc INTEGER)",
 )
-_OWN_FILES = re.compile(r"images\.sqlite(-journal)?|vectors(-\d+)?\.f32|search-\d+\.faiss")
+_OWN_FILES = re.compile(r"images\.sqlite(-journal)?|vectors(-\d+)?\.f32|search-\d+\.faiss|\..+\.tmp")
 _PATIENCE = 600.0  # seconds to wait for another process's transaction
-_ROWS = 1 << 16  # vectors that are copied or checked at a time
 _HASHED = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
-_PASSING = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_BUSY", "SQLITE_LOCKED")
+_FAIR = 0.9  # recall@10 below which an index is warned of
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
+Facts = tuple[int, int]
+"""Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
+
+
+class RetrievalWarning(UserWarning):
+    """A request was met in part: fewer answers, low recall, an image that cannot be shown."""
+
+
+class StoreWarning(UserWarning):
+    """A collection is damaged or cannot be written; its missing images are embedded again."""
 
 
 class DamagedCollectionError(DataError):
     """A file of a collection is damaged; the text has its path, and what to type."""
 
-    def __init__(self, path: Path, why: str, command: str) -> None:
-        super().__init__(f"{path}: empty, cut or damaged ({why}); type: {command}")
-        self.why = why
-
 
 @dataclasses.dataclass(frozen=True)
-class Owner:
-    """The network that a collection belongs to; its identity is that of weights, preprocessing and precision."""
+class Embedded:
+    """Images of a folder and their embeddings; what is None is not known."""
 
-    run: Path
-    identity: str
-    size: int  # of embeddings
+    folder: Path
+    paths: Sequence[str]  # relative to the folder
+    embeddings: Tensor  # [N, D], of length 1
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
+    facts: Numbers | None = None  # sizes in bytes and times of modification, in nanoseconds since 1970, [N, 2]
+    new: int | None = None  # how many were embedded now
+    numbers: Numbers | None = None  # of their vectors in the collection, [N]
+    ids: Numbers | None = None  # of images of an index, [N]; each keeps its own while its path stays
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The first sub-folder of every image; "" for one that lies in the folder itself."""
+        return [class_of(path) for path in self.paths]
 
 
-@dataclasses.dataclass(frozen=True)
-class Index:
+class Index(BaseModel, frozen=True):
     """The images that a query searches."""
 
     folder: str  # without links
     images: int
-    skipped: dict[str, str]  # why, by path
     first: int | None  # the number of the first vector, where all lie one after another
     factory: str = ""  # of faiss; "" for exact search
-    effort: int | None = None
-    recall_at_10: float | None = None
+    effort: int = 0
+    recall: float | None = None
     file: str = ""  # of faiss's index, with its size and SHA-256
     bytes: int = 0
     sha256: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
+class State(BaseModel, frozen=True):
     """The row of the table ``collection``."""
 
     run: str
@@ -112,12 +126,10 @@ class Image(NamedTuple):
     path: str
     size: int
     time: int
-    class_name: str
     vector: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Changes:
+class Changes(NamedTuple):
     """The images of a new index beside those of the index before: changed ones have another size or time."""
 
     new: int
@@ -139,347 +151,274 @@ def path_bytes(path: str) -> bytes:
     return os.fsencode(path.replace(os.sep, "/"))
 
 
+def class_of(path: str) -> str:
+    """Return the first sub-folder of a path; "" where it has none."""
+    return path.partition("/")[0] if "/" in path else ""
+
+
 class Transaction:
     """A transaction on a collection, with the state and the vectors that belong to it."""
 
     def __init__(self, collection: Collection, connection: sqlite3.Connection) -> None:
-        self.connection, self._collection = connection, collection
-        rows = connection.execute("SELECT about, crc FROM collection").fetchall()
-        if len(rows) != 1 or zlib.crc32(str(rows[0][0]).encode()) != rows[0][1]:
+        self.connection = connection
+        ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
+        if zlib.crc32(about.encode()) != crc:
             raise ValueError("its checksum does not fit")
-        values = json.loads(rows[0][0])
-        index = values.pop("index")
-        self.state = State(**values, index=None if index is None else Index(**index))
-        self._vectors: Vectors | None = None
+        self.state = State.model_validate_json(about)
+        self.vectors = collection.mapped(self.state)
 
-    def save(self, state: State) -> None:
-        """Replace the state."""
-        text = json.dumps(dataclasses.asdict(state))
+    def save(self, **changes: Any) -> None:
+        """Change the state."""
+        self.state = self.state.model_copy(update=changes)
+        text = self.state.model_dump_json()
         self.connection.execute("UPDATE collection SET about = ?, crc = ?", (text, zlib.crc32(text.encode())))
-        self.state = state
-
-    def vectors(self) -> Vectors:
-        """Map the vectors into memory; those that a cut file lacks are missing at the end."""
-        if self._vectors is None:
-            path, size, count = self._collection.place / self.state.file, self.state.size, 0
-            with contextlib.suppress(FileNotFoundError):
-                count = min(self.state.vectors, path.stat().st_size // (4 * size))
-            self._vectors = np.empty((0, size), dtype=np.float32)
-            if count:  # mapped copy-on-write, since torch warns of arrays that are read-only
-                self._vectors = np.asarray(np.memmap(path, np.float32, "c", shape=(count, size)))
-        return self._vectors
 
     def fits(self, vector: Any, crc: Any, *values: object) -> bool:
         """Return whether a row's checksum is that of its values and its vector."""
-        vectors = self.vectors()
-        in_file = isinstance(vector, int) and 0 <= vector < len(vectors)
-        return in_file and crc_of(vectors[vector].data, *values) == crc
+        in_file = isinstance(vector, int) and 0 <= vector < len(self.vectors)
+        return in_file and crc_of(self.vectors[vector].data, *values) == crc
 
     def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
         """Read rows of ``images``, each with whether it and its vector are undamaged."""
-        query = f"SELECT id, path, size, time, class, vector, crc FROM images {where}"
-        for id, path, size, time, name, vector, crc in self.connection.execute(query, values):
-            fits = self.fits(vector, crc, id, path, size, time, name)
-            yield Image(id, _text(path), size, time, _text(name), vector), fits
+        query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
+        for id, path, size, time, vector, crc in self.connection.execute(query, values):
+            text = os.fsdecode(path) if isinstance(path, (bytes, str)) else repr(path)
+            yield Image(id, text, size, time, vector), self.fits(vector, crc, id, path, size, time)
 
 
 class Collection:
-    """The embeddings of a network on the disk."""
+    """The embeddings of a run's network, whose identity is that of weights, preprocessing and precision."""
 
-    def __init__(self, place: Path, owner: Owner) -> None:
-        self.place, self.owner = place.absolute(), owner
-        self._state: State | None = None  # the last that was read, for errors
-
-    @property
-    def database(self) -> Path:
-        """The file with the rows."""
-        return self.place / DATABASE
+    def __init__(self, place: Path, run: Path, identity: str, size: int) -> None:
+        self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
+        self.database = self.place / DATABASE
+        self._index: Index | None = None  # the last that was read, for errors
+        self._held = threading.local()  # a connection of each thread
+        self._mapped: tuple[Any, Vectors] = (), np.empty((0, size), dtype=np.float32)
 
     @property
     def exists(self) -> bool:
         """Whether there is a collection in the folder, damaged or not."""
-        with contextlib.suppress(OSError):
-            if self.database.stat().st_size:
-                return True
-        return next(self.place.glob("vectors*.f32"), None) is not None
+        return any(path.stat().st_size for name in (DATABASE, "vectors*.f32") for path in self.place.glob(name))
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Exclude other passes over folders; a second process waits, with a warning."""
-
-        def waits() -> None:
-            text = f"{self.place}: another process embeds images into it; waiting until it is done"
-            warnings.warn(text, StoreWarning, stacklevel=6)
-
-        with writing(self.place):
-            self.place.mkdir(parents=True, exist_ok=True)
-        try:
-            with alone_in(self.place, waits):
-                yield
-        finally:
-            if not self.exists:  # nothing was written
-                with contextlib.suppress(OSError):
-                    self.place.rmdir()
+        text = f"{self.place}: another process embeds images into it; waiting until it is done"
+        return alone_in(self.place, lambda: warnings.warn(text, StoreWarning, stacklevel=6))
 
     @contextlib.contextmanager
     def transaction(self, write: bool = False) -> Iterator[Transaction]:
         """Open a transaction; an error undoes what was written in it."""
         if not self.database.is_file() or not self.database.stat().st_size:
             raise self.damaged("missing or empty")
-        with self._connected("rw", write) as connection:
+        with self._connection("rw", write) as connection:
             try:
                 current = Transaction(self, connection)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            except (ValueError, TypeError, AttributeError) as error:
                 raise self.damaged(shortened(error, 100)) from None
-            self._state = current.state
+            self._index = current.state.index
             yield current
+
+    @contextlib.contextmanager
+    def _connection(self, mode: str, write: bool) -> Iterator[sqlite3.Connection]:
+        """Begin a transaction on this thread's connection, which stays open while the file is the same."""
+        key = (os.getpid(), self.database.stat().st_ino) if mode == "rw" else None
+        held, connection = getattr(self._held, "connection", (None, None))
+        try:
+            if connection is None or held != key:
+                address = f"{self.database.as_uri()}?mode={mode}"
+                connection = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
+                connection.execute("PRAGMA temp_store = MEMORY")
+                self._held.connection = key, connection
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException as error:
+            self._held.connection = None, None
+            if connection is not None:
+                connection.close()  # which undoes what is not committed
+            if not isinstance(error, sqlite3.Error):
+                raise
+            if not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorname == "SQLITE_ERROR":
+                raise self.damaged(shortened(error, 100)) from error
+            if write:
+                text = f"{self.database}: cannot be written ({error}); what was written before stays"
+                raise UnwritableError(text) from error
+            raise DataError(f"{self.database}: cannot be read ({error})") from error
+
+    def mapped(self, state: State) -> Vectors:
+        """Map the vectors into memory; those that a cut file lacks are missing at the end."""
+        path = self.place / state.file
+        about = path.stat() if path.exists() else None
+        count = 0 if about is None else min(state.vectors, about.st_size // (4 * state.size))
+        if about is None or not count:
+            return np.empty((0, state.size), dtype=np.float32)
+        key, vectors = self._mapped
+        if key != (about.st_ino, count):  # mapped copy-on-write, since torch warns of arrays that are read-only
+            vectors = np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
+            self._mapped = (about.st_ino, count), vectors
+        return vectors
 
     def damaged(self, why: str, path: Path | None = None) -> DamagedCollectionError:
         """Return the error of a damaged file, by default of the database."""
-        return DamagedCollectionError(path or self.database, why, self.command())
-
-    @contextlib.contextmanager
-    def _connected(self, mode: str, write: bool) -> Iterator[sqlite3.Connection]:
-        try:
-            address = f"{self.database.as_uri()}?mode={mode}"
-            connection = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
-            try:
-                connection.execute("PRAGMA temp_store = MEMORY")
-                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                connection.close()  # which undoes what is not committed
-        except sqlite3.Error as error:
-            if str(getattr(error, "sqlite_errorname", "")).startswith(_PASSING):
-                verb, kind = ("written", UnwritableError) if write else ("read", DataError)
-                end = "; what was written before stays" * write
-                raise kind(f"{self.database}: cannot be {verb} ({error}){end}") from error
-            raise self.damaged(shortened(error, 100)) from error
-
-    def is_usable(self) -> bool:
-        """Whether there is a collection of this network."""
-        try:
-            with self.transaction() as current:
-                return current.state.identity == self.owner.identity
-        except (DataError, OSError):
-            return False
+        return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
 
     def create(self, replace: bool) -> None:
-        """Create the collection where there is none; a damaged one is replaced, with a warning."""
+        """Create the collection where there is none; with ``replace``, a damaged or foreign one gives way."""
         why = ""
         try:
             with self.transaction() as current:
                 problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
                 if problem != "ok":
                     raise self.damaged(problem)
-                if current.state.identity == self.owner.identity:
+                if current.state.identity == self.identity:
                     return
                 if not replace:
-                    raise DataError(self._foreign(current.state))
+                    self.check_owner(current.state)
                 why = "of an earlier state of the run (other weights, preprocessing or precision)"
         except DamagedCollectionError as error:
             if self.exists:
-                why = f"damaged ({error.why})"
+                why = str(error).partition("; type: ")[0]
         if why:
-            warnings.warn(
-                f"{self.place}: the collection is {why}; it is removed, its images are embedded again and get new ids",
-                StoreWarning,
-                stacklevel=6,
-            )
-            self.remove()
-        with self._connected("rwc", True) as connection:
+            text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+            warnings.warn(text, StoreWarning, stacklevel=6)
+            self._held.connection = None, None
+            for path in self._own_files():
+                path.unlink(missing_ok=True)
+        with writing(self.place):
+            self.place.mkdir(exist_ok=True)
+        with self._connection("rwc", True) as connection:
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for table in _SCHEMA:
                     connection.execute(table)
-                text = json.dumps(dataclasses.asdict(State(str(self.owner.run), self.owner.identity, self.owner.size)))
+                text = State(run=str(self.run), identity=self.identity, size=self.size).model_dump_json()
                 connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
 
-    def remove(self) -> None:
-        """Remove the collection's files."""
-        for path in self.place.iterdir():
-            if _OWN_FILES.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+    def _own_files(self) -> list[Path]:
+        return [path for path in self.place.iterdir() if _OWN_FILES.fullmatch(path.name)]
 
     # Embedded files
 
     def find(
-        self, folder: bytes, files: dict[bytes, tuple[int, int]]
-    ) -> tuple[dict[bytes, tuple[int, float]], list[bytes]]:
-        """Look up files below a folder."""
-        found: dict[bytes, tuple[int, float]] = {}
+        self, files: Mapping[bytes, Facts], folder: bytes | None = None
+    ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
+        """Return the numbers of unchanged files' vectors, which paths below a folder are gone, and all vectors."""
+        found: dict[bytes, int] = {}
         gone, damaged = [], 0
         with self.transaction() as current:
-            query = "SELECT path, size, time, length, vector, crc FROM embedded WHERE path >= ? AND path < ?"
-            rows = current.connection.execute(query, (folder, folder[:-1] + b"0"))
-            for path, size, time, length, vector, crc in rows:
+            self.check_owner(current.state)
+            ranges = [(path, path + b"\0") for path in files] if folder is None else [(folder, folder[:-1] + b"0")]
+            query = "SELECT * FROM embedded WHERE path >= ? AND path < ?"
+            rows = itertools.chain.from_iterable(current.connection.execute(query, each) for each in ranges)
+            for path, size, time, vector, crc in rows:
                 if path not in files:
                     gone.append(path)
-                elif not current.fits(vector, crc, path, size, time, length):
+                elif not current.fits(vector, crc, path, size, time):
                     damaged += 1
                 elif files[path] == (size, time):
-                    found[path] = vector, length
-        self._warn_of_damaged(damaged)
-        return found, gone
-
-    def embeddings_of(self, files: dict[bytes, tuple[int, int]]) -> dict[bytes, Vectors]:
-        """Look up single files; return the vectors and lengths, ``[D + 1]``, of those that are as they were."""
-        found, damaged = {}, 0
-        with self.transaction() as current:
-            if current.state.identity != self.owner.identity:
-                return {}
-            query = "SELECT size, time, length, vector, crc FROM embedded WHERE path = ?"
-            for path, wanted in files.items():
-                for size, time, length, vector, crc in current.connection.execute(query, (path,)):
-                    if not current.fits(vector, crc, path, size, time, length):
-                        damaged += 1
-                    elif wanted == (size, time):
-                        found[path] = np.append(current.vectors()[vector], np.float32(length))
-        self._warn_of_damaged(damaged)
-        return found
-
-    def _warn_of_damaged(self, rows: int) -> None:
-        if rows:
-            images = "1 image was" if rows == 1 else f"{rows} images were"
-            text = f"{self.place}: the embedding of {images} damaged; embedded again"
+                    found[path] = vector
+        if damaged:
+            text = f"{self.place}: embeddings of {damaged} image{'s' * (damaged > 1)} were damaged; embedded again"
             warnings.warn(text, StoreWarning, stacklevel=6)
+        return found, gone, current.vectors
 
-    def append(self, paths: Sequence[bytes], facts: Sequence[tuple[int, int]], rows: Vectors) -> int:
-        """Write vectors of length 1 and the lengths that the network gave them; return the first vector's number."""
-        vectors = np.ascontiguousarray(rows[:, :-1], dtype=np.float32)
+    def vectors_of(self, numbers: Numbers) -> Vectors:
+        """Return vectors, ``[N, D]``; mapped from the file where they lie there in this order."""
+        with self.transaction() as current:
+            first = int(numbers[0]) if len(numbers) else 0
+            if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+                return current.vectors[first : first + len(numbers)]
+            return current.vectors[numbers]
+
+    def append(self, paths: Sequence[bytes], facts: Sequence[Facts], vectors: Vectors) -> int:
+        """Write the vectors of files, ``[N, D]``; return the number of the first."""
         with self.transaction(write=True) as current:
-            first = self._extend(current, vectors)
+            state = current.state
+            self.check_owner(state)
+            file_path, end = self.place / state.file, 4 * state.size * state.vectors
+            with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
+                file.truncate(end)  # vectors of a process that was killed before it committed their rows
+                file.seek(end)
+                file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
+                file.flush()
+                os.fsync(file.fileno())
             values = [
-                (path, *known, length, first + row, crc_of(vectors[row].data, path, *known, length))
-                for row, (path, known, length) in enumerate(zip(paths, facts, rows[:, -1].tolist(), strict=True))
+                (path, *known, state.vectors + row, crc_of(vectors[row].data, path, *known))
+                for row, (path, known) in enumerate(zip(paths, facts, strict=True))
             ]
-            current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?, ?)", values)
-        return first
-
-    def append_vectors(self, vectors: Vectors) -> int:
-        """Write vectors without files, and return the number of the first."""
-        with self.transaction(write=True) as current:
-            return self._extend(current, vectors)
-
-    def _extend(self, current: Transaction, vectors: Vectors) -> int:
-        state = current.state
-        self.check_owner(state)
-        path, end = self.place / state.file, 4 * state.size * state.vectors
-        with writing(path), path.open("r+b" if path.exists() else "w+b") as file:
-            if file.seek(0, os.SEEK_END) > end:  # vectors of a process that was killed before it committed their rows
-                file.truncate(end)
-            file.seek(end)
-            for start in range(0, len(vectors), _ROWS):
-                file.write(np.ascontiguousarray(vectors[start : start + _ROWS], dtype=np.float32).data)
-            file.flush()
-            os.fsync(file.fileno())
-        current.save(dataclasses.replace(state, vectors=state.vectors + len(vectors)))
+            current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
+            current.save(vectors=state.vectors + len(vectors))
         return state.vectors
 
-    def forget(self, paths: Sequence[bytes]) -> None:
-        """Delete the rows of files that are gone."""
-        if paths:
-            with self.transaction(write=True) as current:
-                current.connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in paths])
-
-    def compact(self) -> None:
-        """Move the vectors to a new file where a fifth of the old one is holes, and remove files that are not in use.
+    def compact(self, gone: Sequence[bytes] = ()) -> None:
+        """Forget files that are gone, and move the vectors to a new file where a fifth of the old one is holes.
 
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
-        self._move_vectors()
-        with self.transaction() as current:
+        with self.transaction(write=True) as current:
+            state, connection = current.state, current.connection
+            connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
+            query = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
+            live = np.fromiter((row[0] for row in connection.execute(query)), dtype=np.int64)
+            if 5 * (state.vectors - len(live)) >= state.vectors > 0 and len(current.vectors) == state.vectors:
+                self._move_vectors(current, live)
             index = current.state.index
-            used = {current.state.file, index.file if index is not None else ""}
-            for path in self.place.iterdir():
-                if _OWN_FILES.fullmatch(path.name) and not path.name.startswith(DATABASE) and path.name not in used:
-                    with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
-                        path.unlink(missing_ok=True)
+            used = {DATABASE, f"{DATABASE}-journal", current.state.file, index.file if index is not None else ""}
+        for path in self._own_files():
+            if path.name not in used:
+                with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
+                    path.unlink(missing_ok=True)
 
-    def _move_vectors(self) -> None:
-        new = self.place
-        try:
-            with self.transaction(write=True) as current:
-                state, connection = current.state, current.connection
-                query = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
-                live = np.fromiter((row[0] for row in connection.execute(query)), dtype=np.int64)
-                vectors = current.vectors()
-                if 5 * (state.vectors - len(live)) < state.vectors or len(vectors) < state.vectors:
-                    return
-                new = self.place / f"vectors-{state.version + 1}.f32"
-                with writing(new), new.open("wb") as file:
-                    for start in range(0, len(live), _ROWS):
-                        file.write(vectors[live[start : start + _ROWS]].data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                connection.execute("CREATE TEMP TABLE moved (old INTEGER PRIMARY KEY, new INTEGER)")
-                connection.executemany(
-                    "INSERT INTO moved VALUES (?, ?)", ((row, number) for number, row in enumerate(live.tolist()))
-                )
-                connection.execute("UPDATE embedded SET vector = (SELECT new FROM moved WHERE old = vector)")
-                # below 0 first, so that no two images have the same number meanwhile
-                connection.execute("UPDATE images SET vector = (SELECT -1 - new FROM moved WHERE old = vector)")
-                connection.execute("UPDATE images SET vector = -1 - vector")
-                index = state.index
-                if index is not None:
-                    numbers = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
-                    together = numbers[1] - numbers[0] + 1 == index.images
-                    index = dataclasses.replace(index, first=numbers[0] if together else None)
-                version = state.version + 1
-                current.save(dataclasses.replace(state, file=new.name, vectors=len(live), version=version, index=index))
-        except UnwritableError as error:
-            warnings.warn(f"the collection could not be compacted: {error}", StoreWarning, stacklevel=4)
+    def _move_vectors(self, current: Transaction, live: Numbers) -> None:
+        state, connection, version = current.state, current.connection, current.state.version + 1
+        path = self.place / f"vectors-{version}.f32"
+        write_atomically(path, current.vectors[live].tofile)
+        connection.execute("CREATE TEMP TABLE moved (old INTEGER PRIMARY KEY, new INTEGER)")
+        connection.executemany("INSERT INTO moved VALUES (?, ?)", zip(live.tolist(), range(len(live)), strict=True))
+        connection.execute("UPDATE embedded SET vector = (SELECT new FROM moved WHERE old = vector)")
+        # below 0 first, so that no two images have the same number meanwhile
+        connection.execute("UPDATE images SET vector = (SELECT -1 - new FROM moved WHERE old = vector)")
+        connection.execute("UPDATE images SET vector = -1 - vector")
+        connection.execute("DROP TABLE moved")
+        index = state.index
+        if index is not None:
+            first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
+            index = index.model_copy(update={"first": first if last - first + 1 == index.images else None})
+        current.save(file=path.name, vectors=len(live), version=version, index=index)
 
     # The index
 
-    def write_index(
-        self,
-        folder: Path,
-        names: Sequence[str],
-        facts: Sequence[tuple[int, int]],
-        vectors: Numbers,
-        skipped: dict[str, str],
-        build: Callable[[Vectors], FaissIndex | None],
-    ) -> Changes | None:
-        """Replace what a query searches, in one transaction; to be called inside :meth:`locked`."""
-        source = str(folder.resolve())
-        order = np.argsort(vectors)
-        ordered = vectors[order]
-        first = int(ordered[0]) if int(ordered[-1]) - int(ordered[0]) + 1 == len(ordered) else None
+    def write_index(self, embedded: Embedded, factory: str) -> Changes | None:
+        """Replace what a query searches, in one transaction; to be called inside :meth:`locked`.
+
+        Returns:
+            The changes; None where another folder, or none, was indexed before.
+        """
+        assert embedded.numbers is not None
+        assert embedded.facts is not None
+        numbers = np.sort(embedded.numbers)
+        first = int(numbers[0]) if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) else None
         with self.transaction() as current:
-            mapped, version = current.vectors(), current.state.version + 1
-        faiss = build(mapped[ordered] if first is None else mapped[first : first + len(ordered)])
-        index = Index(source, len(names), skipped, first)
-        path = self.place / f"search-{version}.faiss"
+            version = current.state.version + 1
+        index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
+        path, chosen = self.place / f"search-{version}.faiss", chosen_factory(factory, len(numbers))
         try:
-            if faiss is not None:
-                _write_faiss(path, faiss)
-                index = dataclasses.replace(
-                    index,
-                    factory=faiss.factory,
-                    effort=faiss.effort,
-                    recall_at_10=faiss.recall,
-                    file=path.name,
-                    bytes=path.stat().st_size,
-                    sha256=sha256_of(path),
-                )
+            if chosen:
+                faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
+                if faiss.recall is not None and faiss.recall < _FAIR:
+                    text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
+                    warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
+                write_atomically(path, faiss.write)
+                measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}
+                measured |= {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+                index = index.model_copy(update=measured)
             with self.transaction(write=True) as current:
-                changes = self._replace_images(current, index, names, facts, vectors, mapped, version)
+                return self._replace_images(current, index, embedded)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return changes
 
-    def _replace_images(
-        self,
-        current: Transaction,
-        index: Index,
-        names: Sequence[str],
-        facts: Sequence[tuple[int, int]],
-        vectors: Numbers,
-        mapped: Vectors,
-        version: int,
-    ) -> Changes | None:
+    def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
         state, before = current.state, current.state.index
         known: dict[str, Image] = {}
         if before is not None and before.folder == index.folder:
@@ -488,21 +427,22 @@ class Collection:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
         next_id, changed, rows = state.next_id, 0, []
-        for name, (size, time), vector in zip(names, facts, vectors.tolist(), strict=True):
+        columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()  # type: ignore[union-attr]
+        for name, (size, time), vector in zip(*columns, strict=True):
             image = known.get(name)
             if image is None:
                 id, next_id = next_id, next_id + 1
             else:
                 id, changed = image.id, changed + ((image.size, image.time) != (size, time))
-            values = id, path_bytes(name), size, time, path_bytes(class_of(name))
-            rows.append((*values, vector, crc_of(mapped[vector].data, *values)))
+            values = id, path_bytes(name), size, time
+            rows.append((*values, vector, crc_of(current.vectors[vector].data, *values)))
         current.connection.execute("DELETE FROM images")
-        current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        current.save(dataclasses.replace(state, version=version, next_id=next_id, index=index))
+        current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
+        current.save(version=state.version + 1, next_id=next_id, index=index)
         if before is None or before.folder != index.folder:
             return None
-        kept = len(names) - (next_id - state.next_id)
-        return Changes(len(names) - kept, changed, len(known) - kept, kept - changed)
+        kept = len(rows) - (next_id - state.next_id)
+        return Changes(len(rows) - kept, changed, len(known) - kept, kept - changed)
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
         """Open the file that faiss searches; None for exact search."""
@@ -515,63 +455,38 @@ class Collection:
                 same = sha256_of(path) == index.sha256
             if not same:
                 raise self.damaged(f"not the file that {DATABASE} was written for", path)
-            faiss = FaissIndex.read(path, index.factory)
+            return FaissIndex.read(path, index.factory, index.effort, index.recall)
         except (OSError, RuntimeError) as error:
             raise self.damaged(shortened(error, 100), path) from None
-        faiss.effort, faiss.recall = index.effort or 0, index.recall_at_10
-        return faiss
 
     # Errors
 
     def command(self) -> str:
         """Return the command that makes the index again."""
-        state = self._state
-        words = ["pml-ext", "index", str(self.owner.run)]
-        options = ["--store", str(self.place)] if self.place != (self.owner.run / COLLECTION).absolute() else []
-        if state is None or state.index is None:
-            return f"{shlex.join(words)} FOLDER{' ' * bool(options)}{shlex.join(options)}"
-        factory = ["--index", state.index.factory] if state.index.factory else []
-        return shlex.join([*words, state.index.folder, *options, *factory])
+        index = self._index or Index(folder="FOLDER", images=0, first=None)
+        store = [] if self.place == (self.run / COLLECTION).absolute() else ["--store", str(self.place)]
+        factory = ["--index", index.factory] if index.factory else []
+        return shlex.join(["pml-ext", "index", str(self.run), index.folder, *store, *factory])
 
     def check_owner(self, state: State) -> None:
         """Refuse a collection of another network."""
-        if state.identity != self.owner.identity:
-            raise DataError(self._foreign(state))
-
-    def _foreign(self, state: State) -> str:
-        return (
-            f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.owner.run} "
-            f"({self.owner.identity}); type: {self.command()}"
-        )
+        if state.identity != self.identity:
+            raise DataError(
+                f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
+                f"({self.identity}); type: {self.command()}"
+            )
 
 
-def class_of(path: str) -> str:
-    """Return the first sub-folder of a path; "" where it has none."""
-    return path.partition("/")[0] if "/" in path else ""
-
-
-def why_unwritable(place: Path) -> str | None:
-    """Return why a folder, which is created, may not be written; None where it may."""
+def check_writable(option: str, place: Path, file: bool = False) -> None:
+    """Refuse a folder, or a file, that cannot be written with a ConfigError; nothing is created."""
+    wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
+    if place.is_dir() if file else place.is_file():
+        raise ConfigError(f"{place} is a {'folder' if file else 'file'}; {wanted}")
+    folder = place.parent if file else place
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            return None
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
+            pass
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
-            return error.strerror
-        raise UnwritableError(f"{place}: cannot be written ({error.strerror or error})") from error
-
-
-def _write_faiss(path: Path, faiss: FaissIndex) -> None:
-    with writing(path):
-        try:
-            faiss.write(path)
-        except RuntimeError as error:  # faiss has no error of its own for a full disk
-            reason = str(error).strip().rpartition(": ")[2]
-            raise UnwritableError(f"{path}: cannot be written ({reason}); what was written before stays") from error
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-
-
-def _text(value: Any) -> str:
-    return os.fsdecode(value) if isinstance(value, (bytes, str)) else repr(value)
+        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}); {wanted}") from None

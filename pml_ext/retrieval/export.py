@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from torch import Tensor, nn
 from ..checksums import is_unchanged, sha256_of, write_sums
 from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..experiment.recipe import Recipe
-from ..files import write_atomically, write_json, write_text
+from ..files import DamagedError, read_json, write_atomically, write_json, write_text
+from ..lazy import check_there
 from ..network import Network
-from .card import CARD, card
-from .checks import StoreWarning
+from .collection import StoreWarning
 
-WEIGHTS, ABOUT, ONNX, TORCH_EXPORT = "model.safetensors", "preprocess.json", "model.onnx", "model.pt2"
+WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "preprocess.json", "README.md"
 MOST = 1e-4  # the largest accepted difference of an embedding's number
+COMPARED = 100  # images of noise by which a graph is compared with the network
 
 
 class Normalized(nn.Module):
@@ -38,156 +38,171 @@ class Normalized(nn.Module):
         return nn.functional.normalize(self.embedder(self.trunk(images)))
 
 
-def write_export(
-    folder: Path, run: Path, recipe: Recipe, network: Network, graphs: Sequence[str], images: Tensor | None
-) -> None:
-    """Write ``model.safetensors``, graphs, ``preprocess.json``, a model card, and the checksums of all.
+def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False) -> None:
+    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and the checksums of all.
 
-    Graphs of an earlier export that are not wanted now are removed; a card that somebody has changed stays.
+    A graph of an earlier export that is not wanted now is removed; a card that somebody has changed stays.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save_file
+    if onnx:
+        check_there(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in {ONNX, TORCH_EXPORT} - set(graphs):
-        if is_unchanged(folder, name):
-            (folder / name).unlink(missing_ok=True)
-    about = _about(recipe, network)
-    files: dict[str, Any] = {}
-    if images is not None:
-        whole = copy.deepcopy(Normalized(network.trunk, network.embedder)).cpu().eval()
-        for name in graphs:
-            key, write = ("onnx", write_onnx) if name == ONNX else ("torch_export", write_torch_export)
-            difference = write(folder / name, whole, images)
-            files[key] = {"file": name, "sha256": sha256_of(folder / name), "largest_difference": difference}
+    seen, model = network.preprocessing, recipe.model
+    about: dict[str, Any] = {
+        "trunk": {"name": model.trunk.name, **model.trunk.settings},
+        "embedding_size": model.embedding_size,
+        "hidden_sizes": model.hidden_sizes,
+        "features": network.features,
+        **seen.model_dump(include={"image_size", "channels", "squash", "bgr", "value_range", "normalize"}),
+        "resize": seen.resized_to,
+        "l2_normalize_embeddings": True,
+    }
     tensors = {
         f"{part}.{name}": tensor.detach().cpu().contiguous()
         for part in ("trunk", "embedder")
         for name, tensor in getattr(network, part).state_dict().items()
     }
     write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
-    weights = {"weights": {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}}
-    write_json(folder / ABOUT, {**about, **weights, **files})
-    own = {WEIGHTS, ABOUT, CARD, *graphs}
+    about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
+    written = [WEIGHTS]
+    if onnx:
+        whole = copy.deepcopy(Normalized(network.trunk, network.embedder)).cpu().eval()
+        shape = (COMPARED, seen.channels, seen.image_size, seen.image_size)
+        noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        _, transform = seen.transforms()
+        difference = write_onnx(folder / ONNX, whole, torch.stack([transform(image) for image in noise]))
+        about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
+        written.append(ONNX)
+    elif is_unchanged(folder, ONNX):
+        (folder / ONNX).unlink()
+    write_json(folder / ABOUT, about)
     if (folder / CARD).exists() and not is_unchanged(folder, CARD):
         text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
         warnings.warn(text, StoreWarning, stacklevel=3)
-        own.remove(CARD)
     else:
-        write_text(folder / CARD, card(run, recipe, network.trunk, about, [WEIGHTS, *graphs]))
-    write_sums(folder, sorted(own))
+        write_text(folder / CARD, card(run, recipe, about, written))
+        written.append(CARD)
+    write_sums(folder, sorted([ABOUT, *written]))
 
 
-def _about(recipe: Recipe, network: Network) -> dict[str, Any]:
-    seen, model = network.preprocessing, recipe.model
-    return {
-        "trunk": {"name": model.trunk.name, **model.trunk.settings},
-        "embedding_size": model.embedding_size,
-        "hidden_sizes": model.hidden_sizes,
-        "features": network.features,
-        "image_size": seen.image_size,
-        "channels": seen.channels,
-        "resize": seen.resized_to,
-        "squash": seen.squash,
-        "bgr": seen.bgr,
-        "value_range": seen.value_range,
-        "normalize": seen.normalize.model_dump() if seen.normalize is not None else None,
-        "l2_normalize_embeddings": True,
-    }
-
-
-def check_onnx() -> None:
-    """Raise a MissingExtraError where the extra ``[onnx]`` is not installed."""
-    with needs_extra("onnx", "export --onnx"):
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-
-
+@torch.no_grad()
 def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
-    """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size."""
-    check_onnx()
+    """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size.
+
+    Returns:
+        The largest difference of a number of an embedding of these images, in batches of one and of seven.
+
+    Raises:
+        ConfigError: torch cannot write the network, or the difference is above 1e-4; the file is not kept.
+    """
     import onnxruntime
 
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"]}
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
-        settings |= {"dynamo": True, "dynamic_shapes": {"images": {0: _batch()}}, "external_data": False}
+        batch = torch.export.Dim("batch", min=1, max=2**16)
+        settings |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "external_data": False}
     else:
         settings |= {"dynamic_axes": {"images": {0: "batch"}, "embeddings": {0: "batch"}}}
-
-    def write(temporary: Path) -> None:
-        with _quiet(), _refused("ONNX"):
-            torch.onnx.export(network, (images[:2],), str(temporary), **settings)
-
-    def opened() -> Any:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return lambda batch: torch.from_numpy(session.run(None, {"images": batch.numpy()})[0])
-
-    write_atomically(path, write)
-    return _compared(path, network, opened, images)
-
-
-def write_torch_export(path: Path, network: Normalized, images: Tensor) -> float:
-    """Write a file for ``torch.export.load``; arguments, result and errors are those of :func:`write_onnx`."""
-
-    def write(temporary: Path) -> None:
-        content = io.BytesIO()
-        with _quiet(), _refused("torch.export"):
-            shapes = {"images": {0: _batch()}}
-            torch.export.save(torch.export.export(network, (images[:2],), dynamic_shapes=shapes), content)
-        temporary.write_bytes(content.getvalue())
-
-    write_atomically(path, write)
-    return _compared(path, network, lambda: torch.export.load(str(path)).module(), images)
-
-
-def _batch() -> Any:
-    return torch.export.Dim("batch", min=1, max=2**16)
-
-
-@torch.no_grad()
-def _compared(path: Path, network: Normalized, opened: Callable[[], Any], images: Tensor) -> float:
-    """Return the largest difference, in batches of one and of several; a file that differs too much is removed."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
     try:
-        with _quiet(), _refused(f"{path.name} for batches of any size"):
-            other = opened()
-            parts = (images[:1], *torch.split(images, 7))
-            largest = max(float((other(part) - network(part)).abs().max()) for part in parts)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")  # they are of torch's own code
+            write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        parts = (images[:1], *torch.split(images, 7))
+        found = [torch.from_numpy(session.run(None, {"images": part.numpy()})[0]) for part in parts]
+        largest = max(float((one - network(part)).abs().max()) for one, part in zip(found, parts, strict=True))
         if not largest <= MOST:  # NaN too
             raise ConfigError(
                 f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
                 f"than {MOST:.0e}; it is not kept. model.safetensors has the weights"
             )
-    except BaseException:
+    except Exception as error:  # torch's tracers have no common error
         path.unlink(missing_ok=True)
-        raise
+        if isinstance(error, (ConfigError, OSError)):
+            raise
+        raise ConfigError(
+            f"torch {torch.__version__} cannot write this network as ONNX for batches of any size "
+            f"({shortened(one_line(error), 250)}); model.safetensors has the weights"
+        ) from error
     return largest
 
 
-@contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:  # torch's tracers have no common error
-        reason = shortened(one_line(error), 250)
-        raise ConfigError(
-            f"torch {torch.__version__} cannot write this network as {what} ({reason}); "
-            "model.safetensors has the weights"
-        ) from error
+# The model card
+
+_WAYS = {
+    ONNX: """import onnxruntime
+session = onnxruntime.InferenceSession("model.onnx")
+embedding = session.run(None, {"images": images.numpy()})[0]""",
+    WEIGHTS: """from safetensors.torch import load_file
+tensors = load_file("model.safetensors")  # named trunk.KEY and embedder.KEY""",
+}
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the messages of exporters, which are about torch's own code."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        said = io.StringIO()
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+def card(run: Path, recipe: Recipe, about: Mapping[str, Any], files: Sequence[str]) -> str:
+    """Return the text of a model card, for ``preprocess.json``: Markdown with a head in YAML, as model hubs read it."""
+    measured: dict[str, Any] = {}
+    with contextlib.suppress(OSError, DamagedError):
+        measured = read_json(run / "metrics.json")
+    after, before = measured.get("after") or {}, measured.get("before") or {}
+    metrics = "".join(f"{line}\n" for line in ("metrics:", *(f"- {name}" for name in after)))
+    size, trunk = about["image_size"], recipe.model.trunk
+    cut = f"v2.Resize([{size}, {size}], antialias=True)"
+    if about["resize"] is not None:
+        cut = f"v2.Resize({about['resize']}, antialias=True), v2.CenterCrop({size})"
+    steps = ["v2.PILToTensor()", cut, *["v2.Lambda(lambda image: image.flip(-3))"] * about["bgr"]]
+    steps.append(f"v2.ToDtype(torch.float32, scale={about['value_range'] == 1})")
+    if about["normalize"] is not None:
+        steps.append(f"v2.Normalize({about['normalize']['mean']}, {about['normalize']['std']})")
+    ways = "".join(f"`{name}`:\n\n```python\n{_WAYS[name]}\n```\n\n" for name in sorted(files))
+    license, terms = "unknown", "Trained from random weights, without a license of their own."
+    if (weights := trunk.settings.get("weights")) is not None:
+        license, terms = "other", f"Training began with the weights `{weights}` of `{trunk.name}`: their license holds."
+    data = recipe.data.name.partition(":")[0]  # a folder's place on somebody's disk is nobody else's business
+    rows: list[tuple[str, ...]] = [("on the test images", "trained", "before training"), ("---",) * 3]
+    rows += [(f"`{name}`", *(f"{each.get(name) or 0.0:.4f}" for each in (after, before))) for name in after]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows) if after else "Not measured."
+    return f"""---
+license: {license}
+library_name: pml-ext
+pipeline_tag: image-feature-extraction
+tags:
+- metric-learning
+- image-retrieval
+- embeddings
+{metrics}---
+
+# {measured.get("recipe") or recipe.loss.name}
+
+Maps an image to an embedding of {about["embedding_size"]} numbers, of length 1: images of one class are close to each
+other. Trained on `{data}` with the loss `{recipe.loss.name}` for {recipe.schedule.epochs} epochs; the trunk is
+`{trunk.name}`. {recipe.description}
+
+## Metrics
+
+{table}
+
+## Preprocessing
+
+In `preprocess.json`; as torchvision's transforms:
+
+```python
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+steps = v2.Compose([{", ".join(steps)}])
+images = steps(Image.open("photo.jpg").convert("{"L" if about["channels"] == 1 else "RGB"}"))[None]
+```
+
+## How to load it
+
+With `images` as above, and without the package that trained it.
+
+{ways}
+## License of the weights
+
+{terms} The terms of the images that it was trained on may bind it too.
+"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data import read_image
 from ..errors import DataError
-from .checks import RetrievalWarning
+from .collection import RetrievalWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 PICTURED = 50  # answers of a query in a picture
 _PANELS = 600  # images of a picture: it is as high as queries need, and 65,536 pixels is the end
 _SHOWN = 220  # pixels of a small picture's longer side, twice what it is drawn with
-_SIZE = 64  # of a placeholder, in pixels
-
-Source = tuple[str, Sequence["Answer"], Path]
-"""Title, answers and the folder of their images, of a run."""
 
 
 def thumbnail(path: Path, channels: int = 3, longest: int = _SHOWN) -> Image.Image:
@@ -36,18 +32,13 @@ def thumbnail(path: Path, channels: int = 3, longest: int = _SHOWN) -> Image.Ima
 
     *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
     """
-    try:
-        if not path.exists():
-            raise DataError(f"{path}: no such file")
-        pixels = read_image(path, channels, smallest=longest)
-    except OSError as error:  # a name that the system refuses, a disk that fails
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    pixels = read_image(path, channels, smallest=longest)
     image = Image.fromarray(pixels[0].numpy() if channels == 1 else pixels.permute(1, 2, 0).numpy())
     image.thumbnail((longest, longest), reducing_gap=2.0)
     return image
 
 
-def placeholder(size: int = _SIZE) -> Image.Image:
+def placeholder(size: int = 64) -> Image.Image:
     """Return a gray square with a cross, which stands for an image that cannot be shown."""
     image = Image.new("L", (size, size), 225)
     draw = ImageDraw.Draw(image)
@@ -79,38 +70,30 @@ class PictureReader:
     def warn(self, what: str) -> None:
         """Warn of the images that could not be read, if there are some."""
         if self.missing:
-            count, first = len(self.missing), next(iter(self.missing.values()))
-            images = "an image" if count == 1 else f"{count} images"
-            text = f"{what} a placeholder for {images} that cannot be read; the first: {first}"
-            warnings.warn(text, RetrievalWarning, stacklevel=3)
+            images = "an image" if len(self.missing) == 1 else f"{len(self.missing)} images"
+            text = f"{what} a placeholder for {images} that cannot be read; the first: "
+            warnings.warn(text + next(iter(self.missing.values())), RetrievalWarning, stacklevel=3)
 
 
-def answers_picture(sources: Sequence[Source], channels: int) -> Figure:
+def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> Figure:
     """Draw queries and their answers, at most 50 of each, framed green and red where the classes are known."""
-    from ..evaluation.figures import gallery
-
-    reader, queries = PictureReader(channels), len(sources[0][1])
-    most = max((len(answer.paths) for _, answers, _ in sources for answer in answers), default=0)
-    drawn = min(queries, max(1, _PANELS // (len(sources) * (min(most, PICTURED) + 1))))
-    figure = gallery([row for number in range(drawn) for row in _rows(sources, number, reader)])
-    reader.warn("the picture has")
-    if drawn < queries:
-        text = f"the picture has the first {drawn} of {queries} queries; all answers are in the table and in --json"
-        warnings.warn(text, RetrievalWarning, stacklevel=3)
-    return figure
-
-
-def _rows(sources: Sequence[Source], number: int, reader: PictureReader) -> Iterator[list[Cell | None]]:
-    from ..evaluation.figures import BLUE, answer
+    from ..evaluation.figures import BLUE, answer, gallery
     from ..evaluation.fonts import short_name
 
-    for title, answers, folder in sources:
-        found, query = answers[number], Path(answers[number].query)
-        lines = [query.name, found.query_class or "", title if len(sources) > 1 else ""]
-        caption = "\n".join(short_name(line) for line in lines if line)
+    reader, rows = PictureReader(channels), []
+    most = min(max((len(each.paths) for each in answers), default=0), PICTURED)
+    drawn = answers[: max(1, _PANELS // (most + 1))]
+    for each in drawn:
+        query, own = Path(each.query), each.query_class
+        caption = f"{short_name(query.name)}\n{short_name(own or '')}".strip()
         row: list[Cell | None] = [(reader(query), caption, BLUE) if query.is_file() else None]
-        for path, distance, name in list(zip(found.paths, found.distances, found.classes, strict=True))[:PICTURED]:
+        for path, distance, name in list(zip(each.paths, each.distances, each.classes, strict=True))[:PICTURED]:
             lines = [f"{distance:.2f}", *([short_name(name)] if name else []), short_name(Path(path).name)]
-            right = None if found.query_class is None else name == found.query_class
-            row.append(answer(reader(folder / path), "\n".join(lines), right))
-        yield row
+            row.append(answer(reader(folder / path), "\n".join(lines), None if own is None else name == own))
+        rows.append(row)
+    figure = gallery(rows)
+    reader.warn("the picture has")
+    if len(drawn) < len(answers):
+        text = f"the picture has the first {len(drawn)} of {len(answers)} queries"
+        warnings.warn(text, RetrievalWarning, stacklevel=3)
+    return figure

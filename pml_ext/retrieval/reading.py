@@ -2,79 +2,70 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..data import Steps, image_tensor, read_image
 from ..errors import ConfigError, DataError
 from ..experiment.batches import Watched, begin
-from .checks import check_images_folder
+from .collection import Facts
 
 MOST_WORKERS, FEW = 8, 256
-Facts = tuple[int, int]
-"""Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
+Images = Any  # a path, a PIL image, an array, a tensor, or several of these
 Item = tuple[Tensor | None, int, str]
 Batch = tuple[Tensor | None, list[int], dict[int, str]]
 
 
-# Folders
-
-
-@dataclasses.dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The visible files below a folder, in the order of their paths, folder by folder."""
 
     folder: Path
     names: list[str]
     facts: list[Facts]
-    others: dict[str, str]
+    others: dict[str, str]  # why each of the others is no image
 
 
 def list_folder(folder: Path) -> Listing:
     """List a folder without opening a file; hidden files, and hidden and linked folders, are left out."""
-    check_images_folder(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
     from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query need not
 
     listing = Listing(folder, [], [], {})
-    for name, about in _files(folder, "", listing.others):
-        if name.lower().endswith(IMG_EXTENSIONS):
-            listing.names.append(name)
-            listing.facts.append((about.st_size, about.st_mtime_ns))
-        else:
-            listing.others[name] = f"{folder / name}: no image by its name"
-    return listing
 
-
-def _files(folder: Path, inside: str, others: dict[str, str]) -> Iterator[tuple[str, os.stat_result]]:
-    try:
-        entries = sorted(os.scandir(folder / inside), key=lambda entry: entry.name)
-    except OSError as error:
-        others[inside] = f"{folder / inside}: cannot be read ({error.strerror or error})"
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        name = f"{inside}/{entry.name}" if inside else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(folder, name, others)
-            continue
+    def visit(inside: str) -> None:
         try:
-            if entry.is_file():
-                yield name, entry.stat()
-            elif entry.is_symlink():
+            entries = sorted(os.scandir(folder / inside), key=lambda entry: entry.name)
+        except OSError as error:
+            listing.others[inside] = f"{folder / inside}: cannot be read ({error.strerror or error})"
+            return
+        for entry in entries:
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                visit(name)
+            elif entry.is_symlink() and not os.path.isfile(entry):
                 to = "a folder, which is not followed" if entry.is_dir() else "what is not there"
-                others[name] = f"{folder / name}: a link to {to}"
-        except OSError:  # gone meanwhile
-            continue
+                listing.others[name] = f"{folder / name}: a link to {to}"
+            elif not name.lower().endswith(IMG_EXTENSIONS):
+                listing.others[name] = f"{folder / name}: no image by its name"
+            else:
+                about = entry.stat()
+                listing.names.append(name)
+                listing.facts.append((about.st_size, about.st_mtime_ns))
+
+    visit("")
+    return listing
 
 
 class FileImages(Dataset[Item]):
@@ -95,27 +86,19 @@ class FileImages(Dataset[Item]):
 
 
 def default_workers(images: int) -> int:
-    """Return how many processes read so many files by default.
-
-    None for fewer than 256, and where processes cannot be forked (Windows, macOS), since a script without
-    ``if __name__ == "__main__"`` would start itself anew there; else one per processor, up to 8.
-    """
+    """Return how many processes read so many files by default: none for few, or where processes cannot be forked."""
     if images < FEW or multiprocessing.get_all_start_methods()[0] == "spawn":
         return 0
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
 
 
-def check_workers(workers: int | None) -> None:
-    """Refuse fewer than 0 workers with a ConfigError."""
-    if workers is not None and workers < 0:
-        raise ConfigError(f"--workers {workers}: wanted 0 or more")
-
-
 def read_batches(
     paths: Sequence[Path], channels: int, steps: Steps, batch_size: int, workers: int, device: torch.device
 ) -> Iterator[Batch]:
     """Read image files for a network, in order."""
+    if workers < 0:
+        raise ConfigError(f"--workers {workers}: wanted 0 or more")
     early, last = steps.divided()
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
@@ -143,28 +126,18 @@ def _joined(items: Sequence[Item]) -> Batch:
 
 # Single images
 
-
-def several(images: Any) -> Any:
-    """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
-    if isinstance(images, (str, os.PathLike)) or _is_pil(images):
-        return [images]
-    if isinstance(images, Tensor):
-        return [images] if images.ndim < 4 else images
-    if isinstance(images, np.ndarray) and images.dtype != object:
-        if images.ndim == 3 and images.shape[2] not in (1, 3, 4):
-            raise TypeError(
-                f"an array of the shape {list(images.shape)} is no image [H, W] or [H, W, 3]; pass several "
-                "as a list, or as [N, H, W, 3]"
-            )
-        return [images] if images.ndim < 4 else images
-    if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
-        raise TypeError(f"wanted images, or a folder, not {_described(images)}; {_WANTED}")
-    return images
-
-
 _WANTED = (
-    "an image is a path, a PIL image, a uint8 array [H, W, 3] or [H, W], or a uint8 tensor [C, H, W], C being 1 or 3"
+    "wanted a path, a PIL image, a uint8 array [H, W, 3] or [H, W], or a uint8 tensor [C, H, W], or several of one kind"
 )
+
+
+def several(images: Images) -> Any:
+    """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
+    one = isinstance(images, (str, os.PathLike, Image.Image))
+    one = one or (isinstance(images, (Tensor, np.ndarray)) and images.dtype != object and images.ndim < 4)
+    if not one and (isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__")):
+        raise TypeError(f"{_WANTED}; not {_described(images)}")
+    return [images] if one else images
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
@@ -174,38 +147,20 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
         if not path.is_file():
             raise DataError(f"{path}: {'a folder; wanted an image file' if path.is_dir() else 'no such file'}")
         return read_image(path, channels, smallest=smallest)
-    if isinstance(image, Tensor):
-        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
-            raise TypeError(f"{_WANTED}; not {_described(image)}")
+    if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and 0 not in image.shape:
         if image.shape[0] != channels:
-            raise TypeError(
-                f"a tensor of {image.shape[0]} channels; the run's images have {channels}; files, PIL "
-                "images and arrays are converted"
-            )
+            raise TypeError(f"a tensor of {image.shape[0]} channels; the run's images have {channels}")
         return image
-    if isinstance(image, np.ndarray):
-        gray = image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 1)
-        if image.dtype != np.uint8 or not (gray or (image.ndim == 3 and image.shape[2] in (3, 4))) or 0 in image.shape:
-            raise TypeError(f"{_WANTED}; not {_described(image)}")
-        from PIL import Image
-
-        image = Image.fromarray(np.ascontiguousarray(image.reshape(image.shape[:2]) if gray else image))
-    if _is_pil(image):
-        try:
+    try:
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+            image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+        if isinstance(image, Image.Image):
             return image_tensor(image, channels)
-        except (OSError, SyntaxError, ValueError) as error:  # it is decoded now
-            raise DataError(f"a PIL image cannot be read ({error})") from None
+    except (OSError, SyntaxError, ValueError, TypeError) as error:  # no image by its shape, or decoded only now
+        raise DataError(f"an image cannot be read ({error})") from None
     raise TypeError(f"{_WANTED}; not {_described(image)}")
 
 
-def _is_pil(image: Any) -> bool:
-    from PIL import Image
-
-    return isinstance(image, Image.Image)
-
-
 def _described(value: Any) -> str:
-    if isinstance(value, (Tensor, np.ndarray)):
-        kind = "a tensor" if isinstance(value, Tensor) else "an array"
-        return f"{kind} of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return f"{type(value).__name__} {value!r}"[:100]
+    shape = f" of {value.dtype} {list(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else ""
+    return f"a {type(value).__name__}{shape}"

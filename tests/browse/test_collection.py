@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pml_ext import load_run
 from pml_ext.browse import Collection, open_collections
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.files import write_json
@@ -20,7 +21,7 @@ def made(points, paths, folder="/nowhere", run=None):
     """A collection of made-up embeddings."""
     points = torch.nn.functional.normalize(torch.as_tensor(points, dtype=torch.float32))
     embedded = Embedded(Path(folder), paths, points, {})
-    return Collection("made", SimpleNamespace(folder=run), SimpleNamespace(embedded=embedded))
+    return Collection("made", SimpleNamespace(folder=run), embedded)
 
 
 def pixels(content):
@@ -29,13 +30,14 @@ def pixels(content):
 
 def test_the_nearest_of_an_image_are_the_answers_of_a_query(pair, photos):
     collection = pair[0]
+    collection.run.index(photos)
     for number in (0, 77, 199):
         nearest = collection.nearest(number, 6)
-        (answer,) = collection.run.query(photos / collection.paths[number], 6, collection.gallery)
+        (answer,) = collection.run.query(photos / collection.paths[number], 6)
         assert [each.path for each in nearest] == answer.paths
         assert [each.distance for each in nearest] == pytest.approx(answer.distances, abs=1e-3)
         assert [each.same_class for each in nearest] == [name == answer.query_class for name in answer.classes]
-        assert collection.nearest_to_file(photos / collection.paths[number], 6)[0].path == nearest[0].path
+        assert collection.nearest_to_file(photos / collection.paths[number], 6) == nearest
     assert len(collection.nearest(0, 1000)) == 199
 
 
@@ -74,7 +76,7 @@ def test_right_and_wrong_against_a_loop(pair, monkeypatch):
     )
     monkeypatch.setattr("pml_ext.browse.collection.MIN_QUERIES", 20)
     monkeypatch.setattr("pml_ext.browse.collection.MAX_PAIRS", 0)
-    few, note = Collection("few", collection.run, collection.gallery).leave_one_out()
+    few, note = Collection("few", collection.run, collection.embedded).leave_one_out()
     assert (len(few), note) == (20, "20 of 200 images, drawn at random")
 
 
@@ -143,19 +145,16 @@ def test_no_picture_of_a_file_outside_of_the_folder(few):
     assert pixels(collection.jpeg(0, 160)).shape == (160, 160, 3)  # 8 x 8, twenty times
 
 
-def test_an_index_of_another_folder_stays(few, photos):
+def test_a_folder_needs_no_index_and_leaves_that_of_another_alone(few, photos):
     told = []
     with pytest.raises(DataError, match="no index; type: pml-ext index"):
         open_collections([few.run], None, "cpu")
     with pytest.raises(DataError, match="nowhere: no such folder"):
-        open_collections([few.run], few.place / "nowhere", "cpu")
-    for _ in range(2):
-        assert len(open_collections([few.run], few.photos, "cpu", told.append)[0]) == 20
-        assert len(open_collections([few.run], photos, "cpu", told.append)[0]) == 200
-    assert told == [
-        f"{few.run} has no index of {few.photos}: writing one to {few.run / 'collection'}",
-        f"{few.run} has no index of {photos}: writing one to {few.run / 'browse'}",
-    ]
+        open_collections([few.run], few.place / "nowhere", "cpu", told.append)
+    load_run(few.run, "cpu").index(few.photos)
+    assert len(open_collections([few.run], photos, "cpu", told.append)[0]) == 200
+    assert told[-1] == f"{photos}: embedding the images that {few.run / 'collection'} does not have"
+    assert not (few.run / "browse").exists()
     few.photos.rename(few.place / "elsewhere")  # looked at without pictures
     (collection,) = open_collections([few.run], None, "cpu")
     assert len(collection.missing) == 20

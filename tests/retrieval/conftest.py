@@ -1,8 +1,9 @@
 """Two trained runs, a folder of images and its index, which the tests of retrieval share and leave as they are."""
 
+import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,6 @@ from pml_ext.retrieval import Embedded, Gallery, SkippedImage, TrainedRun
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
 Command = Callable[..., SimpleNamespace]
-MadeUp = Callable[[torch.Tensor], None]
 
 
 @pytest.fixture(scope="session")
@@ -68,23 +68,22 @@ def indexed(runs: tuple[Path, Path], folder: Path) -> tuple[TrainedRun, Gallery]
         return run, run.index(folder)
 
 
-@pytest.fixture
-def runs_one(runs: tuple[Path, Path]) -> TrainedRun:
-    return load_run(runs[0], "cpu")
+def made_up(
+    run: TrainedRun, points: torch.Tensor, factory: str = "", paths: Sequence[str] = (), folder: Path = Path("/photos")
+) -> Gallery:
+    """Index made-up embeddings; no image needs to exist."""
+    paths, count = paths or [f"{number:05d}.png" for number in range(len(points))], len(points)
+    run.collection.create(replace=True)
+    first = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
+    facts, numbers = np.ones((count, 2), dtype=np.int64), np.arange(first, first + count)
+    run.collection.write_index(Embedded(folder, paths, points, {}, facts, count, numbers), factory)
+    return run.gallery()
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
-    """Makes every folder hold images with these embeddings; a query is a tensor, which is its own embedding."""
-
-    def make_up(points: torch.Tensor) -> None:
-        paths = [f"{number:05d}.png" for number in range(len(points))]
-        embed_folder = lambda _, folder: Embedded(Path(folder), paths, points, {})  # noqa: E731
-        monkeypatch.setattr(TrainedRun, "embed_folder", embed_folder)
-        monkeypatch.setattr(TrainedRun, "embed", lambda _, images: torch.stack(list(images)))
-        monkeypatch.setattr("pml_ext.retrieval.query.Gallery._warn_of_gone", lambda *_: None)  # there are no files
-
-    return make_up
+def make(runs: tuple[Path, Path], tmp_path: Path) -> Callable[..., TrainedRun]:
+    """Load the first run with a collection of its own."""
+    return lambda store="store", **settings: load_run(runs[0], "cpu", store=tmp_path / store, **settings)
 
 
 @pytest.fixture

@@ -2,33 +2,33 @@
 
 import pytest
 
-from pml_ext.retrieval import TrainedRun
+from pml_ext.retrieval import TrainedRun, embedding
 
 
 @pytest.mark.parametrize(
     ("line", "text"),
     [
         ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it"),
-        ("index RUN FOLDER --store FILE", "wanted a folder to write, type --store FOLDER"),
+        ("index RUN FOLDER --store FILE", "file is a file; type --store FOLDER"),
         ("index RUN FOLDER --store FILE/deep/er", "cannot be written"),
         ("embed RUN FOLDER -o FILE/all.npz", "cannot be written"),
-        ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz or .parquet"),
-        ("embed RUN FOLDER -o TMP/folder.npz", "folder.npz is a folder; wanted a file to write, type -o FILE"),
+        ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
+        ("embed RUN FOLDER -o TMP/folder.npz", "folder.npz is a folder; type -o FILE"),
         ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
-        ("cluster RUN FOLDER --clusters 202", "--clusters 202: wanted from 1 to the 201 images"),
-        ("cluster RUN FOLDER --clusters 2 -o FILE", "wanted a folder to write, type -o FOLDER"),
+        ("cluster RUN FOLDER --clusters 2 -o FILE", "file is a file; type -o FOLDER"),
         ("cluster RUN TMP/nowhere --clusters 2", "nowhere: no such folder"),
-        ("query RUN IMAGE --picture TMP", "is a folder; wanted a file to write, type --picture FILE"),
+        ("query RUN IMAGE --picture TMP", "is a folder; type --picture FILE"),
         ("query RUN IMAGE --picture FILE/q.png", "cannot be written"),
-        ("export RUN -o FILE", "wanted a folder to write, type -o FOLDER"),
+        ("export RUN -o FILE", "file is a file; type -o FOLDER"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_embedded(
     command, indexed, folder, tmp_path, monkeypatch, line, text
 ):
     run, gallery = indexed
-    for name in ("embed", "embed_folder"):
-        monkeypatch.setattr(TrainedRun, name, lambda *_, **__: pytest.fail("embedded"))
+    for name in ("embed", "read_batches"):
+        place = TrainedRun if name == "embed" else embedding
+        monkeypatch.setattr(place, name, lambda *_, **__: pytest.fail("embedded"))
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.npz").mkdir()
     places = {

@@ -28,7 +28,10 @@ def test_clusters(indexed, folder, tmp_path):
     assert {row["path"]: int(row["cluster"]) for row in rows} == numbers
     assert len(list((tmp_path / "out").glob("cluster-*.png"))) == 10
     assert purity([int(path[0]) for path in numbers], list(numbers.values())) > 0.6
-    with pytest.warns(SkippedImage), pytest.raises(ConfigError, match="--clusters 201: .* the 200 images"):
+    with (
+        pytest.warns(SkippedImage),
+        pytest.raises(ConfigError, match="--clusters 201: wanted 201 images or more; .* has 200"),
+    ):
         run.cluster(folder, 201, tmp_path / "none")  # as many as there are files, but one is unreadable
     assert not (tmp_path / "none").exists()
 
@@ -65,23 +68,18 @@ def test_json_with_classes(command, runs, folder, tmp_path):
     done = command("cluster", runs[0], folder, "--clusters", "12", "-o", place, "--json")
     told = json.loads(done.stdout)
     assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]
-    images = {image["path"]: image for image in told["images"]}
-    assert all(image["class"] == path.split("/")[0] for path, image in images.items())
     with (place / "clusters.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(images) == 200
+    assert len(rows) == 200
+    assert told["table"] == str(place / "clusters.csv")
     for each in told["clusters"]:
-        members = [image for image in told["images"] if image["cluster"] == each["cluster"]]
-        own = [image["class"] for image in members]
-        assert each["images"] == len(members)
-        assert each["share"] == max(own.count(name) for name in own) / len(own) == own.count(each["class"]) / len(own)
-        nearest = sorted(members, key=lambda image: image["distance"])[:3]
-        assert [images[path]["distance"] for path in each["nearest"]] == [image["distance"] for image in nearest]
-        mine = [row for row in rows if int(row["cluster"]) == each["cluster"]]
-        assert {(row["cluster_class"], row["cluster_share"]) for row in mine} == {
-            (each["class"], f"{each['share']:.4f}")
-        }
-        assert {row["path"]: row["class"] for row in mine} == {image["path"]: image["class"] for image in members}
+        mine = [row for row in rows if int(row["cluster"]) == each["number"]]
+        own = [row["class"] for row in mine]
+        assert len(each["members"]) == len(mine)
+        assert each["share"] == max(own.count(name) for name in own) / len(own) == own.count(each["name"]) / len(own)
+        apart = [float(rows[member]["distance_to_center"]) for member in each["members"]]
+        assert apart == sorted(apart)
+        assert all(row["path"].startswith(f"{row['class']}/") for row in mine)
 
 
 def blobs(sizes, noise=0, dimensions=16, spread=0.05):
@@ -121,16 +119,6 @@ def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
     ]
 
 
-def test_a_large_collection_is_clustered_by_minibatches(monkeypatch):
-    embedded = blobs([500, 400, 300, 200])
-    whole = group(embedded, 4)
-    monkeypatch.setattr("pml_ext.retrieval.clusters.LARGE", 1000)
-    grouping = group(embedded, 4)
-    assert (whole.method, grouping.method) == ("k-means", "k-means with minibatches")
-    assert (grouping.numbers == whole.numbers).all()
-    assert [each.share for each in grouping.clusters] == [1.0] * 4
-
-
 def test_images_in_no_cluster_have_a_sheet_and_a_number(command, runs, folder, tmp_path, monkeypatch):
     done = command("cluster", runs[0], folder, "--clusters", "auto", "--smallest", "8", "-o", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -146,12 +134,12 @@ def test_images_in_no_cluster_have_a_sheet_and_a_number(command, runs, folder, t
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--clusters", "many"], "--clusters many: wanted a number, or auto"),
-        (["--clusters", "3", "--smallest", "4"], "--smallest 4 goes with --clusters auto"),
+        (["--clusters", "many"], "--clusters many: wanted 1 or more, or auto"),
+        (["--clusters", "3", "--smallest", "4"], "--smallest 4: wanted 2 or more images, with --clusters auto"),
         (["--clusters", "auto", "--smallest", "1"], "--smallest 1: wanted 2 or more images"),
         (
             ["--clusters", "auto", "--smallest", "30"],
-            "20 images in .*, and a cluster has 30 or more; type --clusters N",
+            "--clusters auto: wanted 30 images or more; .* has 20",
         ),
     ],
 )
@@ -163,21 +151,25 @@ def test_wrong_numbers(command, runs, few, tmp_path, options, text):
     assert not (tmp_path / "out").exists()
 
 
-def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(runs_one, few, tmp_path):
+def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(
+    make, few, tmp_path, monkeypatch
+):
     photos = tmp_path / "photos"
     shutil.copytree(few[0], photos)
     mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["noise.png", "cluster-7.png"])}
     for name, image in mine.items():
         image.save(photos / name)
     content = {name: (photos / name).read_bytes() for name in mine}
-    runs_one.cluster(photos, 5, photos)
-    runs_one.cluster(photos, 2, photos, sheets=1)
+    run = make()
+    run.cluster(photos, 5, photos)
+    monkeypatch.setattr("pml_ext.retrieval.clusters.SHEETS", 1)
+    run.cluster(photos, 2, photos)
     assert {name: (photos / name).read_bytes() for name in mine} == content
     assert sorted(path.name for path in photos.glob("cluster-0*.png")) == ["cluster-000.png"]
     (tmp_path / "out").mkdir()
-    for name in ("cluster-001.png", "clusters.csv"):
+    for name in ("cluster-000.png", "clusters.csv"):
         (tmp_path / "out" / name).write_bytes(b"mine")
         with pytest.raises(ConfigError, match=rf"{name} was not written by an earlier pml-ext cluster; type -o FOLDER"):
-            runs_one.cluster(few[0], 2, tmp_path / "out")
+            run.cluster(few[0], 2, tmp_path / "out")
         assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"mine"]
         (tmp_path / "out" / name).unlink()

@@ -28,20 +28,6 @@ def captions(figure):
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
-def test_two_runs_side_by_side(runs, indexed, folder, tmp_path):
-    other = load_run(runs[1], "cpu")
-    with pytest.warns(UserWarning, match="skipped"):
-        theirs = other.index(folder, tmp_path / "index")
-    run, gallery = indexed
-    query = folder / gallery.embedded.paths[0]
-    beside = [("other", other.query(query, 4, theirs), theirs.embedded.folder)]
-    figure = run.picture(run.query(query, 4), gallery, beside)
-    titles = captions(figure)
-    assert titles[0].endswith("one")
-    assert titles[5].endswith("other")
-    assert all(title[0] in "✓✗" for title in titles[1:5])
-
-
 @pytest.mark.parametrize(
     "damage",
     [Path.unlink, lambda path: path.rename(path.with_name("other.png")), lambda path: path.write_bytes(b"no image")],
@@ -114,15 +100,15 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
 def test_a_picture_has_the_nearest_of_many(indexed, folder):
     run, gallery = indexed
     answers = run.query(folder / gallery.embedded.paths[0], 150)
-    (axes,) = run.picture(answers, gallery).axes
+    (axes,) = run.picture(answers).axes
     assert len(axes.images) == 51
 
 
 def test_many_queries_are_drawn_as_far_as_they_fit(indexed, folder):
     run, gallery = indexed
     queries = [folder / path for path in gallery.embedded.paths[:25]]
-    with pytest.warns(UserWarning, match="the picture has the first 11 of 25 queries; all answers are in the table"):
-        (axes,) = run.picture(run.query(queries, 50), gallery).axes
+    with pytest.warns(UserWarning, match="the picture has the first 11 of 25 queries"):
+        (axes,) = run.picture(run.query(queries, 50)).axes
     assert len(axes.images) == 11 * 51
 
 
@@ -130,7 +116,7 @@ def test_captions_have_class_and_name(indexed, folder):
     run, gallery = indexed
     query = folder / gallery.embedded.paths[0]
     (answer,) = answers = run.query(query, 3)
-    texts = captions(run.picture(answers, gallery))
+    texts = captions(run.picture(answers))
     assert texts[0] == f"{query.name}\n{query.parent.name}"
     for text, path, distance, name in zip(texts[1:], answer.paths, answer.distances, answer.classes, strict=True):
         mark = "✓" if name == query.parent.name else "✗"

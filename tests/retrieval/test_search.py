@@ -12,7 +12,9 @@ import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import train
-from pml_ext.retrieval import Embedded, SkippedImage
+from pml_ext.retrieval import SkippedImage
+
+from .conftest import made_up
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
 
@@ -40,8 +42,8 @@ def test_queries_find_their_class_and_not_themselves(indexed, folder):
 def test_fewer_answers_than_wanted_are_said(command, indexed, folder):
     run, gallery = indexed
     unknown = torch.zeros(1, 8, 8, dtype=torch.uint8)
-    with pytest.warns(UserWarning, match=r"fewer than 1000 answers for 1 of 1 queries \(image 0: 200\): the index hol"):
-        (answer,) = run.query([unknown], k=1000, gallery=gallery)
+    with pytest.warns(UserWarning, match=r"fewer than 1000 answers for 1 of 1 queries: the index holds 200 images"):
+        (answer,) = run.query([unknown], k=1000)
     assert len(answer.paths) == 200
     assert (answer.query, answer.query_class) == ("image 0", None)
     done = command("query", run.folder, folder / gallery.embedded.paths[0], "-k", 200, "--json")
@@ -55,9 +57,7 @@ def test_fewer_answers_than_wanted_are_said(command, indexed, folder):
         ({"k": 0}, "-k 0"),
         ({"metric": "learned"}, "has no learned metric: its loss is batch-all-triplets"),
         ({"metric": "cosine"}, "no metric 'cosine'"),
-        ({"shortlist": 5}, "--shortlist goes with --metric learned"),
-        ({"effort": 0}, "--effort 0: wanted 1 or more"),
-        ({"effort": 8}, "--effort 8: .*collection is searched exactly; leave out --effort"),
+        ({"shortlist": 5}, "--shortlist 5: wanted 1 or more, with --metric learned"),
     ],
 )
 def test_wrong_queries(indexed, folder, settings, text):
@@ -84,7 +84,7 @@ def test_a_query_looks_up_no_indexed_image_on_the_disk(indexed, folder, monkeypa
             return real(path, *rest, **more)
 
         monkeypatch.setattr(module, name, counting)
-    (answer,) = run.query(folder / gallery.embedded.paths[9], gallery=gallery)
+    (answer,) = run.query(folder / gallery.embedded.paths[9])
     assert answer.query_class == "0"
     assert len(looked_up) < 20
 
@@ -103,23 +103,21 @@ def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeyp
         tmp_path / "photo.png",
         folder / "0" / ".." / itself,
     ]
-    for answer in run.query(names, 5, gallery):
+    for answer in run.query(names, 5):
         assert itself not in answer.paths, answer.query
         assert answer.query_class == itself[0]
     (tmp_path / "copy.png").write_bytes((folder / itself).read_bytes())
-    (copy,) = run.query(tmp_path / "copy.png", 5, gallery)
+    (copy,) = run.query(tmp_path / "copy.png", 5)
     assert (copy.paths[0], copy.query_class) == (itself, None)
 
 
-def test_a_link_in_the_folder_is_known_by_its_own_name(runs, few, tmp_path):
-    run = load_run(runs[0], "cpu")
-    image = next(few[0].glob("*/*.png"))
+def test_a_link_in_the_folder_is_known_by_its_own_name(make, few, tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "link.png").symlink_to(image)
-    points = torch.nn.functional.normalize(torch.ones(2, 64))
-    held = run.write_index(Embedded(tmp_path, ["a/link.png", "a/other.png"], points, {}), tmp_path / "index")
+    (tmp_path / "a" / "link.png").symlink_to(next(few[0].glob("*/*.png")))
+    run = make()
+    made_up(run, torch.nn.functional.normalize(torch.ones(2, 64)), paths=["a/link.png", "a/other.png"], folder=tmp_path)
     with pytest.warns(UserWarning, match="1 of 1 answers are gone"):
-        answers = run.query(tmp_path / "a" / "link.png", 1, held)
+        answers = run.query(tmp_path / "a" / "link.png", 1)
     assert answers[0].paths == ["a/other.png"]
 
 
@@ -147,15 +145,10 @@ def test_by_a_learned_metric(tmp_path, folder):
         assert run.query(query, 5, metric="learned", shortlist=1)[0].paths[0] in run.query(query, 6)[0].paths
         with pytest.raises(ConfigError, match="--shortlist 0"):
             run.query(query, 5, metric="learned", shortlist=0)
-        with pytest.warns(UserWarning, match="IVF20,Flat finds"):  # the shortlist of an index by faiss is its own
-            coarse = run.index(folder, tmp_path / "coarse", "IVF20,Flat", effort=1)
-        near = run.query(query, 5, coarse)[0].paths  # of one list alone, unless that has fewer
-        assert set(run.query(query, 5, coarse, metric="learned", shortlist=6)[0].paths) == set(near)
-        assert run.query(query, 5, coarse, metric="learned", shortlist=200)[0].paths == exact.paths
-        every = run.query(query, 5, coarse, metric="learned", shortlist=6, effort=20)[0].paths
-        assert every == run.query(query, 5, metric="learned", shortlist=6)[0].paths
-        with pytest.raises(ConfigError, match="--effort 3: the learned metric is compared with all images"):
-            run.query(query, 5, coarse, metric="learned", effort=3)
+        run.index(folder, "IVF20,Flat")  # the shortlist of an index by faiss is its own
+        near = run.query(query, 6)[0].paths
+        assert set(run.query(query, 6, metric="learned", shortlist=7)[0].paths) == set(near)
+        assert run.query(query, 5, metric="learned")[0].paths == exact.paths
     finally:
         pml_ext.registry.unregister_local()
 

@@ -5,57 +5,46 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 from pml_ext.errors import ConfigError
-from pml_ext.retrieval import Embedded
+
+from .conftest import made_up
 
 UNKNOWN = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("factory", ["exact", "IVF8,Flat"])
-def test_within_a_class_answers_are_the_nearest_of_it(indexed, folder, tmp_path, factory):
-    run, exact = indexed
-    gallery = exact if factory == "exact" else run.write_index(exact.embedded, tmp_path / "index", factory)
+def test_within_a_class_answers_are_the_nearest_of_it(indexed, make, folder, factory):
+    exact, run = indexed[1], indexed[0] if factory == "exact" else make()
+    if factory != "exact":
+        made_up(run, exact.embedded.embeddings, factory, exact.embedded.paths, folder)
     query = folder / exact.embedded.paths[0]
-    everything = run.query(query, 199, exact)[0]
+    everything = indexed[0].query(query, 199)[0]
     for name in ("0", "7"):
         wanted = [
             (path, value)
             for path, value in zip(everything.paths, everything.distances, strict=True)
             if path.startswith(f"{name}/")
         ][:6]
-        (answer,) = run.query(query, 6, gallery, within=name)
+        (answer,) = run.query(query, 6, within=name)
         assert answer.paths == [path for path, _ in wanted]
         assert answer.distances == pytest.approx([value for _, value in wanted], abs=1e-3)
     (members,) = [sum(path.startswith("7/") for path in exact.embedded.paths)]
     with pytest.warns(UserWarning, match=rf"fewer than 100 answers .*: the index holds {members} images of the class"):
-        assert len(run.query(query, 100, gallery, within="7")[0].paths) == members
+        assert len(run.query(query, 100, within="7")[0].paths) == members
     with pytest.raises(ConfigError, match=r"--within 77: no class '77'; nearest: 7"):
-        run.query(query, 3, gallery, within="77")
-
-
-def test_many_rows_of_a_class_are_merged_from_parts(monkeypatch):
-    from pml_ext.retrieval import search
-
-    monkeypatch.setattr(search, "_ROWS", 7)
-    points = torch.nn.functional.normalize(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
-    rows = np.arange(1, 60, 2)
-    distances, numbers = search.nearest_among(rows, points[:3], 9, points)
-    wanted = torch.cdist(points[:3], points[1::2]).topk(9, largest=False)
-    assert torch.equal(numbers, torch.from_numpy(rows)[wanted.indices])
-    torch.testing.assert_close(distances, wanted.values, atol=1e-3, rtol=0)
+        run.query(query, 3, within="77")
 
 
 def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
     run, gallery = indexed
     query = folder / gallery.embedded.paths[0]
-    nearest = run.query(query, 20, gallery)[0]
+    nearest = run.query(query, 20)[0]
     radius = (nearest.distances[4] + nearest.distances[5]) / 2
-    assert run.query(query, 20, gallery, radius=radius)[0].paths == nearest.paths[:5]
-    assert run.query(query, 3, gallery, radius=radius)[0].paths == nearest.paths[:3]
+    assert run.query(query, 20, radius=radius)[0].paths == nearest.paths[:5]
+    assert run.query(query, 3, radius=radius)[0].paths == nearest.paths[:3]
     done = command("query", run.folder, query, "-k", 20, "--radius", radius, "--json")
     (told,) = json.loads(done.stdout)
     assert (told["paths"], told["classes"]) == (nearest.paths[:5], [path[0] for path in nearest.paths[:5]])
@@ -64,22 +53,20 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
     assert (done.returncode, done.stderr) == (0, f"pml-ext: {query}: no image within 1e-06 (--radius)\n")
     for wrong in (0, -1, float("nan")):
         with pytest.raises(ConfigError, match="wanted a distance above 0"):
-            run.query(query, 3, gallery, radius=wrong)
+            run.query(query, 3, radius=wrong)
 
 
-def test_a_name_is_one_row_of_the_table_whatever_is_in_it(command, runs_one, few, tmp_path):
+def test_a_name_is_one_row_of_the_table_whatever_is_in_it(command, make, few, tmp_path):
     images = shutil.copytree(few[0], tmp_path / "images")
     file = sorted(images.glob("*/*.png"))[0]
     shutil.copy(file, images / "two\nlines\x1b[2J.png")
-    done = command("query", runs_one.folder, file, "-k", 2, "--store", runs_one.index(images, tmp_path / "index").place)
+    gallery, run = make().index(images), make().folder
+    done = command("query", run, file, "-k", 2, "--store", gallery.place)
     row = next(line for line in done.stdout.splitlines() if " 1 " in line)
     assert "two\\nlines\\x1b[2J.png" in row
 
 
-@pytest.mark.parametrize("factory", ["exact", "IVF4,Flat", "HNSW16"])
-def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(runs_one, tmp_path, monkeypatch, factory):
-    if factory != "exact":
-        pytest.importorskip("faiss")
+def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(make, monkeypatch):
     monkeypatch.setattr("pml_ext.retrieval.query._TILE", 33)
     points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
     points[100] = points[3]
@@ -87,37 +74,37 @@ def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(runs_one, tm
     for step in range(3):  # a chain, of which the ends are farther than the radius
         points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
     paths = [f"{number:03d}.png" for number in range(150)]
-    runs_one.write_index(Embedded(tmp_path, paths, points, {}), tmp_path / "index", factory)
-    groups = runs_one.duplicates(gallery=tmp_path / "index")
+    gallery = made_up(make(), points, paths=paths)
+    groups = gallery.duplicates()
     assert groups == [["007.png", "120.png", "121.png", "122.png"], ["003.png", "050.png", "100.png"]]
     assert (points[7] - points[122]).norm() > 0.1
-    assert runs_one.duplicates(1e-4, tmp_path / "index") == [["003.png", "100.png"]]
+    assert gallery.duplicates(1e-4) == [["003.png", "100.png"]]
 
 
-def test_a_group_of_many_is_listed_once(runs_one, tmp_path):
+def test_a_group_of_many_is_listed_once(make):
     """What is returned grows with the images, not with their pairs."""
     paths = [f"{number:05d}.png" for number in range(3000)]
     points = torch.nn.functional.normalize(torch.ones(3000, 64))
-    gallery = runs_one.write_index(Embedded(tmp_path, paths, points, {}), tmp_path / "index")
-    assert runs_one.duplicates(gallery=gallery) == [paths]
+    assert made_up(make(), points, paths=paths).duplicates() == [paths]
 
 
-def test_the_command_lists_near_duplicates(command, runs_one, few, tmp_path):
+def test_the_command_lists_near_duplicates(command, make, few, tmp_path):
+    run = make()
     images = shutil.copytree(few[0], tmp_path / "images")
     file = sorted(images.glob("*/*.png"))[0]
     shutil.copy(file, images / "copy $1_3.png")
-    place = ("--store", runs_one.index(images, tmp_path / "index").place)
-    done = command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, *place)
+    place = ("--store", run.index(images).place)
+    done = command("query", run.folder, "--duplicates", "--radius", 1e-3, *place)
     assert done.returncode == 0, done.stderr
     assert "copy $1_3.png" in done.stdout
     assert done.stdout.splitlines()[-1] == "1 group of 2 images within 0.001 of another (--radius)"
-    told = json.loads(command("query", runs_one.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
+    told = json.loads(command("query", run.folder, "--duplicates", "--radius", 1e-3, "--json", *place).stdout)
     assert told == {"radius": 0.001, "groups": [[file.relative_to(images).as_posix(), "copy $1_3.png"]]}
     for options in (["--metric", "learned"], ["--shortlist", 3], ["--within", "0"]):
-        done = command("query", runs_one.folder, "--duplicates", *options)
+        done = command("query", run.folder, "--duplicates", *options)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "--duplicates compares all indexed images; leave out" in done.stderr
-    done = command("query", runs_one.folder)
+    done = command("query", run.folder)
     assert done.returncode == 2
     assert "wanted images to look for, or --duplicates; type: pml-ext query" in done.stderr
 

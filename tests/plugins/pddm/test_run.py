@@ -68,13 +68,13 @@ def test_queries_by_the_learned_metric(finished, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digits.images[number] * 15.9).astype("uint8")).save(path)
     run = load_run(out, "cpu")
-    gallery = run.index(tmp_path / "images", tmp_path / "index")
+    gallery = run.index(tmp_path / "images")
     query = tmp_path / "images" / gallery.embedded.paths[3]
-    found = run.query(query, 5, gallery, metric="learned")[0]
+    found = run.query(query, 5, metric="learned")[0]
     points = gallery.embedded.embeddings
     with torch.no_grad():
         scores = run.metric.eval()(points[3:4], points)[0]
     scores[3] = -torch.inf
     assert found.distances == pytest.approx(scores.sort(descending=True).values[:5].tolist(), abs=1e-5)
-    exact = run.query(query, 5, gallery, metric="learned", shortlist=len(gallery.embedded.paths))[0]
+    exact = run.query(query, 5, metric="learned", shortlist=len(gallery.embedded.paths))[0]
     assert exact.distances == pytest.approx(found.distances, abs=1e-5)
