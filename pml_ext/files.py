@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import re
-import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from .errors import ConfigError, UnwritableError
 
@@ -78,45 +79,22 @@ def writing(path: Path) -> Iterator[None]:
         raise UnwritableError(reason) from error
 
 
-_locked: set[int] = set()  # handles of the folders that this process has for itself
-
-
-def _release() -> None:
-    """Close the handles in a process that was forked off: a lock is held as long as any process has its handle open."""
-    while _locked:
-        os.close(_locked.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release)
-
-
 @contextlib.contextmanager
 def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep other processes out of such a block of the same folder: a second one calls ``waits`` and waits.
-
-    The lock of a killed process is released. A file system without locks, as some of clusters, has none.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
+    """Keep other processes out of such a block of the same folder: a second one calls ``waits`` and waits."""
+    path = folder / ".lock"
+    lock = FileLock(path)
     with writing(folder):
-        handle = os.open(folder, os.O_RDONLY)
-    _locked.add(handle)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waits()
+            lock.acquire()
     try:
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waits()
-                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        if handle in _locked:
-            _locked.remove(handle)
-            os.close(handle)
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,6 +1,5 @@
 """The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
 
-import fcntl
 import os
 import pickle
 import random
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from PIL import Image
 
 from pml_ext import load_run
@@ -515,13 +515,13 @@ def test_a_second_pass_over_a_folder_waits_with_a_word(here, monkeypatch):
     make, images = here
     write_some(images, range(5))
     (images.parent / "store").mkdir()
-    handle = os.open(images.parent / "store", os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    first = FileLock(images.parent / "store" / ".lock")
+    first.acquire()
     real = warnings.warn
 
     def told(text, *rest, **more):
         if "waiting" in str(text):
-            os.close(handle)  # the first one is done
+            first.release()  # it is done
         real(text, *rest, **more)
 
     run = make()
