@@ -5,7 +5,6 @@ alike. Without workers these are seconds of the processor, medians of passes; wi
 fastest pass.
 """
 
-import os
 import statistics
 import tempfile
 import time
@@ -55,15 +54,13 @@ def main() -> None:
     """Prints a table."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PML_EXT_IMAGES"] = f"{folder}/kept"
         for count, size in ((128, (500, 375)), (8, (4000, 3000))):
             paths = photographs(Path(folder), count, *size)
             print(f"{size[0]} x {size[1]}: {paths[0].stat().st_size / 1e6:.2f} MB per file")
             files = LabeledImages(paths, [0] * count, ["one"])
             _, plain = build_transforms(224, 3, crop=True, normalize=NORMALIZE)
             ways = {"decoded": files.with_transform(plain)}
-            for where in ("memory", "disk"):
-                ways[f'cache = "{where}"'] = prepare(files, plain, where)[0].with_transform(plain)
+            ways['cache = "memory"'] = prepare(files, plain, "memory")[0].with_transform(plain)
             for workers in (0, 1):
                 times = {way: [] for way in ways}
                 for _ in range(PASSES):

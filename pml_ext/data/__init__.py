@@ -23,16 +23,10 @@ with needs_extra("train", "a data set"):
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
     """Return the core's data sets by name, but for ``folder:PATH`` and ``table:FILE.csv``."""
-    return {
-        "cars196": cars196.cars196,
-        "cub": cub.cub,
-        "digits": digits,
+    named = [cars196.cars196, cub.cub, digits, imagenet.imagenet, inshop.inshop, omniglot.omniglot, sop.sop]
+    return {factory.__name__: factory for factory in named} | {
         "digits-unseen": digits_unseen,
-        "imagenet": imagenet.imagenet,
-        "inshop": inshop.inshop,
-        "omniglot": omniglot.omniglot,
         "omniglot-small": omniglot_small,
-        "sop": sop.sop,
     }
 
 

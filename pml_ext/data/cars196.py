@@ -28,7 +28,7 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
     """Cars196: 8,054 photographs of 98 cars to train, 8,131 of 98 others to test.
 
     Args:
-        root: the folder with ``car_ims`` and ``cars_annos.mat``; ``pml-ext data cars196`` has the default.
+        root: the folder with ``car_ims`` and ``cars_annos.mat``.
         image_size: height and width of the network's input, in pixels.
     """
     from scipy.io import loadmat

@@ -37,8 +37,7 @@ def imagenet(
     """ImageNet 2012: the first 500 classes train; of the others, validation images are searched among training images.
 
     The classes are in the order of their WordNet ids; validation images of training classes train as well. With ``split
-    = "pddm"`` 800 classes train and 200 are tested, each image among all others. That paper used ImageNet 2010 and 200
-    classes that it does not print; by default they are the last.
+    = "pddm"`` 800 classes train and 200, by default the last, are tested, each image among all others.
 
     Args:
         root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError
 from .published import About, Archive, Count, check_count, get_archives, place_of
@@ -70,8 +68,7 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
 
-    The two files are downloaded on first use unless ``root`` is given. Trains on all of small1 and tests on the
-    alphabets of small2 that small1 does not have. Else as :func:`omniglot`.
+    The two files are downloaded on first use unless ``root`` is given. Else as :func:`omniglot`.
 
     Args:
         root: a folder with ``images_background_small1.zip`` and ``images_background_small2.zip``.
@@ -96,18 +93,13 @@ def _splits(about: About, place: Path, image_size: int, split: Split) -> DataSpl
         check_count(about, part, len(images), len(images.class_names), path, mend)
     names = [*train.class_names, *test.class_names]
     if split == "characters":
-        everything = LabeledImages(
-            torch.cat([torch.as_tensor(part.images) for part in (train, test)]),
-            np.concatenate([train.labels, test.labels + len(train.class_names)]),
-            names,
-            channels=1,
-        )
-        count: Counter[str] = Counter()  # characters of each alphabet so far
-        tested = np.zeros(len(names), dtype=bool)
-        for label, name in enumerate(names):
-            count[_alphabet(name)] += 1
-            tested[label] = count[_alphabet(name)] % ONE_IN == 0
-        train, test = (everything.subset(tested[everything.labels] == wanted) for wanted in (False, True))
+        pixels = torch.cat([torch.as_tensor(part.images) for part in (train, test)])
+        labels = np.concatenate([train.labels, test.labels + len(train.class_names)])
+        everything = LabeledImages(pixels, labels, names, channels=1)
+        alphabets = [_alphabet(name) for name in names]
+        places = [alphabets[: label + 1].count(alphabet) for label, alphabet in enumerate(alphabets)]  # from 1
+        tested = np.array(places) % ONE_IN == 0
+        train, test = (everything.subset(tested[labels] == wanted) for wanted in (False, True))
     parents = {name: [_alphabet(name)] for name in names}
     return DataSplits(train, test, image_size=image_size, channels=1, parents=parents)
 
@@ -120,7 +112,7 @@ def _read(path: Path, image_size: int, without: Collection[str] = ()) -> Labeled
     """Read the drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, but for some alphabets."""
     from PIL import Image
 
-    drawings: list[NDArray[np.uint8]] = []
+    drawings: list[Any] = []
     labels: list[int] = []
     names: dict[str, int] = {}
     try:
@@ -135,5 +127,5 @@ def _read(path: Path, image_size: int, without: Collection[str] = ()) -> Labeled
                 labels.append(names.setdefault(f"{parts[1]}/{parts[2]}", len(names)))
     except (zipfile.BadZipFile, OSError, EOFError, SyntaxError) as error:
         raise DataError(f"{path}: not a readable zip of drawings ({error}); download it again") from None
-    pixels = np.stack(drawings) if drawings else np.zeros((0, image_size, image_size), dtype=np.uint8)
-    return LabeledImages(torch.from_numpy(pixels)[:, None], labels, list(names), channels=1)
+    pixels = torch.from_numpy(np.array(drawings, dtype=np.uint8)).view(-1, 1, image_size, image_size)
+    return LabeledImages(pixels, labels, list(names), channels=1)

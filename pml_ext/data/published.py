@@ -43,20 +43,12 @@ Parts = Mapping[str, Sequence[Entry]]
 
 
 class Archive(NamedTuple):
-    """A file that a data set is published as.
-
-    Args:
-        name: of the file.
-        megabytes: about how large it is.
-        checksum: MD5 or SHA-256 of the file, told apart by length; "" where none is known.
-        url: a stable address from which everybody may fetch it; "" where there is none.
-        unpack: whether it is unpacked; zips of drawings are read as they are.
-    """
+    """A file that a data set is published as."""
 
     name: str
     megabytes: int
-    checksum: str = ""
-    url: str = ""
+    checksum: str = ""  # MD5 or SHA-256, told apart by length
+    url: str = ""  # a stable address from which everybody may fetch it
     unpack: bool = True
 
     def check(self, path: Path) -> None:
@@ -73,25 +65,14 @@ class Archive(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """A published data set.
-
-    Args:
-        name: as users type it.
-        title: as its authors call it.
-        page: where it is described.
-        license: what may be done with it.
-        archives: what it is published as.
-        layout: the files that are read, in the set's folder.
-        counts: of its splits.
-        note: what else to know.
-    """
+    """A published data set."""
 
     name: str
     title: str
-    page: str
+    page: str  # where it is described
     license: str
     archives: tuple[Archive, ...]
-    layout: str
+    layout: str  # the files that are read, in the set's folder
     counts: Counts
     note: str = ""
 
@@ -202,16 +183,9 @@ def assemble(
 ) -> DataSplits:
     """Return the splits of a published set, checked against its lists and counts.
 
-    Args:
-        about: the data set.
-        listed_in: the list, for error texts.
-        images: the folder that paths are relative to.
-        parts: the images of each split; ``train`` and ``test``, or ``train``, ``query`` and ``gallery``.
-        image_size: height and width of the network's input, in pixels.
-        names: the classes in the order of their labels, from 0; by default in the order of the lists.
-
-    Raises:
-        DataError: an image or a class is in two splits, images are missing, or counts are not what they should be.
+    ``listed_in`` is the list, for error texts; ``images`` the folder that paths are relative to; ``names`` are the
+    classes in the order of their labels, by default that of the lists. A DataError says that an image or a class is in
+    two splits, images are missing, or counts are not the published ones.
     """
     check_disjoint(listed_in, parts)
     paths = {entry.path for entries in parts.values() for entry in entries}

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -21,10 +19,9 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class ResizedCache(NamedTuple):
-    """Images of a whole split after the first step of a transform, the rows that are meant, and the step's text."""
+    """Images after the first step of a transform, and the step's text."""
 
     images: Sequence[Tensor]
-    rows: NDArray[np.int64]
     first: str
 
 
@@ -70,7 +67,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if self.cache is not None and self.cache.first == getattr(self.transform, "first_name", None):
-            image = self.cache.images[self.cache.rows[index]]
+            image = self.cache.images[index]
         else:
             image = self.image(index, getattr(self.transform, "smallest", None))
         return (image if self.transform is None else self.transform(image)), int(self.labels[index])
@@ -100,39 +97,33 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     def subset(self, indices: Any) -> LabeledImages:
         """Return some of the images, by index or boolean mask."""
         chosen = np.arange(len(self))[np.asarray(indices)]
-        if isinstance(self.images, Tensor):
-            images: Any = self.images[torch.from_numpy(chosen)]
-        else:
-            images = [self.images[index] for index in chosen]
-        return self.replace(
-            images=images,
-            labels=self.labels[chosen],
-            boxes=None if self.boxes is None else self.boxes[chosen],
-            cache=None if self.cache is None else self.cache._replace(rows=self.cache.rows[chosen]),
-        )
+
+        def of(values: Any) -> Any:
+            return values[chosen] if isinstance(values, (Tensor, np.ndarray)) else [values[index] for index in chosen]
+
+        boxes = None if self.boxes is None else of(self.boxes)
+        cache = None if self.cache is None else self.cache._replace(images=of(self.cache.images))
+        return self.replace(images=of(self.images), labels=of(self.labels), boxes=boxes, cache=cache)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
     """The splits of a data set, returned by its factory.
 
-    Each test image is searched among all others of ``test``; or, in a set that has ``query`` and ``gallery`` in its
-    place, each image of ``query`` among all of ``gallery``.
+    Each image of ``test`` is searched among all others; or each of ``query`` among all of ``gallery``.
 
     Args:
         train: images to train with.
         test: images to test with; None where there are ``query`` and ``gallery``.
         image_size: height and width, in pixels, of what a network gets.
         channels: 1 (gray) or 3 (color).
-        crop: whether an image is cropped to a square after its shorter side was resized (photographs), rather than
-            resized to the square.
+        crop: whether images are cropped to a square after the shorter side was resized, rather than resized to one.
         query: images that are searched for.
         gallery: images that are searched.
         parents: the parents of classes and of their ancestors, by name, where classes have a hierarchy.
 
     Raises:
-        DataError: other channels, no image size, neither or both of ``test`` and ``query`` with ``gallery``, or one of
-            the latter two alone.
+        DataError: other channels or splits, or no image size.
     """
 
     train: LabeledImages

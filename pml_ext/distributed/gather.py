@@ -18,15 +18,12 @@ from .processes import collective_device, gather_objects, num_processes, rank
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
     """Return every tensor of all processes, joined in the order of their ranks.
 
+    This process's own floating point rows get their gradient times the number of processes. A ValueError names the
+    first difference between processes in more than the number of rows.
+
     Args:
-        batch: tensors by name, equal in dtype and in all but the first dimension in all processes, or None.
+        batch: tensors by name, or None.
         indices_tuple: indices that must be alike in all processes, or None.
-
-    Returns:
-        The joined tensors. This process's own floating point rows get their gradient times the number of processes.
-
-    Raises:
-        ValueError: processes differ in more than the number of rows; the text names the first such difference.
     """
     kinds = {name: None if x is None else (str(x.dtype), list(x.shape[1:])) for name, x in batch.items()}
     lengths = {name: 0 if x is None else len(x) for name, x in batch.items()}

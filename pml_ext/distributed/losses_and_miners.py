@@ -71,16 +71,9 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     ) -> Any:
         """Return the loss of the joined batch.
 
-        Args:
-            embeddings: this process's part, ``[B, D]``; B may differ between processes, and be 0.
-            labels: ``[B]``, integers.
-            indices_tuple: of a :class:`DistributedMiner`: rows of the joined batch, alike in all processes.
-            ref_emb: this process's part of the references, ``[R, D]``.
-            ref_labels: ``[R]``.
-            enqueue_mask: ``[B]``, boolean, for a :class:`pml_ext.CrossBatchMemory`.
-
-        Raises:
-            TypeError, ValueError: wrong arguments, or such as differ between processes in more than the rows.
+        Arguments are this process's part, of any number of rows, 0 included; but an ``indices_tuple``, of a
+        :class:`DistributedMiner`, has rows of the joined batch and is alike in all processes. ``enqueue_mask`` is for
+        a :class:`pml_ext.CrossBatchMemory`. Wrong ones raise TypeError or ValueError.
         """
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)

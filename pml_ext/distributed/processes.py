@@ -28,12 +28,8 @@ def rank() -> int:
 def process_group(device: str) -> Iterator[None]:
     """Run a block in the group of processes that ``torchrun`` started, if it did; the group ends with the block.
 
-    Args:
-        device: ``"cpu"`` (gloo), or an accelerator: what torch has for it (NCCL for ``"cuda"``), and gloo for what
-            lies on the CPU.
-
-    Raises:
-        ConfigError: torch has no way for several processes to work together on that device.
+    ``device`` is ``"cpu"`` (gloo), or an accelerator: what torch has for it (NCCL for ``"cuda"``), and gloo for what
+    lies on the CPU. A ConfigError says where torch has no way for several processes to work together on it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
@@ -52,10 +48,7 @@ def process_group(device: str) -> Iterator[None]:
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Return torchrun's store for processes to meet in, if it has one: a new one for each of its restarts.
-
-    With torch's own, a process that is quick after a restart finds the address of one that is dead.
-    """
+    """Return torchrun's store with a prefix for each restart: a quick process would find the address of a dead one."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

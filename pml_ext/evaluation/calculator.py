@@ -178,10 +178,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: Iterable[str] = (),
         keep: int = 0,
     ) -> Evaluation:
-        """Return the accuracies and the nearest neighbors of queries.
-
-        *Cost:* the search and k-means. In memory are one value per query and metric, the neighbors to keep, and a tile
-        of about 8 million neighbors.
+        """Return the accuracies and the nearest neighbors of queries, in memory for about 8 million neighbors.
 
         Args:
             query: ``[N, D]``, tensor or array.
@@ -316,11 +313,7 @@ _KINDS = (torch.float32, torch.int64, torch.bool)  # of distances, indices and w
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name; those with the name of a metric of PML or this package are left out.
-
-    Args:
-        calculator: with metrics of its own; by default a :class:`RetrievalAccuracyCalculator`.
-    """
+    """Return the metrics of plugins by name; those with the name of a metric of the calculator are left out."""
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
     for name, function in registry.factories("metric").items():

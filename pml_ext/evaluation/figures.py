@@ -65,12 +65,9 @@ def directions(points: Tensor) -> Tensor:
 
 
 def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
-    """Return points in two dimensions, ``[N, 2]``: zeros where they are one point, which t-SNE would divide by.
+    """Return unit vectors ``[N, D]`` in two dimensions, ``[N, 2]``: zeros where they are one point.
 
-    Args:
-        points: ``[N, D]``, of length 1.
-        method: ``"tsne"``, or ``"pca"``, which up to 10 points have anyway.
-        seed: of either.
+    ``method`` is ``"tsne"``, or ``"pca"``, which up to 10 points have anyway.
     """
     if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
         return np.zeros((len(points), 2), dtype=np.float32)
@@ -113,8 +110,7 @@ def _percent_lines(axes: Any, curves: Series) -> None:
 def loss_curves(series: Series) -> Figure:
     """Draw the loss and its terms over the iterations, a panel each, and a running mean over a twentieth of the curve.
 
-    Args:
-        series: ``{name: (iterations, values)}``.
+    ``series`` is ``{name: (iterations, values)}``.
     """
     figure, panels = panels_of(min(3.2 * max(1, len(series)) + 0.6, 13), len(series), 2.9)
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
@@ -127,11 +123,7 @@ def loss_curves(series: Series) -> Figure:
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
-    """Draw metrics over the epochs, a panel per metric and a line per set of images.
-
-    Args:
-        panels: ``{metric: {images: (epochs, values)}}``, values as fractions.
-    """
+    """Draw metrics over the epochs, ``{metric: {images: (epochs, fractions)}}``: panels of lines."""
     figure, row = panels_of(3.8 * len(panels) + 0.4, len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         _percent_lines(axes, curves)
@@ -141,12 +133,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
 
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recall@K, %") -> Figure:
-    """Draw Recall@K, or precision@K, over K.
-
-    Args:
-        curves: ``{label: {K: value}}``, values as fractions.
-        ylabel: name of the values.
-    """
+    """Draw Recall@K, or precision@K, over K: ``{label: {K: fraction}}``."""
     figure, (axes,) = panels_of(5.2, 1, 3.4)
     _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
@@ -166,7 +153,7 @@ def similarity_distributions(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: largest number of rows per part; a larger part is sampled at random.
+        max_items: largest number of rows per part; a larger part is sampled at random, by the ``seed``.
         seed: of that draw.
         learned: learned metrics of parts, whose values are drawn instead, on a scale of their own.
     """

@@ -100,28 +100,16 @@ def _within(right: Tensor, relevant: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of the table of metrics.
+    """A row of the table of metrics."""
 
-    Args:
-        name: in ``metrics.json``.
-        title: in a report.
-        function: of ``right`` and ``relevant``, or of the classes and clusters of the queries.
-        neighbors: how many it looks at: a number, as many as are relevant to any query, or the whole gallery; None for
-            a metric of clusters.
-        clusters: of k-means per class of the queries; 0 for a metric of neighbors.
-        pml_name: in PML's calculator, where it differs from ``name``.
-        lone_queries: whether a lone query may enter the mean, as a miss.
-        in_runs: whether runs report it.
-    """
-
-    name: str
-    title: str
-    function: Callable[[Any, Any], Any]
-    neighbors: int | Literal["relevant", "gallery"] | None = None
-    clusters: int = 0
-    pml_name: str = ""
-    lone_queries: bool = False
-    in_runs: bool = True
+    name: str  # in metrics.json
+    title: str  # in a report
+    function: Callable[[Any, Any], Any]  # of right and relevant, or of the classes and clusters of the queries
+    neighbors: int | Literal["relevant", "gallery"] | None = None  # that it looks at; None for a metric of clusters
+    clusters: int = 0  # of k-means per class of the queries; 0 for a metric of neighbors
+    pml_name: str = ""  # in PML's calculator, where it differs from the name
+    lone_queries: bool = False  # whether a lone query may enter the mean, as a miss
+    in_runs: bool = True  # whether runs report it
 
     @property
     def accuracy(self) -> str:
@@ -151,16 +139,7 @@ _METRICS = (
 def metrics_of(
     recall_at: Iterable[int] = (1,), precision_at: Iterable[int] = (1,), clusters_per_class: Iterable[int] = (1,)
 ) -> list[Metric]:
-    """Return the table of metrics, in the order of ``metrics.json``.
-
-    Args:
-        recall_at: every K of ``recall_at_K``.
-        precision_at: every K of ``precision_at_K``.
-        clusters_per_class: numbers of clusters per class; another c than 1 gives ``nmi_c``, ``f1_c`` and ``purity_c``.
-
-    Raises:
-        ValueError: a number that is no integer of at least 1.
-    """
+    """Return the table of metrics in the order of ``metrics.json``; arguments as of the calculator."""
 
     def recall(k: int) -> Metric:
         return Metric(f"recall_at_{k}", f"Recall@{k}", lambda right, _: recall_at_k(right, k), k, lone_queries=True)
@@ -189,13 +168,7 @@ def _counts(name: str, values: Iterable[int]) -> list[int]:
 
 
 def relevant_counts(query_labels: Tensor, gallery_labels: Tensor, gallery_has_queries: bool = False) -> Tensor:
-    """Return the number of gallery items of each query's class, ``[Q]``, int64; memory grows with queries + gallery.
-
-    Args:
-        query_labels: ``[Q]``, integers.
-        gallery_labels: ``[G]``, integers, on the same device.
-        gallery_has_queries: whether each query is in the gallery too, and is not counted.
-    """
+    """Return the number of gallery items of each query's class, ``[Q]``, int64, but for the query itself."""
     classes, places = torch.unique(torch.cat([query_labels, gallery_labels]), return_inverse=True)
     counts = torch.bincount(places[len(query_labels) :], minlength=len(classes))
     return counts[places[: len(query_labels)]] - int(gallery_has_queries)
@@ -207,12 +180,10 @@ def mean(values: Tensor, counted: Tensor | None = None) -> float:
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the classes in rising order, ``[C]`` (``[C, L]``), and the mean of each, ``[C]`` or ``[C, D]``.
+    """Return the classes in rising order, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
 
-    Args:
-        values: ``[Q]``, or ``[Q, D]``: points, whose means are not normalized.
-        labels: ``[Q]``, or ``[Q, L]`` where a row is a label; the classes.
-        counted: ``[Q]``, booleans: the queries that count; all by default. Classes without one are left out.
+    Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count; all by
+    default.
     """
     if counted is not None:
         values, labels = values[counted], labels[counted]

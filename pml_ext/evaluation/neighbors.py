@@ -52,13 +52,10 @@ class NearestNeighbors:
     def __call__(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the distances and indices of the nearest references, ``[N, min(k, R - ref_includes_query)]``.
+        """Return the distances and indices of the nearest references ``[R, D]`` of queries ``[N, D]``.
 
-        Args:
-            query: ``[N, D]``.
-            k: number of neighbors.
-            reference: ``[R, D]``.
-            ref_includes_query: whether the reference of the same index is the query itself, and left out.
+        Both are ``[N, min(k, R - ref_includes_query)]``; where ``ref_includes_query``, the reference of the same index
+        is the query itself, and left out.
         """
         _, distances, indices = next(self.tiles(query, k, reference, ref_includes_query, max(1, len(query))))
         return distances, indices
@@ -122,12 +119,7 @@ def default_neighbors() -> NearestNeighbors:
 
 
 def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
-    """Return a search by a PML distance, learned or not.
-
-    Args:
-        distance: any PML distance; one where larger means nearer is understood.
-        tile: how many queries are compared with the whole gallery at a time; memory grows with tile x gallery.
-    """
+    """Return a search by any PML distance, learned or not; memory grows with ``tile``, queries at a time, x gallery."""
     from ..pml import CustomKNN
 
     knn = CustomKNN(distance, batch_size=tile)
@@ -165,7 +157,7 @@ def reranked_under(
         distance: any PML distance, learned or not.
         shortlist: number of candidates for each query; at least as many as are asked for are taken.
         nearest: search for the candidates; exact by default. It may give -1 where it has no more.
-        normalized: whether queries and references have length 1 already; of references, candidates alone are read then.
+        normalized: whether queries and references have length 1 already.
     """
     nearest = nearest or default_neighbors().search
 

@@ -17,14 +17,7 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = P
     are 20 of each. Where all classes together have fewer, the limit per class is the smallest that suffices: 300 of 10
     classes of 90 are 30 of each.
 
-    Args:
-        labels: ``[N]``, integers.
-        most: size of the sample, at least 1.
-        seed: of the draw.
-        per_class: images per class at most, as long as that is enough.
-
-    Returns:
-        ``[most]``, rising; all N where these are no more.
+    Of labels ``[N]`` these are ``[most]`` indices, rising; all N where these are no more.
     """
     labels = np.asarray(labels)
     if most >= len(labels):

@@ -25,15 +25,7 @@ def contact_sheet(
     strange: Sequence[bool] = (),
     width: int = 10,
 ) -> Image.Image:
-    """Draw images in rows, each in a cell of :data:`CELL` pixels, below a title.
-
-    Args:
-        title: above them.
-        images: a larger one than its cell is made smaller.
-        captions: below each; none where they are left out.
-        strange: images that are framed red.
-        width: images per row.
-    """
+    """Draw images below a title in rows of ``width``, each in a cell of :data:`CELL` pixels; ``strange`` ones red."""
     below = _CAPTION if captions else 0
     rows = -(-len(images) // width)
     sheet = Image.new("RGB", (width * CELL + _GAP, _TITLE + rows * (CELL + below) + _GAP), "white")

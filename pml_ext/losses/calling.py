@@ -12,12 +12,7 @@ from ..components import capabilities
 
 
 class WrapperCapabilities:
-    """The ``capabilities`` of a class that wraps losses, where an instance's follow from what it wraps.
-
-    Args:
-        at_most: what an instance can have; the capabilities of the class itself.
-        of: gives an instance's.
-    """
+    """The ``capabilities`` of a class that wraps losses: ``at_most`` of the class, ``of(self)`` of an instance."""
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
         self._at_most, self._of = frozenset(at_most), of
@@ -48,16 +43,9 @@ def call_loss(
     ref_labels: Tensor | None = None,
     enqueue_mask: Tensor | None = None,
 ) -> Any:
-    """Call a loss, or a wrapper around one, with labels where it has them and the other arguments where they are given.
+    """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given.
 
-    Args:
-        loss: a loss of PML or of ours, or a wrapper around one, DistributedDataParallel too.
-        embeddings: ``[B, D]``.
-        labels: ``[B]``, integers, or None.
-        indices_tuple: what a miner found, or None.
-        ref_emb: ``[R, D]``, or None.
-        ref_labels: ``[R]``, or None.
-        enqueue_mask: ``[B]``, boolean, or None; for :class:`pml_ext.CrossBatchMemory` alone.
+    ``enqueue_mask``, boolean, is for :class:`pml_ext.CrossBatchMemory` alone.
     """
     arguments = [embeddings, labels] if "labels" in capabilities(inside(loss)) else [embeddings]
     names = ("indices_tuple", "ref_emb", "ref_labels", "enqueue_mask")

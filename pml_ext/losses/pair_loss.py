@@ -69,9 +69,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
                 return per_anchor(hinges.sum(1))
 
     The base checks the batch, leaves autocast and half precision, computes the matrix of the distance and the masks of
-    positive and negative pairs (from labels, or an ``indices_tuple``, with references or without), answers an empty
-    batch with 0, and shows the settings in ``repr``. Where ``tiles`` says that the equation is one of single anchors,
-    it also computes tiles of anchors with all of their columns: same value and gradient, memory linear in the batch.
+    positive and negative pairs, answers an empty batch with 0, and shows the settings in ``repr``. Where ``tiles``
+    says so, it also computes tiles of anchors with all of their columns: same value and gradient, memory linear in the
+    batch.
 
     Class attributes:
         nearer: ``"larger"`` where the equation is written for similarities (the default distance is then the cosine
@@ -118,16 +118,12 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         raise NotImplementedError
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return how the equation is compiled; asked under ``torch.compile``.
+        """Return how the equation of a matrix with so many rows is compiled; asked under ``torch.compile``.
 
-        Args:
-            rows: of the matrix.
-            alone: whether pairs follow from the labels of the batch alone: no references, no ``indices_tuple``.
-
-        Returns:
-            True where ``pairs.listed`` may be all places in the place of the positive pairs, so that no shape follows
-            from the labels (for a reducer that weighs all values alike); False where the loss is to run as it is,
-            outside of the graph; None where the equation has no such shapes, and is one graph.
+        ``alone``: pairs follow from the labels of the batch, without references and ``indices_tuple``. True:
+        ``pairs.listed`` may be all places in the place of the positive pairs, so that no shape follows from the labels
+        (for a reducer that weighs all values alike). False: the loss is to run as it is, outside of the graph. None:
+        the equation has no such shapes, and is one graph.
         """
         return None
 
@@ -269,12 +265,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return joined.terms(results)
 
     def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
-        """Set recorded statistics, where they are wanted.
-
-        Args:
-            statistics: values by name: a tensor, whose mean over all anchors is recorded, or a total and a number that
-                it is divided by, which are added up over tiles.
-        """
+        """Set recorded statistics, where they are wanted: tensors by name, or totals and what they are divided by."""
         if not self.collect_stats:
             return
         for name, value in statistics.items():
@@ -299,19 +290,12 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def extra_repr(self) -> str:
         """The settings."""
-        settings = own_settings(self)
-        if self.tile_size is not None:
-            settings["tile_size"] = self.tile_size
+        settings = own_settings(self) | ({} if self.tile_size is None else {"tile_size": self.tile_size})
         return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
 class _JoinedTerms:
-    """Terms of tiles as tensors that can be joined, and back.
-
-    Args:
-        owner: the loss's name, for the text of an error.
-        order: the row of the batch, and the column, that each row of the tiles is, ``[B]``; None where it is the same.
-    """
+    """Terms of tiles as tensors that can be joined, and back; ``order``, ``[B]``: the row that each row of tiles is."""
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
         self._owner, self._order = owner, order

@@ -18,11 +18,7 @@ Triplets = tuple[Tensor, Tensor, Tensor]
 
 
 class AllButItself(NamedTuple):
-    """An ``indices_tuple`` for all pairs by the labels, where references hold the batch itself.
-
-    Args:
-        places: the reference that each embedding is, ``[B]``; the two are no pair, and have one gradient.
-    """
+    """An ``indices_tuple`` for all pairs by the labels, where references hold the batch, at ``places`` ``[B]``."""
 
     places: Tensor
 
@@ -92,14 +88,9 @@ class Pairs:
         return normalized
 
     def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the matrix of some columns with all columns, each once.
+        """Return the matrix ``[U, R]`` of some columns ``[P]``, each once, with all, and the row of each, ``[P]``.
 
-        Args:
-            partners: columns, ``[P]``, such as the partners of the positive pairs.
-
-        Returns:
-            Rows ``[U, R]``, at least one, and the row that each partner has among them, ``[P]``. A GPU waits for U
-            where the columns are references or the tile does not hold them.
+        A GPU waits for U where the columns are references or the tile does not hold them.
         """
         if self.whole_classes:
             return self.matrix, partners - self.first
@@ -112,12 +103,7 @@ class Pairs:
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per anchor.
-
-    Args:
-        losses: ``[B]``, or ``[T]`` where the equation sees a tile of T anchors.
-        divisor: how many elements the values stand for, where that is not their number.
-    """
+    """Return terms of one value per anchor, ``[T]``; ``divisor``: how many elements they stand for, if not T."""
     return _term(losses, torch.arange(len(losses), device=losses.device), "element", divisor)
 
 
@@ -127,7 +113,7 @@ def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None
     Args:
         losses: ``[P]``, in the order of ``pairs.listed``, and finite where that is all places.
         pairs: the batch, or a tile of it.
-        divisor: how many elements the values stand for, where that is not P: a sum over triplets per pair, say.
+        divisor: how many elements the values stand for, where that is not P.
     """
     if pairs.everywhere:
         mask = pairs.positives.flatten()
@@ -139,13 +125,7 @@ def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None
 
 
 def per_triplet(losses: Tensor, triplets: Triplets, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per triplet.
-
-    Args:
-        losses: ``[T]``.
-        triplets: anchors, positives and negatives, each ``[T]``.
-        divisor: how many elements the values stand for, where that is not T.
-    """
+    """Return terms of one value per triplet, ``[T]`` like its anchors, positives and negatives."""
     return _term(losses, triplets, "triplet", divisor)
 
 

@@ -22,8 +22,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
     .. math:: \mathcal{L} = \mathcal{L}_{loss} + w \, \mathcal{L}_{regularizer}
 
     Both parts are reduced by their own reducers and summed in float32 or float64. The regularizer sees the embeddings
-    of the batch, never the references. ``indices_tuple`` and references reach the loss only when given, and labels only
-    if it takes them, so PML's wrappers fit too. With ``collect_stats`` the values are recorded as ``loss_value`` and
+    of the batch, never the references. With ``collect_stats`` the values are recorded as ``loss_value`` and
     ``regularizer_value`` (without the weight).
 
     Args:

@@ -15,17 +15,10 @@ _LEAST_HALF = 2.0**-8  # the length that a row of float16 counts as where it is 
 
 
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
-    """Refuse embeddings and labels that do not fit together.
+    """Refuse embeddings ``[B, D]``, floating point, and labels ``[B]``, integers or booleans, that do not fit together.
 
-    Args:
-        embeddings: floating point, ``[B, D]``.
-        labels: integers or booleans, ``[B]``, or None. Floating point labels, which PML takes, are refused: float32
-            merges 16777216 and 16777217.
-        names: names of the two in the texts.
-
-    Raises:
-        TypeError: an argument that is no tensor, or of a wrong dtype.
-        ValueError: a wrong number of dimensions, or a wrong length.
+    Floating point labels, which PML takes, are refused: float32 merges 16777216 and 16777217. ``names`` are for the
+    texts. Raises TypeError for no tensor or a wrong dtype, ValueError for a wrong shape.
     """
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
@@ -38,10 +31,9 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
         return
     length = embeddings.shape[0]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
-        way_out = f"; type {labels_what}.long()" if isinstance(labels, Tensor) and labels.is_floating_point() else ""
         raise TypeError(
             f"{labels_what} must be a tensor of integers of shape ({length},), one for each row of {what}; "
-            f"got {_describe(labels)}{way_out}"
+            f"got {_describe(labels)}; type {labels_what}.long() where they are floating point"
         )
     if labels.shape != (length,):
         raise ValueError(
@@ -61,13 +53,7 @@ def check_indices_tuple(indices_tuple: Any) -> None:
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
-    """Refuse references that fit neither together nor to the embeddings; see :func:`check_batch`.
-
-    Args:
-        embeddings: the batch, ``[B, D]``.
-        ref_emb: references, ``[R, D]``, or None.
-        ref_labels: their labels, ``[R]``, or None.
-    """
+    """Refuse references ``[R, D]`` and their labels that fit neither together nor to embeddings ``[B, D]``."""
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels are given without ref_emb, the references they belong to")
@@ -90,10 +76,8 @@ def _describe(value: Any) -> str:
 def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
     """Return ``x`` itself if it is float32 or float64, else ``x`` in float32.
 
-    Args:
-        x: floating point, any shape.
-        normalized: whether ``x`` are rows that will be normalized. A row of float16 shorter than 2^-8 then gets the
-            gradient of a row of that length, at most 256 times that of the normalized row: float16 ends at 65,504.
+    Where ``x`` are rows that will be ``normalized``, a row of float16 shorter than 2^-8 gets the gradient of a row of
+    that length, at most 256 times that of the normalized row: float16 ends at 65,504.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not normalized or x.dtype != torch.float16:
@@ -106,13 +90,7 @@ def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
 def pair_to_full_precision(
     embeddings: Tensor, ref_emb: Tensor | None, normalized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return embeddings and references in one dtype, float32 or float64.
-
-    Args:
-        embeddings: ``[B, D]``.
-        ref_emb: ``[R, D]``, or None. If it is the same object as ``embeddings``, so are the two returned.
-        normalized: as of :func:`to_full_precision`.
-    """
+    """Return embeddings and references in one dtype, float32 or float64; one object if they are one."""
     first = to_full_precision(embeddings, normalized)
     if ref_emb is None or ref_emb is embeddings:
         return first, None if ref_emb is None else first
@@ -129,12 +107,7 @@ def normalizes(module: Any) -> bool:
 
 
 def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
-    """Return a loss's value, or NaN where a number that went into it is NaN or infinite, partner or none.
-
-    Args:
-        value: what a reducer gave; anything but a tensor is returned as it is.
-        inputs: embeddings, references, or None.
-    """
+    """Return a loss's value, or NaN where a number of the inputs is NaN or infinite, partner or none."""
     if not isinstance(value, Tensor):
         return value
     for x in inputs:
@@ -158,10 +131,9 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
 
 
 class FullPrecisionForward:
-    """Mixin before PML's loss base that checks the batch and runs the whole loss in float32 or float64.
+    """Mixin before PML's loss base that checks the batch and runs loss, regularizer and reducer in float32 or float64.
 
-    Regularizers and reducers see the widened embeddings too, so that nothing is summed in half precision. A number that
-    is NaN or infinite, in any row of embeddings or references, makes the value NaN.
+    A number that is NaN or infinite, in any row of embeddings or references, makes the value NaN.
     """
 
     def forward(
@@ -181,12 +153,8 @@ class FullPrecisionForward:
             ref_emb: references ``[R, D]`` to compare with, or None for the batch itself.
             ref_labels: ``[R]``, integers.
 
-        Returns:
-            What the reducer makes of it; a scalar, float32 or float64, by default.
-
         Raises:
-            TypeError: an argument is no tensor, or of a wrong kind.
-            ValueError: an argument has a wrong shape.
+            TypeError, ValueError: an argument of a wrong kind, or a wrong shape.
         """
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 class ClassLabels(nn.Module):
     """The row of each class, by its label, in a component with a row per class.
 
-    Called with labels ``[B]`` it gives their rows; a label of no class gives any row, see :meth:`known`. Its tensors
-    move with the component and are not saved.
+    Called with labels ``[B]`` it gives their rows; a label of no class gives any row, see :meth:`known`.
 
     Args:
         num_classes: how many classes.
@@ -56,7 +55,7 @@ class ClassMembers(NamedTuple):
     """The rows of each class of a batch, in a rectangle.
 
     Args:
-        members: rows by class and place, ``[C, M]``, filled up with 0; a batch that is one group is in its own order.
+        members: rows by class and place, ``[C, M]``, filled up with 0.
         class_of: the class of every row, ``[B]``.
         place: its place in the class, ``[B]``.
     """
@@ -67,14 +66,10 @@ class ClassMembers(NamedTuple):
 
 
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers:
-    """Sort a batch into classes, for products within each; into one group, with all pairs, where that is cheaper.
+    """Sort a batch with labels ``[B]`` into classes, for products within each; into one group where that is cheaper.
 
-    Compiled it is one group always, so that no shape follows from the labels.
-
-    Args:
-        labels: ``[B]``.
-        small: a batch of at most this many rows is one group.
-        most_fill: so is one whose rectangle would have more entries than this times B.
+    One group are up to ``small`` rows, a rectangle with more entries than ``most_fill`` times B, and, so that no shape
+    follows from the labels, any batch when compiled.
     """
     rows = torch.arange(len(labels), device=labels.device)
     if len(labels) <= small or torch.compiler.is_compiling():

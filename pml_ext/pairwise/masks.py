@@ -60,14 +60,8 @@ def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
 class PairsOfRows:
     """The pairs of any rows of a batch, as :func:`pair_masks` gives them for all rows; arguments as there.
 
-    Args:
-        device: where the masks are wanted.
-        labels: ``[B]``, or None.
-        indices_tuple: three or four index tensors, or None.
-        ref_labels: ``[R]``, or None.
-        references: whether the columns are references.
-        own_columns: ``[B]``, the reference that each embedding is itself, and no partner of; None where it is none.
-        rows: B, to ask for slices of the rows; None to ask for all of them.
+    ``own_columns``, ``[B]``: the reference that each embedding is itself, and no partner of; None where it is none.
+    ``rows``: B, to ask for slices of the rows; None to ask for all of them.
     """
 
     def __init__(
@@ -108,9 +102,8 @@ class PairsOfRows:
             both = (*self._listed(0, rows), *self._listed(1, rows))
             return pair_masks(matrix, None, both, references=self._references, first=first)
         labels = None if self._labels is None else self._labels[chosen]
-        positives, negatives = pair_masks(
-            matrix, labels, None, self._ref_labels, references=self._references, first=first
-        )
+        masks = pair_masks(matrix, labels, None, self._ref_labels, references=self._references, first=first)
+        positives, negatives = masks
         if self._own is not None:
             positives.scatter_(1, self._own[chosen, None], False)
         return positives, negatives
@@ -124,12 +117,10 @@ class PairsOfRows:
 
 
 def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if not isinstance(indices_tuple, (tuple, list)) or len(indices_tuple) not in (3, 4):
-        length = f" of length {len(indices_tuple)}" if isinstance(indices_tuple, (tuple, list)) else ""
+    if len(indices_tuple) not in (3, 4):
         raise ValueError(
             "indices_tuple must hold three index tensors (anchors, positives, negatives) or four "
-            "(anchors, positives, anchors, negatives); "
-            f"got a {type(indices_tuple).__name__}{length}"
+            f"(anchors, positives, anchors, negatives); got {len(indices_tuple)}"
         )
     indices = [index.to(device, torch.long) for index in indices_tuple]
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
@@ -151,15 +142,8 @@ def hard_pair_masks(
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    Args:
-        similarity: ``[B, R]``, larger means nearer.
-        positives: boolean, ``[B, R]``.
-        negatives: boolean, ``[B, R]``.
-        epsilon: the margin, in units of the similarity.
-
-    Returns:
-        Two boolean matrices ``[B, R]``: subsets of the masks given, empty for an anchor without positives or negatives.
-        Every pair of a row with NaN counts as hard, so that no NaN is left out.
+    All matrices are ``[B, R]``; larger similarities mean nearer. The two results are empty for an anchor without
+    positives or negatives. Every pair of a row with NaN counts as hard, so that no NaN is left out.
     """
     nearest_negative = masked_max(similarity, negatives)
     farthest_positive = masked_min(similarity, positives)

@@ -24,10 +24,7 @@ Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor
 # 32 MiB is memory that the system hands out anew each time.
 _ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
 _MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 8
-_DENSE, _DENSE_ELSEWHERE = (
-    {"cpu": 1 << 21},
-    1 << 26,
-)  # entries of a matrix up to which tiles are not faster, or not needed
+_DENSE, _DENSE_ELSEWHERE = {"cpu": 1 << 21}, 1 << 26  # entries up to which tiles are not faster, or not needed
 _SHARED = 1 << 18  # entries up to which processes do not share: they wait for each other longer than that takes
 
 
@@ -49,7 +46,7 @@ _sharing: list[Sharing] = []
 
 @contextlib.contextmanager
 def shared(sharing: Sharing) -> Iterator[None]:
-    """Run a block in which processes share tiles: all of them call the same functions with the same tensors."""
+    """Run a block in which processes share tiles: all call the same functions with the same tensors."""
     _sharing.append(sharing)
     try:
         yield
@@ -63,14 +60,7 @@ def sharing() -> Sharing | None:
 
 
 def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.device) -> int | None:
-    """Return how many rows a tile is to have; None for the dense matrix.
-
-    Args:
-        tile_size: the user's number; None chooses: dense where that fits well and is as fast.
-        rows: of the matrix.
-        columns: of the matrix.
-        device: where it would be.
-    """
+    """Return the number of rows of a tile of a matrix: ``tile_size``, or None for the dense matrix where that fits."""
     if tile_size is not None:
         return tile_size
     dense = _DENSE.get(device.type, _DENSE_ELSEWHERE) if sharing() is None else _SHARED
@@ -81,13 +71,10 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 
 
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
-    """Return slices of rows, at least one.
+    """Return slices of rows of a size, at least one.
 
-    Args:
-        rows: how many.
-        size: of a slice; the last is smaller where it does not divide the rows.
-        ends: where slices may end, in increasing order, such as the ends of classes; a slice then is as large as the
-            first end at or beyond its size.
+    ``ends``: where slices may end, in increasing order, such as the ends of classes; a slice then is as large as the
+    first end at or beyond its size.
     """
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]

@@ -124,7 +124,7 @@ def test_a_trunk_of_timm_says_what_to_install(monkeypatch):
         load_recipes("pml/contrastive/digits", ["model.trunk=timm/resnet18"])
 
 
-@pytest.mark.parametrize("setting", ["data.cache=memory", "data.cache=disk", "data.workers=1"])
+@pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])
 def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(
     trained, photos, tmp_path, monkeypatch, without_report, setting
 ):

@@ -113,7 +113,7 @@ class DataTable(NamedTable):
     """
 
     workers: int = Field(0, ge=0)
-    cache: Literal["none", "memory", "disk"] = "none"
+    cache: Literal["none", "memory"] = "none"
     unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
     images: ImagesTable = ImagesTable()
