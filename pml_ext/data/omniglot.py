@@ -56,11 +56,9 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
     of their characters.
 
     Args:
-        root: a folder with ``images_background.zip`` and ``images_evaluation.zip``; ``pml-ext data omniglot`` has the
-            default.
+        root: a folder with ``images_background.zip`` and ``images_evaluation.zip``.
         image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
-        split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested, so that
-            each has relatives among the training characters.
+        split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested.
     """
     return _splits(ABOUT, place_of(ABOUT, root, BACKGROUND, ["omniglot-py"]), image_size, split)
 
@@ -83,8 +81,6 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
 def _splits(about: About, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
-    if split not in ("alphabets", "characters"):
-        raise ConfigError(f"split of {about.name} must be 'alphabets' or 'characters', not {split!r}")
     first, second = (place_of(about, place, archive.name) / archive.name for archive in about.archives)
     train = _read(first, image_size)
     test = _read(second, image_size, without={_alphabet(name) for name in train.class_names})

@@ -103,10 +103,11 @@ def get_archives(about: About, place: Path) -> None:
             )
     check_archives(about, place)
     for archive in about.archives:
-        if not (place / archive.name).is_file():
+        path = place / archive.name
+        if not path.is_file():
             _download(archive, place)
         if archive.unpack:
-            _unpack(place / archive.name, place)
+            _unpack(path, place)
 
 
 def check_archives(about: About, root: Path | None = None) -> None:
@@ -144,10 +145,8 @@ def _unpack(path: Path, place: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as temporary:
             shutil.unpack_archive(path, temporary, **tar)  # type: ignore[arg-type]
             shutil.copytree(temporary, place, copy_function=os.replace, dirs_exist_ok=True)
-    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:  # ReadError is an OSError
         raise DataError(f"{path}: not a readable archive ({one_line(error)}); delete it and get it again") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be unpacked into {place} ({error.strerror or error})") from None
 
 
 def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
@@ -156,11 +155,8 @@ def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] 
     for candidate in (place, *(place / name for name in inner)):
         if (candidate / wanted).exists():
             return candidate
-    here = [archive.name for archive in about.archives if (place / archive.name).is_file()]
-    state = f"{place} has {', '.join(here)}, but no {wanted}: not all is there, or not unpacked"
-    if not here:
-        state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
-    raise DataError(f"{state}; pml-ext data {about.name} says what to get and where to put it")
+    state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
+    raise DataError(f"{state}; pml-ext data {about.name} says what to get and unpack, and where to put it")
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
@@ -242,7 +238,7 @@ def check_disjoint(listed_in: Path, parts: Parts, shared_classes: bool = False) 
     for part, entries in parts.items():
         for entry in entries:
             if entry.path in seen:
-                where = f"in {seen[entry.path]} and in {part}" if seen[entry.path] != part else f"twice in {part}"
+                where = f"in {seen[entry.path]} and in {part}"
                 raise DataError(f"{listed_in}: the image {entry.path} is {where}; take one of its lines out")
             seen[entry.path] = part
     trained = {entry.name for entry in parts["train"]}

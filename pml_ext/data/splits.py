@@ -33,8 +33,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         images: uint8 images ``[N, C, H, W]``, or the paths of image files, read when they are wanted.
         labels: ``[N]``, integers; each is an index of ``class_names``.
         class_names: the name of every class of the data set, whichever split it is in.
-        transform: of a uint8 image ``[C, H, W]``; None leaves it. Where it has ``smallest``, a number of pixels, files
-            are read no larger than that; see :func:`read_image`.
+        transform: of a uint8 image ``[C, H, W]``; None leaves it.
         channels: of an image that is read from a file: 1 (gray) or 3 (color).
         boxes: the part of each file that is its image, ``[N, 4]`` as :class:`Box` has them; None for all of it.
         cache: images after a first step, which a transform with the same ``first`` step takes in place of the files.
@@ -154,14 +153,7 @@ class DataSplits:
 def hold_out_classes(
     images: LabeledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Return the rest of the images, and those of held-out classes.
-
-    Args:
-        images: of two classes or more.
-        fraction: share of the classes to hold out, between 0 and 1; one class at least.
-        seed: of the draw.
-        which: classes that are drawn, or the last in the order of labels.
-    """
+    """Return the rest of the images, and those of a ``fraction`` of the classes: drawn, or the last by label."""
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")

@@ -23,37 +23,22 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Preprocessing of photographs beyond the size of the input; ``[data.images]`` of a recipe.
+    """Preprocessing of photographs beyond the size of the input; ``[data.images]`` of a recipe."""
 
-    Args:
-        resize: pixels of the shorter side before the crop; with ``squash``, of both. None: 256 / 224 of the crop's.
-        squash: images become squares before the crop, whatever their aspect ratio was.
-        bgr: the channels are blue, green, red.
-        value_range: greatest value before any normalization, 1 or 255.
-        random_crop: training images are cropped at a random place, without resizing.
-        random_crop_scale: training crops are random parts, resized: range of the part's share of the area, up to 1.
-        flip: training images are mirrored left to right half of the time.
-    """
-
-    resize: int | None = None
-    squash: bool = False
-    bgr: bool = False
-    value_range: int = 1
-    random_crop: bool = False
-    random_crop_scale: tuple[float, float] | None = None
-    flip: bool = False
+    resize: int | None = None  # pixels of the shorter side before the crop; None: 256 / 224 of the crop's
+    squash: bool = False  # images become squares before the crop, whatever their aspect ratio was
+    bgr: bool = False  # the channels are blue, green, red
+    value_range: int = 1  # greatest value before any normalization, 1 or 255
+    random_crop: bool = False  # training images are cropped at a random place, without resizing
+    random_crop_scale: tuple[float, float] | None = None  # training crops are parts of such shares of the area, resized
+    flip: bool = False  # training images are mirrored left to right half of the time
 
 
 class Steps(nn.Module):
     """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
 
-    The first step leaves its own result alone, so that its results can be cached and go through all steps.
-
-    Args:
-        first: the first step; None where the steps begin with a random one.
-        rest: the others, up to a uint8 image of the wanted size.
-        last: the same for each image, so that a batch can go through them whole.
-        smallest: shorter side that an image may be reduced to before the first step, in pixels.
+    The first step, None where the steps begin with a random one, leaves its own result alone, so that its results can
+    be cached and go through all steps. ``smallest``: pixels that an image's shorter side may be reduced to before.
     """
 
     def __init__(
@@ -142,12 +127,7 @@ def raw_pixels(images: Tensor) -> Tensor:
 
 
 def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
-    """Return an image ``[..., C, H, W]`` in another size, bilinear with antialiasing, as ``v2.functional.resize`` does.
-
-    Args:
-        image: the image.
-        size: height and width, or one number: the shorter side.
-    """
+    """Return an image ``[..., C, H, W]`` in another size, height and width or the shorter side, as v2's ``resize``."""
     *before, channels, height, width = image.shape
     if isinstance(size, int):
         other = int(size * max(height, width) / min(height, width))
@@ -215,12 +195,7 @@ class _ChannelOrder(nn.Module):
 
 
 class ToFloat(nn.Module):
-    """Conversion to float32; then subtraction of a mean and division by a standard deviation per channel, in place.
-
-    Args:
-        scale: whether bytes become numbers from 0 to 1.
-        normalize: means and standard deviations.
-    """
+    """Conversion to float32, bytes from 0 to 1 with ``scale``; then normalization per channel, in place."""
 
     def __init__(self, scale: bool, normalize: Sequence[Sequence[float]] = ()) -> None:
         super().__init__()

@@ -22,10 +22,9 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     r"""A loss over the batches of all processes, joined in the order of their ranks.
 
     Every process gets the value that one process gets on the joined batch. After DistributedDataParallel's mean over
-    the processes, the network has the gradients of that one process, and so has the loss: its parameters, a
-    regularizer's targets, a learned metric, whether DistributedDataParallel is around the loss or not. The gradient of
-    this process's embeddings is therefore ``W`` times that of the joined loss (with ``W`` processes), since the mean
-    divides by ``W`` what one process alone contributes; the loss's parameters get their gradient as it is.
+    the processes, the network has the gradients of that one process, and so have the loss's parameters, whether
+    DistributedDataParallel is around the loss or not. The gradient of this process's embeddings is therefore ``W``
+    times that of the joined loss (with ``W`` processes), since the mean divides by ``W``.
 
     Batches may differ in size. Random parts are alike: all use the state of torch's generators of rank 0. A loss with a
     memory goes inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the
@@ -93,8 +92,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     """A miner over the batches of all processes, for :class:`DistributedLoss`.
 
     The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch, and
-    what the miner recorded (``num_triplets`` and the like, more with ``collect_stats``) as its own miner's. Without a
-    process group, or with one process, it is the miner itself.
+    what the miner recorded as its own miner's. With one process it is the miner itself.
 
     Args:
         miner: a miner of PML or of ours.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,8 @@ class CachedGradients(nn.Module):
     Args:
         network: from inputs ``[B, ...]`` to embeddings ``[B, D]``.
         loss: any loss of PML or of ours, or a wrapper around one.
-        micro_batch: how many inputs the network gets at a time.
+        micro_batch: how many inputs the network gets at a time, at least 1.
         miner: finds the ``indices_tuple``, or None.
-
-    Raises:
-        TypeError: network or loss is no module.
-        ValueError: a ``micro_batch`` below 1.
-        TrainingWarning: the network has batch norm in training mode.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -57,11 +52,6 @@ class CachedGradients(nn.Module):
         super().__init__()
         self.network = MicroBatched(network, micro_batch)
         self.loss, self.miner = loss, miner
-
-    if TYPE_CHECKING:
-
-        def __call__(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Tensor:
-            """The loss of the whole batch: see :meth:`forward`."""
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
         """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments as of the loss."""

@@ -97,9 +97,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         missing = _NEEDED - capabilities(loss)
         if missing or getattr(loss, "joins_processes", False):
             raise TypeError(_refusal(loss, missing))
-        counts = {"embedding_size": embedding_size, "memory_size": memory_size, "first_epoch": first_epoch}
-        for name, count in counts.items():
-            check_count(self, name, count)
+        check_count(self, "embedding_size", embedding_size)
+        check_count(self, "memory_size", memory_size)
+        check_count(self, "first_epoch", first_epoch)
         super().__init__(loss=loss, **kwargs)
         self.loss = loss
         self.miner = miner
@@ -158,9 +158,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             indices_tuple: pairs or triplets of rows of the batch, in addition; not with an ``enqueue_mask``.
             enqueue_mask: ``[B]``, boolean: rows that are True enter the ring, without gradient, and are no anchors
                 (the keys of a momentum encoder, say); the others are anchors and do not enter it.
-
-        Raises:
-            TypeError, ValueError: wrong arguments, or more embeddings than the ring holds.
         """
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)

@@ -27,9 +27,6 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         miners: a miner, or None, for each loss of a list; for some of the keys of a dictionary.
         weights: a number for each loss; 1 by default, 0 is allowed.
 
-    Raises:
-        ValueError: no loss, or weights or miners that do not belong to the losses.
-
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
         >>> loss = MultipleLosses([ContrastiveLoss(), TripletMarginLoss()], weights=[1, 0.5])

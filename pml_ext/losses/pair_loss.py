@@ -88,9 +88,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             ``embedding_reg_weight``, ``collect_stats``.
 
     Raises:
-        TypeError: a distance that is none of PML's.
-        ValueError: a distance where the equation needs a similarity, or the other way round; a ``tile_size`` below 1,
-            or one for an equation without tiles.
+        TypeError, ValueError: a distance that does not fit; a ``tile_size`` below 1, or for an equation without tiles.
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "references"})
@@ -102,9 +100,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def __init__(self, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
         check_tile_size(self, tile_size)
         if tile_size is not None and self.tiles is None:
-            raise ValueError(
-                f"{type(self).__name__} has no tiles: its equation needs all anchors at a time; leave out tile_size"
-            )
+            name = type(self).__name__
+            raise ValueError(f"{name} has no tiles: its equation needs all anchors at a time; leave out tile_size")
         super().__init__(**kwargs)
         if self.nearer in _REQUIRED:
             _REQUIRED[self.nearer](self, self.distance)

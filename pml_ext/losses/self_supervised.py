@@ -25,8 +25,8 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
         symmetric: whether the views are anchors too, as one batch of twice the size; else they are references.
 
     Raises:
-        TypeError: the loss is no module, or does not fit: it takes no labels or no references, has a number of classes
-            or a memory, where the number of an image in its batch means nothing, or joins processes itself.
+        TypeError: the loss does not fit: it takes no labels or no references, has a number of classes or a memory, or
+            joins processes itself.
 
     Example:
         >>> from pytorch_metric_learning.losses import NTXentLoss

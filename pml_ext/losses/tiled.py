@@ -77,8 +77,7 @@ class TiledContrastiveLoss(_SummedByRow):
 
     Both means run over the pairs that are not 0, as PML's default reducer takes them. A ``MeanReducer``,
     ``SumReducer``, ``AvgNonZeroReducer``, ``ThresholdReducer``, ``PerAnchorReducer`` and ``MultipleReducers`` of these
-    (by sub-loss, ``pos_loss`` and ``neg_loss``) give PML's values too; no other reducer is taken. A pair that an
-    ``indices_tuple`` lists twice counts once; one pair alone, which PML takes for none, counts.
+    give PML's values too; no other reducer is taken. A pair that is listed twice counts once.
 
     Args:
         pos_margin: distances of positive pairs up to this cost nothing; 0.
@@ -262,17 +261,15 @@ class TiledTripletMarginLoss(_SummedByRow):
 
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
-    The mean runs over the triplets that are not 0, as PML's default reducer takes them. A ``MeanReducer``,
-    ``SumReducer``, ``AvgNonZeroReducer``, ``ThresholdReducer`` and ``MultipleReducers`` of these give PML's values too;
-    no other reducer is taken. With references, ``swap`` compares the positive itself, where PML takes the row of
-    the batch that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
+    The mean runs over the triplets that are not 0; reducers as of :class:`TiledContrastiveLoss`, but for
+    ``PerAnchorReducer``. With references, ``swap`` compares the positive itself, where PML takes the row of the batch
+    that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
 
     *Cost:* also a few passes over ``P x R`` for P positive pairs.
 
     Args:
         margin: m; 0.05.
-        swap: whether the distance of positive and negative takes the place of that of anchor and negative where it is
-            smaller.
+        swap: take the distance of positive and negative, where smaller, for that of anchor and negative.
         smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
 
@@ -312,9 +309,12 @@ class TiledTripletMarginLoss(_SummedByRow):
         ends = [(anchors[i : i + step], partners[i : i + step]) for i in starts]
 
         def sums(a: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-            d_an, inside = pairs.matrix[a], pairs.negatives[a]
-            d_pn = self._rows_between(pairs, p) if self.swap else None
-            return row_sums(reducer, self._values(pairs.matrix[a, p][:, None], d_an, d_pn), inside)
+            d_pn = None
+            if self.swap:
+                matrix, rows = pairs.between(p)
+                d_pn = matrix[rows]
+            values = self._values(pairs.matrix[a, p][:, None], pairs.matrix[a], d_pn)
+            return row_sums(reducer, values, pairs.negatives[a])
 
         if len(ends) == 1 or transformed() or not torch.is_grad_enabled():
             parts = [sums(*each) for each in ends]
@@ -322,10 +322,6 @@ class TiledTripletMarginLoss(_SummedByRow):
             parts = [checkpoint(sums, *each, use_reentrant=False) for each in ends]
         totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
         return per_pair(totals, pairs, divisor=counts.sum())
-
-    def _rows_between(self, pairs: Pairs, partners: Tensor) -> Tensor:
-        matrix, rows = pairs.between(partners)
-        return matrix[rows]
 
     def _values(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Tensor:
         if d_pn is not None:

@@ -21,12 +21,7 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
     on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with references), and ``O(D)`` for
     each pair nearer than 0.2.
 
-    Args:
-        x: ``[B, D]``, normalized rows.
-        references: ``[R, D]``, or None for ``x`` itself.
-
-    Returns:
-        ``[B, R]`` or ``[B, B]``.
+    ``x`` is ``[B, D]``, references ``[R, D]``, or None for ``x`` itself.
     """
     if transformed():
         return _written_out(x, references)

@@ -26,12 +26,7 @@ def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Te
 
 
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none.
-
-    Args:
-        values: finite, ``[B, R]``, R at least 1, far below the largest number of the dtype.
-        mask: boolean, ``[B, R]``.
-    """
+    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none; values are finite."""
     if transformed():  # vmap takes no mask in place of the values
         return values.masked_fill(~mask, -torch.inf).amax(1)
     far = torch.finfo(values.dtype).max / 4

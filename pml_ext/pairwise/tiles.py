@@ -99,11 +99,9 @@ class _Plan:
     sharing: Sharing | None
 
     def own(self) -> Sequence[slice]:
-        """The tiles of this process."""
         return self.tiles if self.sharing is None else self.tiles[self.sharing.part(len(self.tiles))]
 
     def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The results of one tile, of tensors that are not sliced yet."""
         sliced = tuple(tensor[tile] for tensor in tensors[: self.by_row])
         return tuple(self.part(tile, sliced, tuple(tensors[self.by_row : self.by_row + self.whole])))
 
@@ -130,8 +128,7 @@ def in_tiles(
         tiles: slices of the rows.
         parameters: what else ``part`` uses that may want a gradient.
         values: how many of the results have a gradient; they come first.
-        at_once: whether the gradient is written in the forward pass, which saves computing tiles again where there is
-            one value and all of its entries are weighted alike, as in a mean.
+        at_once: write the gradient in the forward pass, where one value's entries are weighted alike, as in a mean.
     """
     plan = _Plan(part, tiles, len(by_row), len(whole), values, at_once and values == 1, sharing())
     tensors = (*by_row, *whole, *parameters)
@@ -285,14 +282,14 @@ def _differentiable(
 
 
 def _alike(grad: Tensor) -> bool:
-    """Whether all weights are one number, as a sum or a mean hands down; a GPU is not waited for."""
+    """Return whether all weights are one number, as of a sum or a mean; a GPU is not waited for."""
     if len(grad) == 0 or grad.stride() == (0,):
         return True
     return grad.device.type == "cpu" and bool((grad == grad[0]).all())
 
 
 def _taken(grads: Sequence[Tensor], starts: list[int], values: Sequence[Tensor]) -> list[Tensor]:
-    """The next entries of each gradient, as many as its value has."""
+    """Return the next entries of each gradient, as many as its value has."""
     taken = [grad[start : start + len(v)] for grad, start, v in zip(grads, starts, values, strict=True)]
     starts[:] = [start + len(v) for start, v in zip(starts, values, strict=True)]
     return taken

@@ -100,7 +100,7 @@ def test_omniglot_that_is_missing_or_broken(omniglot_folder, tmp_path):
     with pytest.raises(DataError, match=r"small2.zip: not a readable zip"):
         omniglot_small(omniglot_folder)
     (omniglot_folder / omniglot_module.TEST).unlink()
-    with pytest.raises(DataError, match=r"but no images_background_small2.zip"):
+    with pytest.raises(DataError, match=r"has no images_background_small2.zip"):
         omniglot_small(omniglot_folder)
 
 
