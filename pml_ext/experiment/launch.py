@@ -68,12 +68,10 @@ def plan(
     """
     if seed < 0 or seeds < 1:
         raise ConfigError(f"found --seed {seed} --seeds {seeds}; wanted 0 or more, and 1 or more")
-    if resume and out is None:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
+        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
     if resume and out is not None and not out.exists() and not _restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
-    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-        raise ConfigError("torchrun --max-restarts needs --out, the folder in which a restart finds the run")
     recipes = load_recipes(name, overrides)
     if out is None:
         time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -179,11 +177,7 @@ def execute(
     resume: bool = False,
     on_nonfinite: OnNonfinite = "stop",
 ) -> Metrics:
-    """Do one run; arguments as of :func:`train`.
-
-    Returns:
-        The contents of ``metrics.json``.
-    """
+    """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
     folder = plan.folder
     metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
     if metrics is not None and not damaged:
@@ -252,10 +246,7 @@ def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
     """Draw the report of a finished run again, and write its derived files again where they are damaged or gone.
 
-    Arguments as of :func:`train`.
-
-    Returns:
-        The HTML file.
+    Arguments as of :func:`train`; returns the HTML file.
 
     Raises:
         DataError: no finished run in the folder, or a checkpoint that cannot be read.
@@ -276,11 +267,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
 
 
 def read_metrics(path: Path) -> Metrics:
-    """Read a ``metrics.json``.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Read a ``metrics.json``; raise DataError for a damaged one."""
     try:
         return read_json(path)
     except DamagedError as error:
@@ -361,30 +348,21 @@ def train(
                     failed_too = {"failures": failures} if failures else {}
                     write_json(place / "summary.json", {**summarize(results), **failed_too})
         except StoppedError as error:
-            again = "nothing was written yet"
-            if any(plan.folder.exists() for plan in plans):
-                place = plans[0].folder.parent if len(plans) > 1 else plans[0].folder
-                options = {"--seed": (seed, 0), "--seeds": (seeds, 1), "--device": (device, "auto")}
-                options |= {"--data": (data, None), "--on-nonfinite": (on_nonfinite, "stop")}
-                again = f"go on with: {_command_to_resume(name, place, options, overrides)}"
-            raise StoppedError(error.signal, f"{error}; {again}") from None
+            if not any(plan.folder.exists() for plan in plans):
+                raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
+            processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+            words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
+            words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
+            options = {"--seed": (seed, 0), "--seeds": (seeds, 1), "--device": (device, "auto"), "--data": (data, None)}
+            for option, (value, default) in (options | {"--on-nonfinite": (on_nonfinite, "stop")}).items():
+                words += [option, str(value)] if value != default else []
+            words += [word for override in overrides for word in ("--set", override)]
+            raise StoppedError(error.signal, f"{error}; go on with: {shlex.join([*words, '--resume'])}") from None
     if failures:
-        failed = FailedRunsError(results, failures, len(plans))
+        failed = FailedRunsError(results, failures)
         failed.add_note("".join(notes))
         raise failed
     return results
-
-
-def _command_to_resume(name: str, out: Path, options: dict[str, tuple[Any, Any]], overrides: Iterable[str]) -> str:
-    """Return what to type to go on with runs; options have their value and their default."""
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
-    words += ["train", name, "--out", str(out)]
-    for option, (value, default) in options.items():
-        words += [option, str(value)] if value != default else []
-    for override in overrides:
-        words += ["--set", override]
-    return shlex.join([*words, "--resume"])
 
 
 class FailedRunsError(PmlExtError):
@@ -393,29 +371,23 @@ class FailedRunsError(PmlExtError):
     Args:
         results: the metrics of the others, as :func:`train` returns them.
         failures: ``recipe``, ``seed``, ``folder`` and ``error`` of each run that failed.
-        runs: how many there were.
     """
 
-    def __init__(self, results: list[Metrics], failures: list[dict[str, Any]], runs: int) -> None:
+    def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
         self.results, self.failures = results, failures
         texts = "; ".join(_FAILURE.format(**failure) for failure in failures)
-        super().__init__(f"{len(failures)} of {runs} runs failed: {texts}")
+        super().__init__(f"{len(failures)} of {len(results) + len(failures)} runs failed: {texts}")
 
 
 def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
-    """Return mean and spread of several runs.
-
-    Returns:
-        ``{recipe: {"raw" | "before" | "after" | ...: {metric: {"mean": ..., "std": ...}}}}``; the spread is the
-        sample standard deviation, None for one run.
-    """
+    """Return ``{recipe: {phase: {metric: {"mean": ..., "std": ...}}}}``, see :func:`spread`, of several runs."""
     summary: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
     for name in dict.fromkeys(result["recipe"] for result in results):
         mine = [result for result in results if result["recipe"] == name]
-        phases = [phase for phase, value in mine[0].items() if isinstance(value, dict) and "recall_at_1" in value]
         summary[name] = {
-            phase: {metric: spread([result[phase][metric] for result in mine]) for metric in mine[0][phase]}
-            for phase in phases
+            phase: {metric: spread([result[phase][metric] for result in mine]) for metric in metrics}
+            for phase, metrics in mine[0].items()
+            if isinstance(metrics, dict) and "recall_at_1" in metrics
         }
     return summary
 

@@ -60,7 +60,24 @@ def profile_steps(
     The bare loop has copies of the network, the loss, the miner and the optimizers. The first ``warm_up`` steps do not
     count. ``record`` is called with every step of the engine.
     """
-    bare = _bare_loop(*copy.deepcopy((trunk, embedder, objective)), images, batches, device, workers)
+    network, own = copy.deepcopy((nn.Sequential(trunk, embedder), objective))
+
+    def bare_loop() -> Iterator[None]:
+        indices: Any = [[index for index, _ in batch] for batch in batches]
+        network.train()
+        own.loss.train()
+        for pixels, labels in DataLoader(images, batch_sampler=indices, num_workers=workers):
+            pixels, labels = pixels.to(device), labels.to(device)
+            for optimizer in own.optimizers.values():
+                optimizer.zero_grad()
+            embeddings = network(pixels)
+            indices_tuple = own.miner(embeddings, labels) if own.miner is not None else None
+            own.loss(embeddings, labels, indices_tuple).backward()
+            for optimizer in own.optimizers.values():
+                optimizer.step()
+            yield
+
+    bare = bare_loop()
     parts: list[dict[str, float]] = []
     others: list[float] = []
     last = 0.0
@@ -100,31 +117,6 @@ def profile_steps(
         statistics.median(one / other for one, other in zip(whole, others, strict=True)),
         len(whole),
     )
-
-
-def _bare_loop(
-    trunk: nn.Module,
-    embedder: nn.Module,
-    objective: Objective,
-    images: Dataset[tuple[Tensor, int]],
-    batches: EpochBatches,
-    device: torch.device,
-    workers: int,
-) -> Iterator[None]:
-    """Train step by step as a plain PyTorch loop does."""
-    indices: Any = [[index for index, _ in batch] for batch in batches]
-    for module in (trunk, embedder, objective.loss):
-        module.train()
-    for pixels, labels in DataLoader(images, batch_sampler=indices, num_workers=workers):
-        pixels, labels = pixels.to(device), labels.to(device)
-        for optimizer in objective.optimizers.values():
-            optimizer.zero_grad()
-        embeddings = embedder(trunk(pixels))
-        indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
-        objective.loss(embeddings, labels, indices_tuple).backward()
-        for optimizer in objective.optimizers.values():
-            optimizer.step()
-        yield
 
 
 def profile_recipe(

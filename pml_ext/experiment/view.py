@@ -140,10 +140,7 @@ class View:
     # What components see
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
-        """Return the network's output for all images of a split, not normalized, ``[N, D]`` float32.
-
-        That of the embedder is kept until the network changes, and shared by all who ask.
-        """
+        """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
         if layer == "embedder":
             return self.embedded(split).embeddings
         return torch.cat([features for features, _ in self.batches(split, layer)])

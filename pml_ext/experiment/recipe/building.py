@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from ... import models, registry
 from ...components import KINDS
 from ...data import PATH_FACTORIES, DataSplits, Pipeline, build_transforms
-from ...errors import ConfigError, PmlExtError, shortened
+from ...errors import ConfigError, DataError, PmlExtError, shortened
 from ...evaluation import learned_metric
 from ...evaluation.metrics import metrics_of
 from ...network import Network, Normalization, Preprocessing
@@ -154,12 +154,8 @@ def _call(
 ) -> Any:
     """Call a factory with the options of a table as its annotations want them: a path for a text, say."""
     converted = _settings(key, table.name, _options(factory, filled), given)
-    try:
+    with _located(key, table):
         return factory(*filled.values(), **converted)
-    except (PmlExtError, OSError):  # with a text of its own
-        raise
-    except Exception as error:
-        raise ConfigError(shortened(f"{key}: {_refusal(table, error)}")) from error
 
 
 # Losses and optimizers
@@ -296,16 +292,15 @@ def _located(key: str, table: NamedTable | None = None) -> Iterator[None]:
     """Put the key before the text of an error; other errors than ours are refusals of a table's settings."""
     try:
         yield
+    except (DataError, OSError):
+        raise
     except Exception as error:  # constructors may raise anything
-        text = str(error) if table is None or isinstance(error, PmlExtError) else _refusal(table, error)
-        raise ConfigError(f"{key}: {text}") from None
-
-
-def _refusal(table: NamedTable, error: Exception) -> str:
-    """Describe an error that a component, a factory or an optimizer raised because of its settings."""
-    given = ", ".join(f"{key} = {value!r}" for key, value in table.settings.items()) or "no settings"
-    plain = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
-    return f"{table.name} refuses {given}: {plain or repr(error)}"
+        text = str(error)
+        if table is not None and not isinstance(error, PmlExtError):
+            given = ", ".join(f"{name} = {value!r}" for name, value in table.settings.items()) or "no settings"
+            plain = isinstance(error, (ValueError, TypeError, AssertionError)) and text.strip()
+            text = f"{table.name} refuses {given}: {plain or repr(error)}"
+        raise ConfigError(shortened(f"{key}: {text}")) from None
 
 
 def _settings(
@@ -315,11 +310,7 @@ def _settings(
     given: Mapping[str, Any],
     filled: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return settings as their annotations want them.
-
-    Raises:
-        ConfigError: an unknown one, one of another type, or one that is missing and that no run fills in.
-    """
+    """Return settings as their annotations want them; refuse unknown and missing ones, and those of another type."""
     for name in given:
         if name not in accepted:
             raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")

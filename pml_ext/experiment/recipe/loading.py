@@ -95,10 +95,7 @@ def names_in(recipe: str) -> set[tuple[str, str]]:
 
 
 def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of the plugins that a recipe uses.
-
-    The core, PML and classes of the running process are left out.
-    """
+    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of a recipe's plugins; the core and PML are none."""
     plugins = {}
     for kind, name in sorted(set(_names(tables))):
         try:

@@ -55,21 +55,18 @@ _name_alone = BeforeValidator(lambda value: {"name": value} if isinstance(value,
 
 
 class ImagesTable(Table):
-    """``[data.images]``: preprocessing of photographs in training, tests and retrieval.
-
-    In training, ``random_crop_scale`` crops a random share of the area in this range and resizes it. ``mean`` and
-    ``std``, per channel in the order of the channels, are by default those of the trunk's pretrained weights.
-    """
+    """``[data.images]``: preprocessing of photographs in training, tests and retrieval."""
 
     resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
     crop: Count | None = None  # size of the network's input; by default the data set's image size
     squash: bool = False  # resize to squares, whatever the aspect ratio
     random_crop: bool = False  # in training, crop at a random place; tests crop the center
+    # in training, crop a random share of the area in this range and resize it
     random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     flip: bool = False  # in training, mirror half of the images left to right
     bgr: bool = False  # the order of the channels is blue, green, red
     value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
-    mean: list[float] | None = None
+    mean: list[float] | None = None  # by default, with std, that of the trunk's pretrained weights
     std: list[Annotated[float, Field(gt=0)]] | None = None
 
     @model_validator(mode="after")
@@ -89,14 +86,11 @@ class ImagesTable(Table):
 
 
 class PseudoTable(Table):
-    """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels.
-
-    Each epoch draws its batch size between the least and the greatest ``batch_size``, a multiple of the sampler's ``m``
-    where it has one; None keeps the sampler's.
-    """
+    """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels."""
 
     clusters: int = Field(100, ge=2)  # number of clusters of k-means
     features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
+    # least and greatest, from which each epoch's is drawn, in multiples of the sampler's m; None keeps the sampler's
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
@@ -107,17 +101,14 @@ class PseudoTable(Table):
 
 
 class DataTable(NamedTable):
-    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``.
-
-    ``labels = "clusters"`` trains without the training images' labels, on clusters as ``[data.pseudo]`` says.
-    """
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
     workers: int = Field(0, ge=0)
     cache: Literal["none", "memory"] = "none"
     unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
     images: ImagesTable = ImagesTable()
-    labels: Literal["given", "clusters"] = "given"
+    labels: Literal["given", "clusters"] = "given"  # of training images; clusters as [data.pseudo] says
     pseudo: PseudoTable | None = None
 
     @model_validator(mode="after")
@@ -132,15 +123,12 @@ class DataTable(NamedTable):
 
 
 class ModelTable(Table):
-    """``[model]``: a trunk from images to features, and an embedder from features to embeddings.
-
-    With ``embedder = "none"`` the features are the embeddings, and ``embedding_size`` is their length.
-    """
+    """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
 
     trunk: Annotated[NamedTable, _name_alone]
     embedding_size: Count = 64
     hidden_sizes: list[Count] = []
-    embedder: Literal["linear", "none"] = "linear"
+    embedder: Literal["linear", "none"] = "linear"  # with "none" the features are the embeddings
     freeze_batch_norm: bool = False
 
     @model_validator(mode="after")
@@ -151,16 +139,13 @@ class ModelTable(Table):
 
 
 class OptimizerTable(NamedTable):
-    """``[optimizer]``: a torch optimizer with its options; the embedder's learning rate is ``lr * head_lr_factor``.
-
-    With ``scheduled`` in ``[loss.optimizer]`` the schedule applies to the loss's own parameters too.
-    """
+    """``[optimizer]``: a torch optimizer with its options."""
 
     name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    head_lr_factor: float = Field(1.0, gt=0)
-    scheduled: bool = False
+    head_lr_factor: float = Field(1.0, gt=0)  # the embedder's learning rate is lr times this
+    scheduled: bool = False  # in [loss.optimizer], whether the schedule is that of the loss's own parameters too
 
 
 class RegularizerTable(NamedTable):
@@ -234,16 +219,7 @@ class EngineTable(Table):
 
 
 class EvaluationTable(Table):
-    """``[evaluation]``: metrics, and the choice of the tested epoch.
-
-    ``protocols`` adds metrics. ``"nearest-class-mean"``: gallery images, or half of each class's test images, give
-    class means, and the others are classified by the nearest (``ncm_top_1``, ``ncm_top_5``). ``"zero-shot"``: means of
-    the tested classes are estimated from related training classes, in a data set whose classes have parents
-    (``zero_shot_top_1``, ``zero_shot_top_5``).
-
-    ``select_on = "test"`` chooses the epoch on the test images, as some papers' programs do, whose numbers are too
-    good; the report says so.
-    """
+    """``[evaluation]``: metrics, and the choice of the tested epoch; docs/recipes.md describes the protocols."""
 
     recall_at: list[Count] = [1, 2, 4, 8]
     precision_at: list[Count] = [1]
