@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,7 +30,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..retrieval import Answer, TrainedRun
+    from ..retrieval import TrainedRun
 
 _SHOWN = 10  # images that are gone or changed, named one by one
 
@@ -189,7 +189,19 @@ def index(
     if check:
         if folder is not None or factory:
             raise ConfigError("--check reads the index as it is; leave out FOLDER and --index")
-        _check(load_run(run, device, store=store), as_json)
+        held = load_run(run, device, store=store).gallery()
+        gone, changed = held.check()
+        if as_json:
+            print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
+        else:
+            stdout().print(f"{len(held)} images, all files as they were written: {held.place}")
+            for what, paths in (("gone", gone), ("changed", changed)):
+                if paths:
+                    more = ", ..." if len(paths) > _SHOWN else ""
+                    stdout().print(f"{len(paths)} {what}: {printable(', '.join(paths[:_SHOWN]))}{more}")
+        if gone or changed:
+            say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
+            raise typer.Exit(1)
         return
     with embedding(run, folder, device, workers, store) as trained:
         if trained is None:
@@ -197,18 +209,11 @@ def index(
         gallery = trained.index(folder, factory=factory)
     changes, faiss = gallery.changes, gallery.faiss
     if as_json:
-        about: dict[str, Any] = {
-            "index": str(gallery.place),
-            "folder": str(gallery.folder),
-            "images": len(gallery),
-            "new": changes.new if changes is not None else len(gallery),
-            "changed": changes.changed if changes is not None else 0,
-            "gone": changes.gone if changes is not None else 0,
-            "as_before": changes.same if changes is not None else 0,
-            "search": gallery.factory or "exact",
-            "effort": faiss.effort if faiss is not None else None,
-            "recall_at_10": faiss.recall if faiss is not None else None,
-        }
+        about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
+        about["new"] = changes.new if changes is not None else len(gallery)
+        about |= {name: getattr(changes, name, 0) for name in ("changed", "gone")}
+        about |= {"as_before": getattr(changes, "same", 0), "search": gallery.factory or "exact"}
+        about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
         print_json(about)
         return
     stdout().print(f"{len(gallery)} images indexed: {gallery.place}")
@@ -218,22 +223,6 @@ def index(
         setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
         recall = f"recall@10 {faiss.recall:.3f} of exact search, on a sample of the images"
         stdout().print(f"{gallery.factory}{setting}: {recall}")
-
-
-def _check(trained: TrainedRun, as_json: bool) -> None:
-    held = trained.gallery()
-    gone, changed = held.check()
-    if as_json:
-        print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
-    else:
-        stdout().print(f"{len(held)} images, all files as they were written: {held.place}")
-        for what, paths in (("gone", gone), ("changed", changed)):
-            if paths:
-                more = ", ..." if len(paths) > _SHOWN else ""
-                stdout().print(f"{len(paths)} {what}: {printable(', '.join(paths[:_SHOWN]))}{more}")
-    if gone or changed:
-        say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
-        raise typer.Exit(1)
 
 
 def query(
@@ -268,18 +257,27 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an index: a table, and a picture."""
-    from ..retrieval import check_writable, load_run
+    from ..files import write_atomically
+    from ..retrieval import RADIUS, check_writable, load_run
 
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
     if duplicates and (picture or within or shortlist is not None or metric != "euclidean"):
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
-    place = picture or (None if as_json else run / "query.png")
-    if place is not None and not duplicates:
+    place = picture or (None if as_json or duplicates else run / "query.png")
+    if place is not None:
         check_writable("--picture", place, file=True)
     trained = load_run(run, device, store=store)
     if duplicates:
-        _duplicates(trained, radius, as_json)
+        radius = RADIUS if radius is None else radius
+        groups = trained.duplicates(radius)
+        if as_json:
+            print_json({"radius": radius, "groups": groups})
+            return
+        rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
+        print_table(["group", "path"], rows, right=[0])
+        count = f"{len(groups)} group{'s' * (len(groups) != 1)} of {len(rows)} images"
+        stdout().print(f"{count} within {radius:g} of another (--radius)")
         return
     answers = trained.query(images, k, metric, shortlist, within, radius)
     if not as_json:
@@ -288,46 +286,22 @@ def query(
             for answer in answers
             for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
         ]
-        value = "distance" if metric == "euclidean" else "score"
-        print_table(["query", "rank", "path", value], rows, right=[1, 3])
+        print_table(["query", "rank", "path", "distance" if metric == "euclidean" else "score"], rows, right=[1, 3])
         for answer in answers:
             if radius is not None and not answer.paths:
                 say(f"{printable(answer.query)}: no image within {radius:g} (--radius)")
-    drawn = place is not None and _draw(place, trained, answers)
+    if place is not None:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
+        except Exception as error:  # the answers are there: whatever is wrong with the picture costs it alone
+            say(f"warning: no picture: {one_line(error)}")
+            place = None
     if as_json:
-        written = {"run": str(run), "metric": metric, "picture": str(place) if drawn else None}
+        written = {"run": str(run), "metric": metric, "picture": str(place) if place is not None else None}
         print_json([dataclasses.asdict(answer) | written for answer in answers])
-    elif drawn:
+    elif place is not None:
         stdout().print(f"picture: {place}")
-
-
-def _duplicates(trained: TrainedRun, radius: float | None, as_json: bool) -> None:
-    from ..retrieval import RADIUS
-
-    radius = RADIUS if radius is None else radius
-    groups = trained.duplicates(radius)
-    if as_json:
-        print_json({"radius": radius, "groups": groups})
-        return
-    if groups:
-        rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
-        print_table(["group", "path"], rows, right=[0])
-    count = f"{len(groups)} group{'s' * (len(groups) != 1)} of {sum(map(len, groups))} images"
-    stdout().print(f"{count} within {radius:g} of another (--radius)")
-
-
-def _draw(place: Path, trained: TrainedRun, answers: list[Answer]) -> bool:
-    """Write the picture; the answers are there, so whatever is wrong with it costs the picture alone."""
-    from ..files import write_atomically
-
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        figure = trained.picture(answers)
-        write_atomically(place, functools.partial(figure.savefig, format="png"))
-    except Exception as error:
-        say(f"warning: no picture: {one_line(error)}")
-        return False
-    return True
 
 
 def browse(

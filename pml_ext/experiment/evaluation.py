@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..evaluation import (
     reranked_under,
 )
 from ..evaluation.calculator import needs_clusters, plugin_metrics
-from ..evaluation.metrics import Metric, metrics_of
+from ..evaluation.metrics import metrics_of
 from ..pml import BaseDistance
 from . import checkpoint
 from .engine import first_bad
@@ -51,7 +51,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
         also = view.embedded(part, also=lambda images: nn.functional.normalize(raw_pixels(images))).also
         assert also is not None
         pixels[part] = also
-    raw = _searched(view, split, pixels).accuracies | _clustered(view, split, pixels[split])
+    raw = _searched(view, split, pixels).accuracies | _searched(view, split, pixels, clusters=True).accuracies
     return {"raw": raw, "before": evaluate_split(view, split)}
 
 
@@ -67,7 +67,7 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
         if shortlist := view.recipe.evaluation.shortlist:
             # one more than the recipe says, where the query itself is among its own nearest
             search = reranked_under(metric, shortlist + int(view.gallery_of(split) == split))
-            metrics["shortlist"] = _searched(view, split, _points(view, split), search).accuracies
+            metrics["shortlist"] = _searched(view, split, _points(view, split), search, keep=0).accuracies
     return metrics
 
 
@@ -86,7 +86,8 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
     """
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
-        metrics |= view.once(("clusters", split), lambda: _clustered(view, split, _directions(view, split)))
+        points = {split: _directions(view, split)}
+        metrics |= view.once(("clusters", split), lambda: _searched(view, split, points, clusters=True)).accuracies
         metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
 
@@ -109,7 +110,7 @@ def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
     split = view.queries
     return view.once(
         ("nearest by", id(metric)),
-        lambda: _searched(view, split, _points(view, split), neighbors_under(metric), keep=NEIGHBORS),
+        lambda: _searched(view, split, _points(view, split), neighbors_under(metric)),
     )
 
 
@@ -146,46 +147,32 @@ def _directions(view: View, split: str) -> Tensor:
 
 
 def _searched(
-    view: View, split: str, points: Mapping[str, Tensor], search: NearestNeighbors | None = None, keep: int = 0
+    view: View,
+    split: str,
+    points: Mapping[str, Tensor],
+    search: NearestNeighbors | None = None,
+    keep: int = NEIGHBORS,
+    clusters: bool = False,
 ) -> Evaluation:
+    """Return the metrics of retrieval, or those of clusters, under their names in ``metrics.json``; plugins' follow."""
     table, where = view.recipe.evaluation, view.gallery_of(split)
-    metrics = [metric for metric in metrics_of(table.recall_at, table.precision_at) if not metric.clusters]
-    gallery, labels = (None, None) if where == split else (points[where], view.true_labels(where))
+    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
+    names = {each.accuracy: each.name for each in known if each.in_runs and bool(each.clusters) == clusters}
+    names |= {name: name for name, metric in plugin_metrics().items() if needs_clusters(metric) == clusters}
     calculator = RetrievalAccuracyCalculator(
-        _accuracies(metrics, clusters=False),
+        [*names],
         k="max_bin_count",
         device=view.device,
         knn_func=search,
         recall_at=table.recall_at,
         precision_at=table.precision_at,
         lone_queries=table.lone_queries,
+        clusters_per_class=table.clusters_per_class,
     )
-    result = calculator.evaluate(
-        points[split], view.true_labels(split), gallery, labels, keep=NEIGHBORS if search is None else keep
-    )
-    return dataclasses.replace(result, accuracies=_named(metrics, result.accuracies))
-
-
-def _clustered(view: View, split: str, points: Tensor) -> Metrics:
-    counts = view.recipe.evaluation.clusters_per_class
-    metrics = [metric for metric in metrics_of(clusters_per_class=counts) if metric.clusters]
-    calculator = RetrievalAccuracyCalculator(
-        _accuracies(metrics, clusters=True), k="max_bin_count", device=view.device, clusters_per_class=counts
-    )
-    return _named(metrics, calculator.get_accuracy(points, view.true_labels(split)))
-
-
-def _accuracies(metrics: Sequence[Metric], clusters: bool) -> list[str]:
-    """Return the calculator's names of the metrics that a run reports, those of plugins included."""
-    plugins = [name for name, metric in plugin_metrics().items() if needs_clusters(metric) == clusters]
-    return [*(metric.accuracy for metric in metrics if metric.in_runs), *plugins]
-
-
-def _named(metrics: Sequence[Metric], accuracies: Mapping[str, Any]) -> Metrics:
-    """Return accuracies in the order of the metrics under their names in ``metrics.json``, then those of plugins."""
-    names = {metric.accuracy: metric.name for metric in metrics if metric.in_runs}
-    ordered = [*names, *(name for name in accuracies if name not in names)]
-    return {names.get(name, name): float(accuracies[name]) for name in ordered}
+    gallery, labels = (None, None) if where == split or clusters else (points[where], view.true_labels(where))
+    result = calculator.evaluate(points[split], view.true_labels(split), gallery, labels, keep=0 if clusters else keep)
+    accuracies = {name: float(result.accuracies[accuracy]) for accuracy, name in names.items()}
+    return dataclasses.replace(result, accuracies=accuracies)
 
 
 def _classified(view: View, split: str) -> Metrics:
