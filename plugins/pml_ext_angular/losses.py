@@ -83,15 +83,13 @@ class _AngularLoss(_DotProductLoss):
             return F.angular_terms_by_class(similarity, pairs.negatives, *ends, alpha=alpha)
         return F.angular_terms(similarity, pairs.between, pairs.negatives, anchors, partners, positive, alpha=alpha)
 
-    def _squared_lengths(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        return pairs.points.square().sum(1), pairs.columns.square().sum(1)
-
     def _record_angles(self, pairs: Pairs) -> None:
         """Mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
         if not self.collect_stats:
             return
         with torch.no_grad():
-            squared, (anchors, partners) = self._squared_lengths(pairs), pairs.listed
+            squared = pairs.points.square().sum(1), pairs.columns.square().sum(1)
+            anchors, partners = pairs.listed
             total = over = count = pairs.matrix.new_zeros(())
             for tile in F.tiles_of(len(anchors), pairs.matrix.shape[1]):
                 ends = anchors[tile], partners[tile]
@@ -234,7 +232,7 @@ class AngularTripletLoss(_AngularLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """One value per listed triplet, or a sum per pair, Eq. (6)."""
         self._record_angles(pairs)
-        squared = self._squared_lengths(pairs)
+        squared = pairs.points.square().sum(1), pairs.columns.square().sum(1)
         if pairs.triplets is not None:
             a, p, n = pairs.triplets
             between, rows = pairs.between(p)

@@ -16,6 +16,7 @@ from pml_ext.plugin import (
     LossSettings,
     check_batch,
     check_count,
+    reduced,
 )
 
 
@@ -68,7 +69,6 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         super().__init__(**kwargs)
         self.classes, self.num_classes = ClassLabels(num_classes, class_labels), num_classes
         self.classifier = nn.Linear(embedding_size, num_classes)
-        self._checked = False
 
     def forward(
         self,
@@ -82,6 +82,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("SoftmaxLoss takes embeddings and labels, no indices_tuple and no references")
         check_batch(embeddings, labels)
+        self.classes.check(labels, "SoftmaxLoss")
         return super().forward(embeddings, labels)
 
     def compute_loss(
@@ -89,22 +90,9 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     ) -> dict[str, dict[str, Any]]:
         """One value per image."""
         if len(embeddings) == 0:
-            nothing = embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum()
-            return {"loss": {"losses": nothing, "indices": None, "reduction_type": "already_reduced"}}
+            return reduced(embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum())
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())
-        losses = cross_entropy(linear(embeddings, weight, bias), self._rows(labels), reduction="none")
+        rows = self.classes(labels.to(self.classes.rows.device))
+        losses = cross_entropy(linear(embeddings, weight, bias), rows, reduction="none")
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
-
-    def _rows(self, labels: Tensor) -> Tensor:
-        """The row of each label's class. On an accelerator labels are held against the classes in the first call."""
-        labels = labels.to(self.classes.rows.device, torch.long)
-        if not torch.compiler.is_compiling() and (labels.device.type == "cpu" or not self._checked):
-            self._checked = True
-            if len(unknown := labels[~self.classes.known(labels)]):
-                low, high = self.classes.ordered[[0, -1]].tolist()
-                raise ValueError(
-                    f"SoftmaxLoss has no class for label {int(unknown[0])}; class_labels are {low} to {high}"
-                )
-        rows: Tensor = self.classes(labels)
-        return rows

@@ -95,7 +95,6 @@ class DensityRegularizer(LabeledRegularizer):
         self.register_buffer("base_density", self._base(base_density))
         self.classes = ClassLabels(num_classes, class_labels)
         self.register_buffer("density_sums", torch.zeros(2, num_classes, dtype=torch.float64))  # over an epoch
-        self._checked = False
         self.add_to_recordable_attributes(list_of_names=["eta", "correlation_weight"], is_stat=False)
         self.add_to_recordable_attributes(
             list_of_names=["density_loss", "target_loss", "correlation_loss"], is_stat=True
@@ -125,7 +124,7 @@ class DensityRegularizer(LabeledRegularizer):
         """
         if labels is not None:
             check_batch(embeddings, labels)
-            self._check_known(labels.to(self.classes.rows.device, torch.long))
+            self.classes.check(labels, type(self).__name__)
         return super().forward(embeddings, labels)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
@@ -141,19 +140,6 @@ class DensityRegularizer(LabeledRegularizer):
         result = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
         self._record(entries, batch, result)
         return reduced(result.value)
-
-    def _check_known(self, labels: Tensor) -> None:
-        if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
-            return
-        self._checked = True
-        if len(unknown := labels[~self.classes.known(labels)]):
-            shown, least = ", ".join(map(str, sorted(set(unknown.tolist()))[:5])), int(labels.min())
-            raise ValueError(
-                f"labels {shown} have no target: DensityRegularizer has num_classes={self.num_classes} with labels "
-                f"{self.classes.ordered[0]} to {self.classes.ordered[-1]}. Name the label of every class, for example "
-                f"DensityRegularizer(num_classes={self.num_classes}, "
-                f"class_labels=range({least}, {least + self.num_classes}))"
-            )
 
     @torch.no_grad()
     def _record(self, entries: Tensor, batch: Slots, result: Adaptivity) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -15,7 +14,6 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     ModuleSettings,
     SumOverDivisorReducer,
-    TrainingWarning,
     apart,
     call_loss,
     check_choice,
@@ -39,8 +37,6 @@ from .functional import (
     scores_of_pairs,
     side,
 )
-
-ENOUGH = 4  # images per class in a batch, Sec. 3.3
 
 Triplets = tuple[Tensor, Tensor, Tensor]
 
@@ -68,8 +64,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     :class:`pml_ext.HardQuadrupletMiner` before it gives the same; with one of pairs, it mines among these. There are no
     references, since a positive becomes an anchor.
 
-    As printed, with one quadruplet per batch, it does not train a network from scratch: take every positive pair
-    (``num_quadruplets`` larger than their number) and smaller margins, after some epochs of another loss.
+    Batches want 4 images of a class or more (Sec. 3.3). As printed, with one quadruplet per batch, it does not train a
+    network from scratch: take every positive pair (``num_quadruplets`` larger than their number) and smaller margins,
+    after some epochs of another loss.
 
     With ``collect_stats``, ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight) are
     recorded.
@@ -103,7 +100,6 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     Raises:
         TypeError: a distance that is not a ``PDDMDistance``.
         ValueError: a setting outside its range; in a call, references or embeddings of another size.
-        TrainingWarning: a batch has a class with fewer than 4 images; once.
 
     Example:
         >>> loss = PDDMLoss(PDDMDistance(embedding_size=8), per_class=True)
@@ -162,7 +158,6 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         for name, value in flags.items():
             setattr(self, name, value)
         self.embedding_loss = embedding_loss
-        self._warned = False
         names = ["score_margin", "embedding_margin", "embedding_weight", "num_quadruplets"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["score_loss", "feature_loss"], is_stat=True)
@@ -178,23 +173,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """The reduced loss; see the class. There are no references."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
-        if isinstance(labels, Tensor) and not self._warned:
-            self._warn_of_small_classes(labels)
         # which quadruplets there are, and how many, follows from the scores
         return apart(super().forward, embeddings, labels, indices_tuple)
-
-    def _warn_of_small_classes(self, labels: Tensor) -> None:
-        if torch.compiler.is_compiling() or labels.numel() == 0:
-            return
-        fewest = int(torch.unique(labels, return_counts=True)[1].min())
-        if fewest < ENOUGH:
-            self._warned = True
-            warnings.warn(
-                f"a class of the batch has {fewest} image{'s' * (fewest > 1)}; PDDM wants at least {ENOUGH} of each, "
-                f"or its hard positives mean little (a sampler such as MPerClassSampler with m={ENOUGH})",
-                TrainingWarning,
-                stacklevel=3,
-            )
 
     def compute_loss(
         self,

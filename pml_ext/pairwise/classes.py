@@ -37,11 +37,26 @@ class ClassLabels(nn.Module):
         ordered, rows = given.long().sort()
         self.register_buffer("ordered", ordered, persistent=False)
         self.register_buffer("rows", rows, persistent=False)
+        self._checked = False
         self.are_rows = given.tolist() == list(range(num_classes))
 
     def forward(self, labels: Tensor) -> Tensor:
         """The rows of labels ``[B]``."""
         return labels.long().clamp(0, len(self.rows) - 1) if self.are_rows else self.rows[self._places(labels)]
+
+    def check(self, labels: Tensor, owner: str) -> None:
+        """Refuse labels of no class; on an accelerator in the first call alone, so that later ones do not wait."""
+        labels = labels.to(self.rows.device, torch.long)
+        if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
+            return
+        self._checked = True
+        if len(unknown := labels[~self.known(labels)]):
+            count, least, some = len(self.rows), int(labels.min()), sorted(set(unknown.tolist()))[:5]
+            raise ValueError(
+                f"labels {some} have no class: {owner} has num_classes={count} with labels "
+                f"{self.ordered[0]} to {self.ordered[-1]}. Name the label of every class, for example "
+                f"class_labels=range({least}, {least + count})"
+            )
 
     def known(self, labels: Tensor) -> Tensor:
         """Which labels are of a class, ``[B]``."""

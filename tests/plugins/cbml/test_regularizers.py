@@ -3,7 +3,7 @@
 import pytest
 import torch
 from pytorch_metric_learning import distances
-from pytorch_metric_learning.losses import ContrastiveLoss, MultiSimilarityLoss
+from pytorch_metric_learning.losses import ContrastiveLoss
 from torch.autograd import gradcheck
 
 from pml_ext import RegularizedLoss
@@ -33,13 +33,6 @@ def test_is_the_third_term_of_the_loss(slow):
     with_it = CBMLLoss(mvc_weight=0.7, mvc_gamma=0.3)(x, labels)
     parts = RegularizedLoss(CBMLLoss(mvc_weight=0), MetricVarianceRegularizer(gamma=0.3), weight=0.7)(x, labels)
     torch.testing.assert_close(with_it, parts, **TIGHT)
-
-
-def test_ms_with_mvc(slow):
-    x, labels = slow.batch()
-    value = RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)(x, labels)
-    expected = MultiSimilarityLoss()(x, labels) + MetricVarianceRegularizer()(x, labels)
-    torch.testing.assert_close(value, expected, **TIGHT)
 
 
 def test_the_slot_of_pml_raises_with_the_line_to_type(slow):

@@ -8,7 +8,7 @@ import torch
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.distances import LpDistance
 
-from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer, RegularizedLoss
+from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer
 from pml_ext.testing import check_component
 from pml_ext_density import class_densities, functional
 
@@ -78,16 +78,6 @@ def test_against_the_slow_loop():
     )
 
 
-def test_labels_are_names_of_classes():
-    names, base = torch.tensor([7, 5, 9, 4]), [0.3, 0.7, 0.1, 0.9]
-    plain, named = DensityRegularizer(4, base_density=base), DensityRegularizer(4, 0.5, base, class_labels=names)
-    x, y = batch(LABELS[1])
-    found, expected = named(x, names[y]), plain(x, y)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    wanted = torch.autograd.grad(expected, [x, plain.target_density])
-    torch.testing.assert_close(torch.autograd.grad(found, [x, named.target_density]), wanted)
-
-
 @pytest.mark.parametrize("compiling", [False, True])
 def test_slots_of_a_gpu_give_the_same(monkeypatch, compiling):
     """The form without a shape that depends on the labels, which a CPU takes while compiling."""
@@ -140,18 +130,10 @@ def test_streamed_densities_are_those_of_all_at_once():
     assert functional.streamed_class_densities(lambda: iter(()), lambda labels: labels, 2).tolist() == [0, 0]
 
 
-def test_constants_stay_double_beside_double_embeddings():
-    x, y = batch(LABELS[0])
-    base = [1 / 3, 1 / 7, 1 / 11, 1 / 13]
-    regularizer = DensityRegularizer(4, base_density=base)
-    expected = slow_loss(x, y, [0.5] * 4, base, 0.5, 1.0, {i: i for i in range(4)})
-    torch.testing.assert_close(regularizer(x, y), expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("labels", [[1, 2], [101, 102], [-1, 0]])
 def test_labels_without_a_target_are_refused_and_told_what_to_type(labels):
     x, y = batch(labels * 2)
-    with pytest.raises(ValueError, match=r"have no target: .* num_classes=2 with labels 0 to 1.*class_labels=range\("):
+    with pytest.raises(ValueError, match=r"have no class: .* num_classes=2 with labels 0 to 1.*class_labels=range\("):
         DensityRegularizer(2)(x, y)
     low = labels[0]
     assert DensityRegularizer(2, class_labels=range(low, low + 2))(x, y).isfinite()
@@ -187,18 +169,6 @@ def test_terms_are_recorded():
 
 
 # Beside losses
-
-
-@pytest.mark.parametrize(
-    "loss", [losses.ContrastiveLoss(), losses.TripletMarginLoss(), losses.NPairsLoss(), losses.ProxyAnchorLoss(4, 5)]
-)
-def test_beside_any_loss(loss):
-    x, y = batch(LABELS[0], dtype=torch.float32)
-    regularizer = DensityRegularizer(4)
-    value = RegularizedLoss(loss, regularizer, weight=0.1)(x, y)
-    torch.testing.assert_close(value, loss(x, y) + 0.1 * regularizer(x, y))
-    value.backward()
-    assert regularizer.target_density.grad.abs().min() > 0
 
 
 def test_labels_are_needed_in_pmls_slot_but_not_by_the_entropy():

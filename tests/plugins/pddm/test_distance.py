@@ -123,13 +123,6 @@ def test_dropout_only_while_gradients_are_on_and_one_mask_a_call():
     assert torch.equal(head.w_s[0], distance.score.weight)
 
 
-def test_scale_of_embeddings_means_nothing_unless_told_so():
-    distance, x = build(), points()
-    torch.testing.assert_close(distance(3 * x), distance(x))
-    raw = PDDMDistance(6, normalize_embeddings=False).double().eval()
-    assert not torch.allclose(raw(3 * x), raw(x))
-
-
 def test_is_a_distance_of_pml():
     distance = build()
     assert isinstance(distance, BaseDistance)

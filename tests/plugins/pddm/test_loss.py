@@ -1,16 +1,13 @@
 """The joint objective: equal to Eq. 3 and 4, and what the readings settle."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
-from pytorch_metric_learning.reducers import SumReducer
 
 from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss
 from pml_ext.benchmark import peak_bytes
-from pml_ext.errors import TrainingWarning
 from pml_ext.testing import SkipCheck, check_component
 
 from . import loops
@@ -25,20 +22,6 @@ def embeddings(seed=0, size=5):
 def build(seed=0, *, dropout=0.0, position=True, hidden_size=None, **settings):
     torch.manual_seed(seed)
     return PDDMLoss(PDDMDistance(5, hidden_size, dropout, position).double(), **settings)
-
-
-CASES = {
-    "default": {},
-    "lmdm": {"position": False},
-    "margins": {"score_margin": 0.1, "embedding_margin": 0.3, "embedding_weight": 2.0},
-    "several": {"num_quadruplets": 4},
-    "all": {"num_quadruplets": 1000},
-    "per class": {"per_class": True},
-    "two per class": {"per_class": True, "num_quadruplets": 2},
-    "squared": {"squared": True},
-    "raw scores": {"normalize_scores": False},
-    "no feature term": {"embedding_weight": 0.0},
-}
 
 
 def reference(
@@ -77,7 +60,6 @@ def reference(
     return metric + embedding
 
 
-@pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
 def test_equal_to_a_loop():
     torch.manual_seed(0)
     whole, lmdm = (PDDMDistance(8, dropout=0.0, position=position) for position in (True, False))
@@ -185,7 +167,6 @@ def test_one_mask_for_the_whole_step():
 
 @pytest.mark.parametrize("labels", [torch.arange(12), torch.zeros(12, dtype=torch.long)])
 @pytest.mark.parametrize("settings", [{}, {"per_class": True}, {"embedding_loss": TripletMarginLoss()}])
-@pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
 def test_without_positives_or_negatives_it_is_zero(labels, settings):
     x, loss = embeddings().requires_grad_(), build(**settings)
     value = loss(x, labels)
@@ -206,18 +187,6 @@ def test_equal_scores_are_scaled_to_zero():
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in loss.parameters())
 
 
-def test_small_classes_are_warned_of_once():
-    loss, x = build(), embeddings()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loss(x[:8], torch.arange(8) // 4)
-    with pytest.warns(TrainingWarning, match=r"a class of the batch has 2 images; PDDM wants at least 4"):
-        loss(x[:6], torch.arange(6) // 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loss(x[:6], torch.arange(6) // 2)
-
-
 def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     x = embeddings().requires_grad_()
     triplet = TripletMarginLoss(margin=0.2)
@@ -227,13 +196,6 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     expected = metric + 3 * triplet(x, LABELS, triplets).item()
     assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
     assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
-
-
-def test_other_reducers_reduce_single_hinges():
-    x = embeddings()
-    assert build(num_quadruplets=4, reducer=SumReducer())(x, LABELS).item() == pytest.approx(
-        4 * build(num_quadruplets=4)(x, LABELS).item()
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """The sampler of triplets with hard negatives of training batches, against plain loops."""
 
+import numpy as np
 import pytest
 import torch
 
 from pml_ext import HardNegativePoolSampler
-from pml_ext.pairwise import normalize
+from pml_ext.evaluation import kmeans
+from pml_ext.pairwise import euclidean_distances, normalize
 
 
 def pool_labels():
@@ -13,12 +15,73 @@ def pool_labels():
 
 def triplets_of(sampler):
     drawn = list(sampler)
+    assert len(drawn) == len(sampler)
     return [tuple(drawn[i : i + 3]) for i in range(0, len(drawn), 3)]
+
+
+def test_triplets_are_triplets():
+    labels = pool_labels()
+    sampler = HardNegativePoolSampler(labels, 12, 600)
+    for a, p, n in triplets_of(sampler):
+        assert labels[a] == labels[p] != labels[n]
+        assert a != p
+    assert len(HardNegativePoolSampler(labels, 12, 610)) == 600
+
+
+@pytest.mark.parametrize("strategy", ["hard", "semihard", "misclassified"])
+def test_the_nearest_of_all_images_by_strategy(strategy):
+    labels = torch.tensor(pool_labels())
+    x = batch(labels, spread=0.9)
+    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=3, pool="nearest")
+    sampler.refresh_pool(x)
+    distances = euclidean_distances(normalize(x))
+    pool = sampler._pool
+    assert pool.shape == (30, 3)
+    assert (pool >= 0).any()
+    clusters = kmeans(normalize(x), 6)
+    for anchor in range(30):
+        known = [int(n) for n in pool[anchor] if n >= 0]
+        assert all(labels[n] != labels[anchor] for n in known)
+        others = torch.where(labels != labels[anchor])[0]
+        if strategy == "hard":
+            wanted = others[distances[anchor, others].argsort()[:3]]
+            assert sorted(known) == sorted(wanted.tolist())
+        elif strategy == "semihard":
+            farthest = distances[anchor, labels == labels[anchor]].max()
+            assert all(distances[anchor, n] < farthest for n in known)
+        else:
+            assert all(clusters[n] == clusters[anchor] for n in known)
+    drawn = [(a, n) for a, _, n in triplets_of(sampler) if (pool[a] >= 0).any()]
+    assert all(n in pool[a] for a, n in drawn)
+    mixed = HardNegativePoolSampler(labels, 12, 3000, strategy, hard_fraction=0.5, pool_size=3, pool="nearest")
+    mixed.refresh_pool(x)
+    hits = [n in mixed._pool[a] for a, _, n in triplets_of(mixed) if (mixed._pool[a] >= 0).all()]
+    assert 0.4 < np.mean(hits) < 0.75
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "text"),
+    [
+        (None, {"batch_size": 10}, "multiple of 3"),
+        (None, {"length_before_new_iter": 3}, "length_before_new_iter"),
+        (None, {"strategy": "harder"}, "strategy"),
+        (None, {"pool": "all"}, "pool"),
+        (None, {"hard_fraction": 1.5}, "hard_fraction"),
+        (None, {"refresh": 0}, "refresh"),
+        ([0, 0, 0], {}, "two classes"),
+        ([0, 1, 2], {}, "two images"),
+    ],
+)
+def test_samplers_that_do_not_fit(labels, settings, text):
+    with pytest.raises(ValueError, match=text):
+        HardNegativePoolSampler(
+            labels or pool_labels(), **({"batch_size": 12, "length_before_new_iter": 120} | settings)
+        )
 
 
 def batch(labels, spread):
     generator = torch.Generator().manual_seed(0)
-    centers = torch.randn(max(labels) + 1, 4, generator=generator, dtype=torch.float64)
+    centers = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     return centers[labels] + spread * torch.randn(len(labels), 4, generator=generator, dtype=torch.float64)
 
 
@@ -70,8 +133,6 @@ def test_the_pool_has_pairs_of_training_batches(strategy):
 
 
 def test_misclassified_images_are_in_a_cluster_of_another_class():
-    from pml_ext.evaluation import kmeans
-
     labels = pool_labels()
     x = batch(labels, spread=0.9)
     sampler = HardNegativePoolSampler(labels, 12, 600, "misclassified", hard_fraction=1.0, pool_size=2)
@@ -102,6 +163,8 @@ def test_what_was_collected_is_saved_too():
         sampler.refresh_pool()
     assert len(one._pool)
     assert list(one) == list(other)
+    with pytest.raises(ValueError, match="what collect.. was given"):
+        one.refresh_pool(torch.randn(30, 4))
     with pytest.raises(ValueError, match="5 embeddings for 12 indices"):
         one.collect(torch.arange(12), torch.randn(5, 4))
 
@@ -142,9 +205,3 @@ def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
     )
     assert len(seen) == 15
     assert pools == [True, True]  # before epochs 3 and 5
-
-
-def test_a_pool_of_batches_takes_no_embeddings_of_all_images():
-    sampler = HardNegativePoolSampler(torch.arange(12) // 3, 6, 12)
-    with pytest.raises(ValueError, match="what collect.. was given"):
-        sampler.refresh_pool(torch.randn(12, 4))

@@ -9,7 +9,7 @@ from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.distances import CosineSimilarity
 from torch.autograd import gradcheck
 
-from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, HardNegativePoolSampler, LocalPositiveMiner
+from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, LocalPositiveMiner
 from pml_ext.pairwise import euclidean_distances, normalize
 from pml_ext.testing import SkipCheck, check_component
 from pml_ext_triplets import functional, kinds
@@ -233,14 +233,6 @@ def test_distances_are_right_between_near_points(dtype):
     assert (euclidean_distances(x)[60:, :5].diagonal() == 0).all()
 
 
-def test_gradients_of_distances():
-    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
-    y = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda a, b: euclidean_distances(normalize(a), normalize(b)), (x, y))
-    upper = torch.ones(6, 6, dtype=torch.bool).triu(1)
-    assert gradcheck(lambda a: euclidean_distances(normalize(a))[upper], (x,))
-
-
 # Miners
 
 
@@ -288,97 +280,6 @@ def test_anchor_swap():
         AnchorSwapMiner(miners.MultiSimilarityMiner())(x, labels)
     with pytest.raises(ValueError, match="no references"):
         AnchorSwapMiner()(x, labels, x, labels)
-
-
-@pytest.mark.parametrize("percentile", [-1, 101])
-def test_percentiles_outside(percentile):
-    with pytest.raises(ValueError, match="percentile"):
-        LocalPositiveMiner(percentile)
-
-
-# The sampler
-
-
-def pool_labels():
-    return [c for c in range(6) for _ in range(5)]
-
-
-def triplets_of(sampler):
-    drawn = list(sampler)
-    assert len(drawn) == len(sampler)
-    return [tuple(drawn[i : i + 3]) for i in range(0, len(drawn), 3)]
-
-
-def test_triplets_are_triplets():
-    labels = pool_labels()
-    sampler = HardNegativePoolSampler(labels, 12, 600)
-    for a, p, n in triplets_of(sampler):
-        assert labels[a] == labels[p] != labels[n]
-        assert a != p
-    assert len(HardNegativePoolSampler(labels, 12, 610)) == 600
-
-
-@pytest.mark.parametrize("strategy", ["hard", "semihard", "misclassified"])
-def test_the_nearest_of_all_images_by_strategy(strategy):
-    labels = torch.tensor(pool_labels())
-    x, _ = batch(pool_labels(), spread=0.9)
-    x = x.detach()
-    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=3, pool="nearest")
-    sampler.refresh_pool(x)
-    distances = euclidean_distances(normalize(x))
-    pool = sampler._pool
-    assert pool.shape == (30, 3)
-    assert (pool >= 0).any()
-    from pml_ext.evaluation import kmeans
-
-    clusters = kmeans(normalize(x), 6)
-    for anchor in range(30):
-        known = [int(n) for n in pool[anchor] if n >= 0]
-        assert all(labels[n] != labels[anchor] for n in known)
-        others = torch.where(labels != labels[anchor])[0]
-        if strategy == "hard":
-            wanted = others[distances[anchor, others].argsort()[:3]]
-            assert sorted(known) == sorted(wanted.tolist())
-        elif strategy == "semihard":
-            farthest = distances[anchor, labels == labels[anchor]].max()
-            assert all(distances[anchor, n] < farthest for n in known)
-        else:
-            assert all(clusters[n] == clusters[anchor] for n in known)
-    drawn = [(a, n) for a, _, n in triplets_of(sampler) if (pool[a] >= 0).any()]
-    assert all(n in pool[a] for a, n in drawn)
-    mixed = HardNegativePoolSampler(labels, 12, 3000, strategy, hard_fraction=0.5, pool_size=3, pool="nearest")
-    mixed.refresh_pool(x)
-    hits = [n in mixed._pool[a] for a, _, n in triplets_of(mixed) if (mixed._pool[a] >= 0).all()]
-    assert 0.4 < np.mean(hits) < 0.75
-
-
-def test_the_samplers_state():
-    labels = pool_labels()
-    one, other = (HardNegativePoolSampler(labels, 12, 120, seed=seed, pool="nearest") for seed in (1, 2))
-    one.refresh_pool(torch.randn(30, 4))
-    list(one)
-    other.load_state_dict(one.state_dict())
-    assert list(one) == list(other)
-
-
-@pytest.mark.parametrize(
-    ("labels", "settings", "text"),
-    [
-        (None, {"batch_size": 10}, "multiple of 3"),
-        (None, {"length_before_new_iter": 3}, "length_before_new_iter"),
-        (None, {"strategy": "harder"}, "strategy"),
-        (None, {"pool": "all"}, "pool"),
-        (None, {"hard_fraction": 1.5}, "hard_fraction"),
-        (None, {"refresh": 0}, "refresh"),
-        ([0, 0, 0], {}, "two classes"),
-        ([0, 1, 2], {}, "two images"),
-    ],
-)
-def test_samplers_that_do_not_fit(labels, settings, text):
-    with pytest.raises(ValueError, match=text):
-        HardNegativePoolSampler(
-            labels or pool_labels(), **({"batch_size": 12, "length_before_new_iter": 120} | settings)
-        )
 
 
 def test_the_conventional_pipeline_in_a_run(tmp_path):
