@@ -138,12 +138,7 @@ def test_plain_values_stay_as_they_are(mine):
         "nmi@0.1": 0.4,
     }
     (table,) = paper_tables(recipe, {"after": {}})
-    assert table.rows == [
-        ["table", "Table 3, ours"],
-        ["data", "CUB"],
-        ["recall_at_1", "0.5"],
-        ["nmi@0.1", "0.4"],
-    ]
+    assert table.rows == [["table", "Table 3, ours"], ["data", "CUB"], ["recall_at_1", "0.5"], ["nmi@0.1", "0.4"]]
 
 
 @pytest.mark.parametrize(
