@@ -58,18 +58,13 @@ class Engine:
     The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters.
 
     Args:
-        trunk: from images to features, on its device.
+        trunk: from images to features, on the device.
         embedder: from features to embeddings, on the same.
-        device: where both are.
-        settings: precision, micro-batches, compilation, clipping.
         freeze_batch_norm: whether the trunk's batch norms keep their statistics.
         lap: called with the name of each part of a step when it is done, for measuring: ``"network"``, ``"miner"``,
             ``"loss"``, ``"check"``, ``"optimizer"``.
         skip_nonfinite: whether a step is left out, rather than an error, if the loss, an embedding or a gradient is NaN
             or infinite; at most 30 one after the other.
-
-    Raises:
-        ConfigError: a precision that the device does not have.
     """
 
     def __init__(
@@ -114,10 +109,9 @@ class Engine:
         """
         for module in (*self._parts, objective.loss):
             module.train()
-        if self._freeze_batch_norm:
-            for module in self._named["trunk"].modules():
-                if "BatchNorm" in type(module).__name__:
-                    module.eval()
+        for module in self._named["trunk"].modules() if self._freeze_batch_norm else ():
+            if "BatchNorm" in type(module).__name__:
+                module.eval()
         parameters = {
             f"{name}.{key}": parameter
             for name, module in (*self._named.items(), ("loss", inside(objective.loss)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import functools
+import io
 import os
 import re
 import sqlite3
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import one_line
-from ..files import write_atomically
+from ..files import write_text
 from .engine import Step
 
 Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
@@ -128,10 +128,9 @@ class Records:
                     connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
                     if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
                         connection.execute(f'DROP TABLE "{table}"')
+                    (self._folder / f"{table}.csv").unlink(missing_ok=True)
             if not tables and iteration > 0:
                 raise sqlite3.DatabaseError("no table in it")
-            for table in tables:
-                (self._folder / f"{table}.csv").unlink(missing_ok=True)
         except sqlite3.DatabaseError as error:
             aside = self._database.with_name("damaged.db")
             os.replace(self._database, aside)
@@ -160,12 +159,9 @@ def write_csv_files(folder: Path) -> None:
             columns = [column for column in _columns(connection, table) if column != "id"]
             names = ", ".join(f'"{column}"' for column in columns)
             rows = connection.execute(f'SELECT {names} FROM "{table}" ORDER BY "{ITERATION}"').fetchall()
-            write_atomically(folder / f"{table}.csv", functools.partial(_write_csv, rows=[columns, *rows]))
-
-
-def _write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+            write_text(folder / f"{table}.csv", text.getvalue())
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:

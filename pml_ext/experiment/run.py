@@ -113,19 +113,16 @@ class Run(View):
         for split, paths in self.unreadable.items():
             self._warn(f"left out {len(paths)} images of {split} that cannot be read; the first: {min(paths.values())}")
 
-    @functools.cached_property
+    @functools.cached_property  # a report needs none
     def engine(self) -> Engine:
-        """The engine that trains the networks; made when it is wanted, since a report needs none."""
+        """The engine that trains the networks."""
         freeze, skip = self.recipe.model.freeze_batch_norm, self._on_nonfinite == "skip"
         return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, freeze, skip_nonfinite=skip)
 
     # The story
 
     def train(self, resume: bool = False) -> dict[str, Any]:
-        """Train, test and write everything.
-
-        Returns:
-            The contents of ``metrics.json``.
+        """Train, test and write everything; return the contents of ``metrics.json``.
 
         Raises:
             TrainingError: the loss, an embedding, a gradient or a weight became NaN or infinite; the last checkpoint
@@ -330,15 +327,7 @@ class Run(View):
         return result
 
     def finish_again(self, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
-        """Write the derived files of a finished run again, and warn of all that is damaged.
-
-        Args:
-            metrics: the contents of ``metrics.json``.
-            damaged: files that are gone or differ from their checksums.
-
-        Raises:
-            DataError: ``model.pt`` is missing, damaged, or does not fit the recipe.
-        """
+        """Write the derived files of a finished run again, and warn of the damaged ones, which are gone or changed."""
         self._load_model("model")
         self.epoch = self.recipe.schedule.epochs
         has_records = "records/logs.db" not in damaged
