@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
 from ..data import LabeledImages
@@ -136,6 +136,39 @@ class BatchReader:
     def close(self) -> None:
         """End the workers."""
         self._loader = None
+
+
+@torch.no_grad()
+def embed_batches(
+    trunk: nn.Module,
+    embedder: nn.Module,
+    images: Dataset[tuple[Tensor, int]],
+    device: torch.device,
+    batch_size: int = 256,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield a split batch by batch: images, features ``[B, F]``, embeddings ``[B, D]`` and labels, on the device.
+
+    Both modules are in evaluation mode for each batch, and as they were when the pass ends. Torch's generators are left
+    alone. ``workers`` is how many processes read, 0 for this one.
+    """
+    pinned = device.type in ("cuda", "xpu")
+    watched = Watched(images, workers)
+    loader = DataLoader(
+        watched, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator(), worker_init_fn=begin
+    )
+    modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
+    try:
+        with watched.naming_images():
+            for batch, labels in loader:
+                trunk.eval()
+                embedder.eval()
+                batch = watched.finish(batch.to(device, non_blocking=pinned))
+                features = trunk(batch)
+                yield batch, features, embedder(features), labels.to(device, non_blocking=pinned)
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 # Workers

@@ -48,9 +48,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     split = view.queries
     pixels = {}
     for part in dict.fromkeys((split, view.gallery_of(split))):
-        also = view.embedded(part, also=lambda images: nn.functional.normalize(raw_pixels(images))).also
-        assert also is not None
-        pixels[part] = also
+        pixels[part] = view.embedded(part, also=lambda images: nn.functional.normalize(raw_pixels(images)))["also"]
     raw = _searched(view, split, pixels).accuracies | _searched(view, split, pixels, clusters=True).accuracies
     return {"raw": raw, "before": evaluate_split(view, split)}
 

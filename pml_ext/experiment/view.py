@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,7 +17,7 @@ from ..errors import ConfigError, DataError
 from ..evaluation import some_of_each_class
 from ..plugin import RunView
 from . import checkpoint
-from .embedding import EmbeddedSplit, embed_batches, embed_split
+from .batches import embed_batches
 from .recipe import Recipe, build_dataset, build_network, preprocessing_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
@@ -142,7 +141,7 @@ class View:
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
         if layer == "embedder":
-            return self.embedded(split).embeddings
+            return self.embedded(split)["embeddings"]
         return torch.cat([features for features, _ in self.batches(split, layer)])
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
@@ -151,7 +150,7 @@ class View:
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
         size = self._test_batch()
         if layer == "embedder" and (kept := self._kept.get(("embedded", split))) is not None:
-            yield from zip(kept.embeddings.split(size), kept.labels.split(size), strict=True)
+            yield from zip(kept["embeddings"].split(size), kept["labels"].split(size), strict=True)
             return
         images, workers, trunk = self.images(split), self.recipe.data.workers, layer == "trunk"
         passing = embed_batches(self.trunk, self.embedder, images, self.device, size, workers)
@@ -176,18 +175,27 @@ class View:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
-    def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> EmbeddedSplit:
-        """Return a split's embeddings by the network as it is, in full precision, kept until the network changes.
+    def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
+        """Return a split's ``"embeddings"`` and ``"labels"`` by the network as it is, kept until the network changes.
 
-        With ``also``, which computes something else of each batch of images (:func:`embed_split`), a new pass is made.
+        With ``also``, which computes something else of each batch of images, a new pass is made.
         """
-        key, size, workers = ("embedded", split), self._test_batch(), self.recipe.data.workers
-        if also is not None or key not in self._kept:
-            images = self.images(split)
-            result = embed_split(self.trunk, self.embedder, images, self.device, size, workers, also=also)
-            self._kept[key] = dataclasses.replace(result, also=None)
-            return result
-        return self._kept[key]  # type: ignore[no-any-return]
+        key = ("embedded", split)
+        if also is None and key in self._kept:
+            return self._kept[key]  # type: ignore[no-any-return]
+        images, held, start = self.images(split), dict[str, Tensor](), 0
+        passing = embed_batches(
+            self.trunk, self.embedder, images, self.device, self._test_batch(), self.recipe.data.workers
+        )
+        for batch, _, embeddings, labels in passing:
+            parts = {"embeddings": embeddings, "labels": labels} | ({"also": also(batch)} if also is not None else {})
+            for name, part in parts.items():  # filled in place: joining batches at the end would hold everything twice
+                if name not in held:
+                    held[name] = part.new_empty(len(images), *part.shape[1:])
+                held[name][start : start + len(part)] = part
+            start += len(labels)
+        self._kept[key] = {name: held[name] for name in ("embeddings", "labels")}
+        return held
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
         """Return what ``compute`` returns, computed once under its key until the network changes."""

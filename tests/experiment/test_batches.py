@@ -14,8 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched, begin, draw
-from pml_ext.experiment.embedding import embed_batches
+from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched, begin, draw, embed_batches
 from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
 from pml_ext.experiment.stages import build_stages
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pml_ext.data import LabeledImages
-from pml_ext.experiment.embedding import embed_batches, embed_split
+from pml_ext.experiment.batches import embed_batches
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,8 @@ def test_one_pass_in_order_that_leaves_modes_and_random_numbers_alone(images, ne
     passed = []
     trunk.register_forward_pre_hook(lambda _, inputs: passed.append(len(inputs[0])))
     before = torch.get_rng_state()
-    split = embed_split(trunk, embedder, images, CPU, batch_size=8, workers=workers)
+    batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8, workers=workers))
+    embeddings, labels = (torch.cat([batch[place] for batch in batches]) for place in (2, 3))
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in trunk] == [True, False, True, True, True]
     assert trunk.training
@@ -50,9 +51,9 @@ def test_one_pass_in_order_that_leaves_modes_and_random_numbers_alone(images, ne
     trunk.eval()
     with torch.no_grad():
         features = trunk(torch.stack([images[index][0] for index in range(23)]))
-        assert torch.allclose(split.embeddings, embedder(features), atol=1e-6)
-    assert split.labels.tolist() == images.labels.tolist()
-    assert not split.embeddings.requires_grad
+        assert torch.allclose(embeddings, embedder(features), atol=1e-6)
+    assert labels.tolist() == images.labels.tolist()
+    assert not embeddings.requires_grad
 
 
 def test_a_pass_that_is_broken_off_puts_the_modes_back(images, network):
