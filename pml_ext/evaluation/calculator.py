@@ -197,6 +197,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             reference, reference_labels, ref_includes_query = query, query_labels, True
         else:
             reference, reference_labels = self._points(reference, reference_labels)
+            first, first_labels = reference[: len(query)], reference_labels[: len(query)]
+            if ref_includes_query and not (
+                torch.equal(query_labels, first_labels) and torch.allclose(query, first, equal_nan=True)
+            ):
+                raise ValueError(
+                    f"a gallery that is said to have the queries must begin with them, all {len(query)}, and labels"
+                )
         seen = {
             "query": query,
             "query_labels": query_labels,

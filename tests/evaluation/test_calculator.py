@@ -460,6 +460,9 @@ def test_queries_that_are_part_of_a_gallery():
     found = calculator.evaluate(points[:20], labels[:20], points, labels, True, keep=59)
     assert [sorted(row) for row in found.indices.tolist()] == [[j for j in range(60) if j != i] for i in range(20)]
     assert torch.equal(found.indices, calculator.evaluate(points, labels, keep=59).indices[:20])
+    for gallery, its_labels in ((points.flip(0), labels), (points, labels.flip(0)), (points[:9], labels[:9])):
+        with pytest.raises(ValueError, match="must begin with them, all 20, and labels"):
+            calculator.evaluate(points[:20], labels[:20], gallery, its_labels, True)
 
 
 def test_no_query_is_its_own_neighbor_in_any_tile(monkeypatch):
