@@ -114,7 +114,9 @@ class Made:
     def files(self, what: str) -> list[str]:
         """The paths of all files of a run, an index, a store or an export."""
         folder = self.place / "one" / what
-        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        return sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.stat().st_size
+        )
 
     def damaged(self, what: str, name: str, damage: str, out: Path) -> Path:
         """A copy of a folder with one file damaged.

@@ -24,9 +24,7 @@ from ..errors import DataError
 from ..evaluation import default_neighbors
 from ..evaluation.figures import ONE_POINT, directions, flattened, some_of
 from ..files import read_json
-from ..retrieval import SHEET, Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
-
-__all__ = ["SHEET", "Collection", "Grouping", "Neighbor", "Pair", "jpeg", "open_collections", "thumbnail"]
+from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
 MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # of the leave-one-out search in a large collection
@@ -185,21 +183,20 @@ def open_collections(
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
 ) -> list[Collection]:
-    """Return the collections of runs, all of one folder of images; those that a run does not have are embedded.
+    """Return the collections of runs; images that a run does not have are embedded.
 
     Args:
         runs: their folders.
-        folder: of the images; by default the one that the first run's index is of.
+        folder: of the images; by default those of each run's index.
         device: where to compute.
-        tell: called before a folder is embedded, which may take a while.
+        tell: called before a folder is embedded.
     """
     collections: list[Collection] = []
     for place in map(Path, runs):
         run = load_run(place, device)
         if folder is not None:
             tell(f"{folder}: embedding the images that {run.collection.place} does not have")
-        embedded = run.gallery().embedded if folder is None else run.embed_folder(folder)
-        folder, place = embedded.folder, place.resolve()
+        embedded, place = run.gallery().embedded if folder is None else run.embed_folder(folder), place.resolve()
         clashes = place.name in [other.name for other in collections]
         collections.append(Collection(f"{place.parent.name}/{place.name}" if clashes else place.name, run, embedded))
     return collections

@@ -17,7 +17,8 @@ from PIL import Image
 from ..data.reading import FORMATS
 from ..errors import ConfigError, DataError, PmlExtError, needs_extra
 from ..evaluation.fonts import drawable
-from .collection import SHEET, Collection, Neighbor, Pair, jpeg, thumbnail
+from ..retrieval import SHEET, thumbnail
+from .collection import Collection, Neighbor, Pair, jpeg
 
 with needs_extra("train", "pml-ext browse"):
     import jinja2

@@ -105,7 +105,7 @@ def test_clusters_are_kept(pair):
     grouping = pair[0].clusters(10)
     assert pair[0].clusters(10) is grouping
     assert sum(len(each.members) for each in grouping.clusters) == 200
-    with pytest.raises(ConfigError, match="201: wanted from 1 to the 200 images"):
+    with pytest.raises(ConfigError, match="201: wanted 201 images or more"):
         pair[0].clusters(201)
 
 

@@ -182,6 +182,15 @@ def test_what_is_not_finite_is_never_hidden(name):
 MINERS = ["HardPairMiner", "LocalPositiveMiner", "SemiHardTripletMiner", "HardQuadrupletMiner", "AnchorSwapMiner"]
 
 
+@pytest.mark.parametrize("name", MINERS)
+def test_miners_give_what_is_not_finite_to_any_loss(name):
+    for row in range(8):
+        x, labels = batch((2, 4))
+        x[row] = math.nan
+        mined = COMPONENTS[name].miner(x, labels)
+        assert any((index == row).any() for index in mined), row
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
 @pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
 def test_boolean_labels_are_two_classes(name):

@@ -100,6 +100,8 @@ def test_every_fault_is_found_by_the_check_that_names_it(component):
 @pytest.mark.parametrize(
     ("component", "check", "texts"),
     [
+        (wrong.ForgetsTheDevice, "check_devices", r"add at wrong\.py:\d+ mixes a tensor of shape \(16,\) on the CPU"),
+        (wrong.CallsItem, "check_no_host_sync", r"makes the host wait for the device: a value read at wrong\.py:\d+"),
         (wrong.WaitsInTheBackward, "check_no_host_sync", r"a value read at wrong\.py:\d+"),
         (wrong.MovesInEval, "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state"),
         (wrong.EmptyBuffer, "check_pml_trainer", "a Tensor with 0 elements cannot be converted"),

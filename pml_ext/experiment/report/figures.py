@@ -6,7 +6,7 @@ import base64
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
@@ -109,14 +109,20 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation.",
     )
 
-    def projected() -> Figure:
+    def projected(method: Literal["tsne", "pca"]) -> Figure:
         parts = {"before training": (view.embeddings_before(), labels)} if table.baselines else {}
         return projections(
-            {**parts, "after training": (test, labels)}, view.splits[queries].class_names, seed=view.seed
+            {**parts, "after training": (test, labels)}, view.splits[queries].class_names, method, seed=view.seed
         )
 
     when = "Before and after training, the same images" if table.baselines else "After training"
-    yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, f"{when}, colored by class.")
+    methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
+    for method, title in methods.items():
+        yield draw(
+            f"The embeddings of {kind} in two dimensions: {title}",
+            lambda method=method: projected(method),  # type: ignore[misc]
+            f"{when}, colored by class.",
+        )
     yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view, nearest(view, queries)),

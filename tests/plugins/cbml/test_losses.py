@@ -4,6 +4,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.testing import check_component
 from pml_ext_cbml import CBMLLoss, HardPairMiner
@@ -54,6 +55,16 @@ class TestEquations:
             assert gradient(value, x).abs().max() == 0
             assert CBMLLoss(averaging=averaging, skip_unmined=True)(x, labels) == 0
 
+    def test_anchors_without_positives_count_as_zero(self, slow):
+        x, _ = slow.batch(rows=6)
+        labels = torch.tensor([0, 0, 1, 1, 2, 3])
+        for averaging in ("log", "sqrt", "const"):
+            losses = CBMLLoss(averaging=averaging, reducer=reducers.DoNothingReducer())(x, labels)["loss"]["losses"]
+            assert losses.shape == (6,)
+            assert losses[4:].tolist() == [0.0, 0.0]
+            assert (losses[:4] > 0).all()
+            assert CBMLLoss(averaging=averaging)(x, labels).item() == pytest.approx(losses.sum().item() / 6)
+
     def test_equals_pml_multi_similarity(self, slow):
         x, labels = slow.batch(rows=30, size=8, classes=6)
         found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
@@ -95,6 +106,13 @@ class TestProperties:
 
 
 class TestTuplesAndReferences:
+    def test_empty_tuples(self, slow):
+        x, labels = slow.batch()
+        for length in (3, 4):
+            value = CBMLLoss()(x, labels, (torch.tensor([], dtype=torch.long),) * length)
+            assert value == 0
+            assert gradient(value, x).abs().max() == 0
+
     def test_the_miner_before_the_loss(self, slow):
         x, labels = slow.batch(rows=20)
         mined = HardPairMiner()(x, labels)
@@ -112,6 +130,27 @@ class TestTuplesAndReferences:
         assert torch.equal(CBMLLoss()(x, labels, ref_emb=x, ref_labels=labels), value)
         half = x.detach().half()
         assert torch.equal(CBMLLoss()(half, labels, ref_emb=half, ref_labels=labels), CBMLLoss()(half, labels))
+
+    def test_no_references_at_all(self, slow):
+        x, labels = slow.batch()
+        value = CBMLLoss()(x, labels, ref_emb=x.detach()[:0], ref_labels=labels[:0])
+        assert value == 0
+        assert gradient(value, x).abs().max() == 0
+
+
+class TestPrecision:
+    def test_sub_losses_are_not_summed_in_half_precision(self):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).half()
+        labels = torch.arange(8) // 2
+        value = CBMLLoss(embedding_regularizer=LpRegularizer(), embedding_reg_weight=1000)(x, labels)
+        assert value.dtype == torch.float32
+        expected = CBMLLoss()(x, labels) + 1000 * x.float().norm(dim=1).mean()
+        assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+
+    def test_mixed_dtypes_of_batch_and_references(self, slow):
+        x, labels = slow.batch()
+        value = CBMLLoss()(x.detach().half(), labels, ref_emb=x, ref_labels=labels)
+        assert value.dtype == torch.float64
 
 
 class TestInsidePML:

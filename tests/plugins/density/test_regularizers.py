@@ -159,6 +159,15 @@ def test_settings_that_do_not_fit(settings, error, text):
         DensityRegularizer(**({"num_classes": 3} | settings))
 
 
+def test_terms_are_recorded():
+    x, y = batch(LABELS[0])
+    regularizer = DensityRegularizer(4, base_density=[0.1, 0.2, 0.3, 0.4], correlation_weight=0.3, collect_stats=True)
+    value = regularizer(x, y)
+    terms = regularizer.density_loss + regularizer.target_loss + 0.3 * regularizer.correlation_loss
+    torch.testing.assert_close(terms, value.detach())
+    assert regularizer.target_loss == -0.5
+
+
 # Beside losses
 
 
