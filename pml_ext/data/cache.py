@@ -27,18 +27,9 @@ def prepare(
 ) -> tuple[LabeledImages, dict[str, str]]:
     """Return a split ready to be read, its images cached where wanted, and ``{path: reason}`` of what it leaves out.
 
-    Args:
-        images: the split.
-        steps: its transform; the result of the first step is cached.
-        cache: where.
-        skip_unreadable: leave out unreadable files, which else raise an error when they are read. Without a cache,
-            every file is read once to know.
-        workers: threads that read; 0 for as many as there are processors, up to 8.
-        tell: called with a line before images are read.
-
-    Raises:
-        ConfigError: there is nothing to cache.
-        DataError: a file that cannot be read, or no image that can.
+    The result of the first of ``steps`` is cached. With ``skip_unreadable`` every file is read once to know. So many
+    ``workers`` are threads that read, 0 for as many as there are processors, up to 8. ``tell`` is called before images
+    are read. A ConfigError says that there is nothing to cache, a DataError that a file, or none, can be read.
     """
     if isinstance(images.images, Tensor) and cache != "none":
         raise ConfigError(f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
 from .splits import DataSplits
 
@@ -31,7 +31,6 @@ def imagenet(
     root: Path | None = None,
     image_size: int = 224,
     split: Literal["cbml", "pddm"] = "cbml",
-    test_classes: Path | None = None,
     hierarchy: Path | None = None,
 ) -> DataSplits:
     """ImageNet 2012: the first 500 classes train; of the others, validation images are searched among training images.
@@ -43,12 +42,9 @@ def imagenet(
         root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.
         image_size: height and width of the network's input, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
-        test_classes: a file with the WordNet ids of the classes to test, one per line; goes with ``split = "pddm"``.
         hierarchy: a file with two WordNet ids per line, a parent and a child, as ImageNet's ``wordnet.is_a.txt``, for
             zero-shot learning.
     """
-    if test_classes is not None and split != "pddm":
-        raise ConfigError(f"test_classes of imagenet does not go with split = {split!r}; leave it out")
     about = ABOUT if split == "cbml" else dataclasses.replace(ABOUT, counts=PDDM)
     place = place_of(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
     place_of(about, place, "val")
@@ -59,10 +55,6 @@ def imagenet(
             f"{place}: train and val have not the same folders, {first} first; both want one per WordNet id"
         )
     tested = set(train[about.counts["train"].classes :])
-    if test_classes is not None:
-        tested = {line for (line,) in read_lines(test_classes, 1)}
-    if strange := tested - set(train):
-        raise DataError(f"{test_classes}: {min(strange)} is no folder of {place / 'train'}; mend the list")
     parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
     of_training, of_validation = ("gallery", "query") if "query" in about.counts else ("test", "test")
     for folder, part in (("train", of_training), ("val", of_validation)):

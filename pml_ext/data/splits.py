@@ -27,25 +27,15 @@ class ResizedCache(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LabeledImages(Dataset[tuple[Tensor, int]]):
-    """Images with integer labels; an item is ``(image, label)``.
+    """Images with integer labels; an item is ``(image, label)``."""
 
-    Args:
-        images: uint8 images ``[N, C, H, W]``, or the paths of image files, read when they are wanted.
-        labels: ``[N]``, integers; each is an index of ``class_names``.
-        class_names: the name of every class of the data set, whichever split it is in.
-        transform: of a uint8 image ``[C, H, W]``; None leaves it.
-        channels: of an image that is read from a file: 1 (gray) or 3 (color).
-        boxes: the part of each file that is its image, ``[N, 4]`` as :class:`Box` has them; None for all of it.
-        cache: images after a first step, which a transform with the same ``first`` step takes in place of the files.
-    """
-
-    images: Tensor | Sequence[Path]
-    labels: Any
-    class_names: Sequence[str]
-    transform: Transform | None = None
-    channels: int = 3
-    boxes: Any = None
-    cache: ResizedCache | None = None
+    images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read when they are wanted
+    labels: Any  # integers [N], each an index of class_names
+    class_names: Sequence[str]  # of every class of the data set, whichever split it is in
+    transform: Transform | None = None  # of a uint8 image [C, H, W]
+    channels: int = 3  # of an image that is read from a file: 1 (gray) or 3 (color)
+    boxes: Any = None  # the part of each file that is its image, [N, 4] as Box has them; None for all of it
+    cache: ResizedCache | None = None  # taken in place of the files by a transform with the same first step
 
     def __post_init__(self) -> None:
         self.labels = np.asarray(self.labels, dtype=np.int64)
@@ -107,33 +97,20 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
-    """The splits of a data set, returned by its factory.
+    """The splits of a data set, returned by its factory; a DataError says what does not fit together.
 
     Each image of ``test`` is searched among all others; or each of ``query`` among all of ``gallery``.
-
-    Args:
-        train: images to train with.
-        test: images to test with; None where there are ``query`` and ``gallery``.
-        image_size: height and width, in pixels, of what a network gets.
-        channels: 1 (gray) or 3 (color).
-        crop: whether images are cropped to a square after the shorter side was resized, rather than resized to one.
-        query: images that are searched for.
-        gallery: images that are searched.
-        parents: the parents of classes and of their ancestors, by name, where classes have a hierarchy.
-
-    Raises:
-        DataError: other channels or splits, or no image size.
     """
 
     train: LabeledImages
     test: LabeledImages | None = None
     _: dataclasses.KW_ONLY
-    image_size: int
-    channels: int
-    crop: bool = False
+    image_size: int  # height and width, in pixels, of what a network gets
+    channels: int  # 1 (gray) or 3 (color)
+    crop: bool = False  # a square is cropped after the shorter side was resized, rather than resizing to a square
     query: LabeledImages | None = None
     gallery: LabeledImages | None = None
-    parents: Mapping[str, Sequence[str]] | None = None
+    parents: Mapping[str, Sequence[str]] | None = None  # of classes and of their ancestors, by name
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):

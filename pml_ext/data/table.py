@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, field_validator
 
 from ..errors import DataError
 from .published import Entry, check_disjoint, labeled
@@ -22,27 +22,14 @@ class Row(BaseModel):
     split: Literal["train", "validation"]
     is_query: bool = False
     is_gallery: bool = False
-    left: float | None = Field(None, alias="x_1")
-    top: float | None = Field(None, alias="y_1")
-    right: float | None = Field(None, alias="x_2")
-    bottom: float | None = Field(None, alias="y_2")
+    box: Box | None = None
 
-    @property
-    def box(self) -> Box | None:
-        """The part of the file that is the image."""
-        left, top, right, bottom = self.left, self.top, self.right, self.bottom
-        if left is None or top is None or right is None or bottom is None:
-            return None
-        return Box(left, top, right, bottom)
-
-    @model_validator(mode="after")
-    def _check_box(self) -> Row:
-        numbers = [self.left, self.top, self.right, self.bottom]
-        if self.box is None and numbers != [None] * 4:
-            raise ValueError("wanted x_1, y_1, x_2 and y_2, or none of them")
-        if self.box is not None and not (self.box.left < self.box.right and self.box.top < self.box.bottom):
-            raise ValueError(f"the box {numbers} has no inside; wanted x_1 below x_2, and y_1 below y_2")
-        return self
+    @field_validator("box")
+    @classmethod
+    def _check_box(cls, box: Box | None) -> Box | None:
+        if box is not None and not (box.left < box.right and box.top < box.bottom):
+            raise ValueError("the box has no inside; wanted x_1 below x_2, and y_1 below y_2")
+        return box
 
 
 def table(
@@ -115,11 +102,12 @@ def _read(file: Path) -> list[Row]:
                 cells = {
                     name: text for name, text in line.items() if str(text).strip().lower() not in ("", "none", "nan")
                 }
-                rows.append(Row.model_validate(roles | cells))
+                box = [cells.get(name) for name in ("x_1", "y_1", "x_2", "y_2")]
+                rows.append(Row.model_validate({**roles, **cells, "box": box if any(box) else None}))
     except ValidationError as error:
         first = error.errors()[0]
-        found = f"found {first['loc'][0]} {first['input']!r}" if first["loc"] else "a box"
-        raise DataError(f"{file}, line {lines.line_num}: {found}: {first['msg']}") from None
+        found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
+        raise DataError(f"{file}, line {lines.line_num}: {found}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         where = f", line {lines.reader.line_num}" if isinstance(error, csv.Error) else ""
         wanted = "table:FILE.csv wants commas, UTF-8, and quotes in pairs"

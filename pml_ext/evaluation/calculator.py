@@ -26,21 +26,13 @@ PREFIX = "calculate_"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU.
+    """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU."""
 
-    Args:
-        accuracies: by the calculator's names.
-        relevant: number of gallery items of each query's class, ``[Q]``, int64; 0 for a lone query.
-        distances: of the neighbors that were kept, ``[Q, keep]``, or as many columns as the gallery has items.
-        indices: places of these neighbors in the gallery, of the same shape.
-        right: whether they are of the query's class, of the same shape.
-    """
-
-    accuracies: dict[str, Any]
-    relevant: Tensor
-    distances: Tensor
-    indices: Tensor
-    right: Tensor
+    accuracies: dict[str, Any]  # by the calculator's names
+    relevant: Tensor  # number of gallery items of each query's class, [Q], int64; 0 for a lone query
+    distances: Tensor  # of the neighbors that were kept, [Q, keep], or as many columns as the gallery has items
+    indices: Tensor  # of these neighbors in the gallery
+    right: Tensor  # whether they are of the query's class
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]

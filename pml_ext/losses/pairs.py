@@ -25,40 +25,24 @@ class AllButItself(NamedTuple):
 
 @dataclasses.dataclass
 class Pairs:
-    """The pairs of a batch: of all anchors, or of a tile of them.
+    """The pairs of a batch: of all anchors, or of a tile of T of them. Matrices are ``[T, R]``."""
 
-    Args:
-        matrix: similarities or distances ``[T, R]``, by the loss's distance; T is B where there are no tiles.
-        positives: mask of the positive pairs, ``[T, R]``.
-        negatives: mask of the negative pairs, ``[T, R]``.
-        embeddings: the anchors, ``[T, D]``, float32 or float64, not normalized.
-        ref_emb: the columns, ``[R, D]``, likewise.
-        distance: the loss's distance.
-        references: whether the columns are references and not the batch itself.
-        labels: of the anchors, ``[T]``, where the pairs follow from the labels of the batch alone; else None.
-        triplets: the listed triplets of an ``indices_tuple`` of three, anchors as rows of the tile, or None.
-        first: the row of the batch that the first anchor is.
-        whole_classes: whether the tile has all members of the classes in it, and columns are the batch in its order.
-        normalized: anchors and columns as the distance takes them, where they are there already.
-        compare: the matrix of two sets of such.
-        everywhere: whether all places stand for the positive pairs, so that no shape follows from the labels; see
-            :meth:`pml_ext.plugin.PairLoss.takes_all_places`.
-    """
-
-    matrix: Tensor
-    positives: Tensor
+    matrix: Tensor  # similarities or distances, by the loss's distance
+    positives: Tensor  # masks
     negatives: Tensor
-    embeddings: Tensor
-    ref_emb: Tensor
+    embeddings: Tensor  # the anchors, [T, D], float32 or float64, not normalized
+    ref_emb: Tensor  # the columns, [R, D], likewise
     distance: BaseDistance
-    references: bool
-    labels: Tensor | None = None
-    triplets: Triplets | None = None
-    first: int = 0
-    whole_classes: bool = False
-    normalized: tuple[Tensor, Tensor] | None = None
-    compare: Callable[[Tensor, Tensor], Tensor] | None = None
-    everywhere: bool = False
+    references: bool  # whether the columns are references and not the batch itself
+    labels: Tensor | None = None  # of the anchors, where pairs follow from the labels of the batch alone
+    triplets: Triplets | None = None  # of an indices_tuple of three, anchors as rows of the tile
+    first: int = 0  # the row of the batch that the first anchor is
+    whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in its order
+    normalized: tuple[Tensor, Tensor] | None = (
+        None  # anchors and columns as the distance takes them, where they are there
+    )
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None  # the matrix of two sets of such
+    everywhere: bool = False  # all places stand for the positive pairs; see PairLoss.takes_all_places
 
     @property
     def listed(self) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,5 @@ def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
         if hasattr(module, "num_classes"):
             return f"{part} has a fixed number of classes; take a loss that compares embeddings with each other"
     # PML's list has NCALoss too, which takes references, if only other ones than the batch itself.
-    if not (symmetric or "references" in has or name in pml.SelfSupervisedLoss.supported_losses()):
-        return f"{name} takes no references; type symmetric=True"
-    return ""
+    fits = symmetric or "references" in has or name in pml.SelfSupervisedLoss.supported_losses()
+    return "" if fits else f"{name} takes no references; type symmetric=True"

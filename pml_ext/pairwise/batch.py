@@ -29,17 +29,14 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
         raise ValueError(f"{what} must have two dimensions, (batch size, embedding size); got {_describe(embeddings)}")
     if labels is None:
         return
-    length = embeddings.shape[0]
+    text = (
+        f"{labels_what} must be a tensor of integers of shape ({len(embeddings)},), one for each row of {what}; got "
+        f"{_describe(labels)}"
+    )
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
-        raise TypeError(
-            f"{labels_what} must be a tensor of integers of shape ({length},), one for each row of {what}; "
-            f"got {_describe(labels)}; type {labels_what}.long() where they are floating point"
-        )
-    if labels.shape != (length,):
-        raise ValueError(
-            f"{labels_what} must have shape ({length},), one for each row of {what}, whose shape is "
-            f"{tuple(embeddings.shape)}; got {_describe(labels)}"
-        )
+        raise TypeError(f"{text}; type {labels_what}.long() where they are floating point")
+    if labels.shape != (len(embeddings),):
+        raise ValueError(text)
 
 
 def check_indices_tuple(indices_tuple: Any) -> None:

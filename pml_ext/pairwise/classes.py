@@ -67,17 +67,11 @@ class ClassLabels(nn.Module):
 
 
 class ClassMembers(NamedTuple):
-    """The rows of each class of a batch, in a rectangle.
+    """The rows of each class of a batch, in a rectangle."""
 
-    Args:
-        members: rows by class and place, ``[C, M]``, filled up with 0.
-        class_of: the class of every row, ``[B]``.
-        place: its place in the class, ``[B]``.
-    """
-
-    members: Tensor
-    class_of: Tensor
-    place: Tensor
+    members: Tensor  # rows by class and place, [C, M], filled up with 0
+    class_of: Tensor  # the class of every row, [B]
+    place: Tensor  # its place in the class, [B]
 
 
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers:
