@@ -186,7 +186,7 @@ class DensityRegularizer(LabeledRegularizer):
             "training classes": (run.embeddings(trained), run.labels(trained)),
             f"{tested} classes": (run.embeddings(tested), run.labels(tested)),
         }
-        first, images = next(iter(points)), run.splits[tested]
+        first = next(iter(points))
         return {
             "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
             "Densities of training and test classes": compared(
@@ -194,8 +194,5 @@ class DensityRegularizer(LabeledRegularizer):
             ),
             "The embeddings of training images in two dimensions: t-SNE": figures.projections(
                 {first: points[first]}, max_items=_SHOWN, seed=run.seed
-            ),
-            "Test images at the places of their embeddings: t-SNE": figures.image_map(
-                points[f"{tested} classes"][0], images.image, max_items=_SHOWN, seed=run.seed
             ),
         }

@@ -36,11 +36,6 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
 
     Args:
         loss: a loss of PML or of ours, a wrapper around one, or one inside DistributedDataParallel.
-
-    Example:
-        >>> from pytorch_metric_learning.losses import ProxyAnchorLoss
-        >>> DistributedLoss(ProxyAnchorLoss(2, 4))(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
-        torch.Size([])
     """
 
     capabilities = WrapperCapabilities(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .fonts import DEFAULT, drawable, font_of
+from .fonts import drawable
 from .neighbors import matrix_under
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
-    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
     from matplotlib.patches import Rectangle
     from matplotlib.text import Text
 
@@ -35,18 +34,13 @@ Cell = tuple[Tensor, str, str]  # a picture, uint8 [C, H, W], its caption, the c
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
-    """A figure whose texts may come from data: no mathtext, no control characters, fonts of any script.
-
-    A letter that no installed font has is drawn as a box, without a warning.
-    """
+    """A figure whose texts may come from data: no mathtext, no control characters; a letter without a font is a box."""
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure, its texts as they are."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
             text.set_text(drawable(text.get_text()))
-            if not text.get_text().isascii():
-                text.set_fontfamily([DEFAULT, font_of(text.get_text()).name])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)
@@ -224,28 +218,6 @@ def projections(
         axes.set(xticks=[], yticks=[])
         axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
         axes.spines[:].set_visible(False)
-    return figure
-
-
-def image_map(embeddings: Tensor, image: Callable[[int], Tensor], max_items: int = 1000, seed: int = 0) -> Figure:
-    """Draw images at the places that t-SNE gives their normalized embeddings.
-
-    Args:
-        embeddings: ``[N, D]``.
-        image: returns the image of an index, uint8 ``[C, H, W]``.
-        max_items: largest number of images; more are sampled at random.
-        seed: of that draw and of t-SNE.
-    """
-    chosen = some_of(len(embeddings), max_items, seed)
-    flat = flattened(directions(embeddings[chosen.to(embeddings.device)]).numpy(), "tsne", seed)
-    flat = (flat - flat.min(axis=0)) / np.maximum(np.ptp(flat, axis=0), 1e-12)
-    figure, (axes,) = panels_of(9.0, 1, 9.0)
-    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[])
-    axes.set_title(f"{len(flat)} images, t-SNE", fontsize=10)
-    for place, index in zip(flat, chosen.tolist(), strict=True):
-        picture = _at_most(image(index), 48).expand(3, -1, -1).permute(1, 2, 0).numpy()
-        box = OffsetImage(picture, zoom=14 / max(picture.shape[:2]))  # the longer side is 14 points
-        axes.add_artist(AnnotationBbox(box, tuple(place), frameon=False, pad=0))
     return figure
 
 

@@ -1,17 +1,9 @@
-"""Fonts for names in any script: DejaVu Sans, which matplotlib brings, or else an installed font."""
+"""Names from data as texts that can be drawn."""
 
 from __future__ import annotations
 
-import functools
 import unicodedata
 
-from ..errors import needs_extra
-
-with needs_extra("train", "a picture"):
-    from matplotlib.font_manager import FontEntry, fontManager
-    from matplotlib.ft2font import FT2Font
-
-DEFAULT = "DejaVu Sans"
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # a name could show as another one
 
 
@@ -33,27 +25,3 @@ def short_name(name: str, columns: int = 18) -> str:
     while kept < len(name) and (room := room - widths[-1 - kept]) >= 0:
         kept += 1
     return f"…{name[len(name) - kept :]}"
-
-
-def font_of(text: str) -> FontEntry:
-    """Return the first installed font that has all of a text's letters; DejaVu Sans if none has."""
-    letters = {ord(letter) for letter in text if not letter.isspace()}
-    return next((font for font in _fonts() if letters <= _characters(font.fname)), _fonts()[0])
-
-
-@functools.cache
-def _fonts() -> list[FontEntry]:
-    """Return a regular font of each family: DejaVu Sans, then Chinese ones and the like, then other sans serif ones."""
-    regular: dict[str, FontEntry] = {}
-    for entry in fontManager.ttflist:
-        upright = entry.style == "normal" and entry.stretch in ("normal", 400)
-        fit = not any(word in entry.name for word in ("Mono", "Emoji", "Last Resort"))
-        if upright and fit and entry.weight in (400, "normal", "regular", "book"):
-            regular.setdefault(entry.name, entry)
-    order = sorted(regular, key=lambda name: (name != DEFAULT, "CJK" not in name, "Sans" not in name, name))
-    return [regular[name] for name in order]
-
-
-@functools.cache
-def _characters(file: str) -> frozenset[int]:
-    return frozenset(FT2Font(file).get_charmap())

@@ -34,12 +34,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     an anchor whose partners are all the ring holds, itself left out by index. Past embeddings have no gradient; the
     batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
-    It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``: PML's, registered
-    ones, and wrappers such as :class:`pml_ext.RegularizedLoss`, whose regularizer sees the batch alone. PML's
-    CrossBatchMemory refuses our losses by name: take this one for them.
-
-    Only training fills the ring. In ``eval()``, and where gradients are disabled, a batch is compared with the ring and
-    does not enter it. :meth:`add_to_memory` writes in any mode.
+    It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``, else a TypeError
+    says which it lacks. A regularizer sees the batch alone. Only training fills the ring: in ``eval()``, and where
+    gradients are disabled, a batch is compared with it and does not enter. :meth:`add_to_memory` writes in any mode.
 
     Ring, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
     digit. The ring is no buffer, since DistributedDataParallel would write that of rank 0 over every other process's;
@@ -62,10 +59,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         embedding_memory, label_memory: the ring, ``[memory_size, D]`` and ``[memory_size]``.
         queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
         curr_batch_idx: the rows that the last batch entered.
-
-    Raises:
-        TypeError: the loss is no module, or lacks a capability; the text says which.
-        ValueError: a size or an epoch below 1.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -94,9 +87,15 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     ) -> None:
         if not isinstance(loss, torch.nn.Module):
             raise TypeError(f"loss of CrossBatchMemory must be an object such as ContrastiveLoss(); got {loss!r}")
-        missing = _NEEDED - capabilities(loss)
-        if missing or getattr(loss, "joins_processes", False):
-            raise TypeError(_refusal(loss, missing))
+        if getattr(loss, "joins_processes", False):
+            raise TypeError("DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))")
+        if missing := _NEEDED - capabilities(loss):
+            name = type(loss).__name__
+            more = "; type: from pml_ext import MultipleLosses, which passes references on" * (name == "MultipleLosses")
+            raise TypeError(
+                f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
+                f"{' and '.join(sorted(missing))}{more}"
+            )
         check_count(self, "embedding_size", embedding_size)
         check_count(self, "memory_size", memory_size)
         check_count(self, "first_epoch", first_epoch)
@@ -286,10 +285,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}embedding_memory"] = self.embedding_memory
-        destination[f"{prefix}label_memory"] = self.label_memory
-        destination[f"{prefix}cursor"] = torch.tensor(self.queue_idx)
-        destination[f"{prefix}filled"] = torch.tensor(self.filled)
+        counts = torch.tensor(self.queue_idx), torch.tensor(self.filled)
+        for name, value in zip(_STATE, (self.embedding_memory, self.label_memory, *counts), strict=True):
+            destination[f"{prefix}{name}"] = value
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
@@ -301,7 +299,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         if absent:
             missing += absent if strict else []
             return
-        for name in ("embedding_memory", "label_memory"):
+        for name in _STATE[:2]:
             value, own = saved[name], getattr(self, name)
             if value.shape != own.shape:
                 errors.append(
@@ -316,17 +314,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     def extra_repr(self) -> str:
         """The sizes."""
         return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}, filled={self.filled}"
-
-
-def _refusal(loss: torch.nn.Module, missing: frozenset[str]) -> str:
-    if getattr(loss, "joins_processes", False):
-        return "DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))"
-    name = type(loss).__name__
-    more = "; type: from pml_ext import MultipleLosses, which passes references on" * (name == "MultipleLosses")
-    return (
-        f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
-        f"{' and '.join(sorted(missing))}{more}"
-    )
 
 
 def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:

@@ -26,12 +26,6 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
         miners: a miner, or None, for each loss of a list; for some of the keys of a dictionary.
         weights: a number for each loss; 1 by default, 0 is allowed.
-
-    Example:
-        >>> from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
-        >>> loss = MultipleLosses([ContrastiveLoss(), TripletMarginLoss()], weights=[1, 0.5])
-        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]), ref_emb=torch.eye(4), ref_labels=torch.arange(4)).shape
-        torch.Size([])
     """
 
     capabilities = WrapperCapabilities(

@@ -82,10 +82,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             rows of its class too; None where the equation needs the whole matrix.
 
     Args:
-        tile_size: how many anchors are computed at a time. None chooses: all of them where that fits well into memory
-            and is as fast, else tiles.
-        kwargs: PML's keyword arguments of losses: ``distance``, ``reducer``, ``embedding_regularizer``,
-            ``embedding_reg_weight``, ``collect_stats``.
+        tile_size: how many anchors are computed at a time; None chooses.
+        kwargs: PML's keyword arguments of losses.
 
     Raises:
         TypeError, ValueError: a distance that does not fit; a ``tile_size`` below 1, or for an equation without tiles.

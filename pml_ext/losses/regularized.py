@@ -29,13 +29,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         loss: any PML loss or loss wrapper.
         regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML.
         weight: on the regularizer; may be 0.
-        kwargs: as in PML's losses: ``collect_stats``, ``embedding_regularizer``, ...
-
-    Example:
-        >>> from pytorch_metric_learning.losses import ContrastiveLoss
-        >>> from pytorch_metric_learning.regularizers import LpRegularizer
-        >>> RegularizedLoss(ContrastiveLoss(), LpRegularizer(), weight=0.01).sub_loss_names()
-        ['loss', 'regularizer']
+        kwargs: as in PML's losses.
     """
 
     capabilities = WrapperCapabilities(

@@ -27,11 +27,6 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
     Raises:
         TypeError: the loss does not fit: it takes no labels or no references, has a number of classes or a memory, or
             joins processes itself.
-
-    Example:
-        >>> from pytorch_metric_learning.losses import NTXentLoss
-        >>> SelfSupervisedLoss(NTXentLoss())(torch.randn(8, 4), torch.randn(8, 4)).shape
-        torch.Size([])
     """
 
     capabilities = frozenset({"references"})

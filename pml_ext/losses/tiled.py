@@ -84,10 +84,6 @@ class TiledContrastiveLoss(_SummedByRow):
         neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
             similarities, and signs change round.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings by default.
-
-    Example:
-        >>> TiledContrastiveLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
-        1.4142135381698608
     """
 
     _of_pairs = True
@@ -134,10 +130,6 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         base: :math:`\lambda`; 0.5.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default.
 
-    Example:
-        >>> TiledMultiSimilarityLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
-        torch.Size([])
-
     *Source:* Wang et al., Multi-Similarity Loss with General Pair Weighting, 2019, https://arxiv.org/abs/1904.06627.
     """
 
@@ -177,10 +169,6 @@ class TiledNTXentLoss(_TiledLoss):
         temperature: :math:`\tau`, above 0; 0.07.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; one where smaller means
             nearer is negated.
-
-    Example:
-        >>> TiledNTXentLoss(temperature=0.5)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
-        1.0986123085021973
     """
 
     def __init__(self, temperature: float = 0.07, **kwargs: Unpack[PairLossSettings]) -> None:
@@ -215,10 +203,6 @@ class TiledSupConLoss(_TiledLoss):
         temperature: :math:`\tau`, above 0; 0.1.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; one where smaller means
             nearer is negated.
-
-    Example:
-        >>> TiledSupConLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
-        1.0986123085021973
 
     *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
     """
@@ -272,10 +256,6 @@ class TiledTripletMarginLoss(_SummedByRow):
         swap: take the distance of positive and negative, where smaller, for that of anchor and negative.
         smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
-
-    Example:
-        >>> TiledTripletMarginLoss(margin=0.2)(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
-        0.20000000298023224
     """
 
     tiles = "classes"  # of positives and negatives, with swap

@@ -8,7 +8,6 @@ import pytest
 import torch
 from matplotlib.colors import to_rgba
 from matplotlib.image import imread
-from matplotlib.offsetbox import AnnotationBbox
 from pytorch_metric_learning.distances import LpDistance
 
 from pml_ext.evaluation import figures
@@ -154,21 +153,3 @@ def test_a_caption_has_room_above_its_picture():
     assert all(box.y0 >= picture.y1 for box, picture in zip(boxes, pictures, strict=True))
     assert boxes[1].y1 <= pictures[0].y0
     assert boxes[0].y1 <= figure.bbox.y1
-
-
-def test_images_stand_at_their_places():
-    embeddings, labels = clusters(6, 24)
-    seen = []
-
-    def image(index):
-        seen.append(index)
-        return torch.full((1, 60, 30), 40 * int(labels[index]), dtype=torch.uint8)
-
-    figure = figures.image_map(embeddings, image, max_items=20)
-    (whole,) = figure.axes
-    assert len(seen) == len(set(seen)) == 20
-    assert whole.get_title() == "20 images, t-SNE"
-    boxes = [artist for artist in whole.artists if isinstance(artist, AnnotationBbox)]
-    shades = [int(box.offsetbox.get_data()[0, 0, 0]) for box in boxes]
-    assert sorted(shades) == sorted(40 * int(labels[index]) for index in seen)
-    assert pixels(figure).std() > 0
