@@ -101,29 +101,6 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
 
 
-class Signed(torch.utils.data.Dataset):
-    """Gives the seed of the worker that reads, and the index."""
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return torch.tensor(torch.utils.data.get_worker_info().seed), index
-
-
-def test_workers_live_as_long_as_the_reader():
-    reader = BatchReader(Signed(), 2, CPU)
-    first, second = (
-        set(torch.cat([seeds for seeds, _ in reader.read(EpochBatches([[1, 2], [3, 4], [5, 6]], 0, epoch))]).tolist())
-        for epoch in (1, 2)
-    )
-    assert len(first) == 2
-    assert first == second  # a worker that begins anew has another seed
-    reader.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        next(reader.read(EpochBatches([[1]], 0, 1)))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
     reader = BatchReader(Noisy(), workers, CPU)
@@ -149,24 +126,6 @@ def test_an_epoch_draws_one_number_whatever_the_workers(workers):
         torch.manual_seed(epoch)
         torch.empty((), dtype=torch.int64).random_()
         assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_copied_ahead_to_the_gpu_are_whole():
-    class Large(Noisy):
-        def __getitem__(self, index):
-            return torch.rand(3, 256, 256), index
-
-    epoch = EpochBatches([[number, number + 1] * 8 for number in range(19)], 0, 1)
-    expected = [images for images, _ in BatchReader(Large(), 0, CPU).read(epoch)]
-    reader = BatchReader(Large(), 2, torch.device("cuda"), torch.channels_last)
-    busy = torch.rand(4096, 4096, device="cuda")
-    for batch, (images, labels) in zip(expected, reader.read(epoch), strict=True):
-        busy = busy @ busy / 4096
-        assert images.is_contiguous(memory_format=torch.channels_last)
-        assert labels.is_cuda
-        assert torch.equal(images.cpu(), batch)
 
 
 class Short(Sampler):

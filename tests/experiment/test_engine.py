@@ -16,7 +16,7 @@ from pml_ext.data import LabeledImages
 from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched
-from pml_ext.experiment.engine import MOST_SKIPPED, Engine, NotFiniteError, Objective, first_bad
+from pml_ext.experiment.engine import Engine, NotFiniteError, Objective, first_bad
 from pml_ext.experiment.recipe import EngineTable
 
 CPU = torch.device("cpu")
@@ -127,23 +127,6 @@ def test_epochs_are_those_of_pmls_trainer_to_the_last_digit(images, batches, wor
     moved = {key for key, value in ours.state().items() if not torch.equal(value, before[key])}
     still = {key for key in before if freeze and ("running" in key or "tracked" in key)}
     assert moved == before.keys() - still
-
-
-def test_what_is_recorded_comes_as_numbers(images, batches):
-    parts = Parts(losses.ContrastiveLoss())
-    parts.miner.collect_stats = True
-    rates = [group["lr"] for group in parts.optimizers["trunk_optimizer"].param_groups]
-    objective = parts.objective(recorded=lambda: (parts.miner.num_pos_pairs, torch.tensor([2.5]), *rates))
-    engine = Engine(parts.trunk, parts.embedder, CPU)
-    steps = list(engine.epoch(BatchReader(images, 0, CPU).read(batches[0]), objective))
-    assert len(steps) == ITERATIONS
-    for step in steps:
-        pairs, constant, rate = step.recorded
-        assert isinstance(pairs, int)
-        assert pairs > 0
-        assert (constant, rate) == (2.5, 1e-2)
-        assert step.embeddings.shape == (BATCH, 6)
-        assert not step.embeddings.requires_grad
 
 
 class Waits(TorchDispatchMode):
@@ -319,19 +302,6 @@ def test_float16_leaves_out_a_step_that_overflows_and_lowers_the_loss_scale(imag
     assert again.state_dict() == engine.state_dict()
 
 
-def test_float16_gives_up_where_no_loss_scale_helps(images):
-    class Endless(Planted):
-        def forward(self, embeddings, labels, indices_tuple):
-            self.when = self.calls + 1
-            return super().forward(embeddings, labels, indices_tuple)
-
-    parts = Parts(Endless(1, math.inf, True))
-    many = [EpochBatches([list(range(BATCH))] * (MOST_SKIPPED + 5), 0, 1)]
-    with pytest.raises(NotFiniteError, match=r"trunk.0.weight overflows in float16 .* 'bfloat16'"):
-        parts.train(images, many, precision="float16")
-    assert parts.loss.calls == MOST_SKIPPED + 1
-
-
 class Given(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -409,10 +379,6 @@ def test_the_first_bad_tensor_is_named(value):
     del tensors["bad"], tensors["worse"]
     assert first_bad(tensors) is None
     assert first_bad({}) is None
-
-
-def test_infinity_does_not_hide_nan():
-    assert math.isnan(first_bad({"both": torch.tensor([math.inf, math.nan, math.inf])})[1])
 
 
 def test_sparse_gradients_too():

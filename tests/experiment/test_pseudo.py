@@ -179,21 +179,6 @@ def test_clusters_that_no_batch_can_be_made_of_are_told_before_training(tmp_path
         train("cbml/digits", out=tmp_path / "out", overrides=(*QUICK, override), device="cpu")
 
 
-def test_every_loss_without_classes_of_its_own_can_have_clusters():
-    for component in registry.components("loss"):
-        overrides = (f"loss.name={registry.short_name(component)}",)
-        try:
-            load_recipes("cbml/digits", overrides)
-        except ConfigError:  # one with settings that have no default
-            continue
-        has_classes = {"num_classes", "class_labels"} & set(component.settings)
-        if has_classes:
-            with pytest.raises(ConfigError, match="keeps something for each class"):
-                load_recipes("cbml/digits", (*overrides, "data.labels=clusters"))
-        else:
-            load_recipes("cbml/digits", (*overrides, "data.labels=clusters"))
-
-
 @pytest.mark.parametrize("features", ["embedder", "trunk"])
 def test_normalized_features_of_the_layer_are_clustered(features):
     points = {

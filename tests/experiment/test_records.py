@@ -210,16 +210,6 @@ def test_a_run_that_begins_again_has_no_rows_of_before(tmp_path):
     assert not list((tmp_path / "records").glob("*.csv"))
 
 
-def test_a_column_that_comes_later_is_empty_before(tmp_path):
-    records = Records(tmp_path, 0, 0)
-    for number, column in ((1, "a"), (2, "a"), (3, "b")):
-        records.add(number, {"t": {column: number}})
-        records.save()
-    records.close()
-    rows = csv_rows(tmp_path / "records" / "t.csv")
-    assert rows == [["~iteration~", "a", "b"], ["1", "1", ""], ["2", "2", ""], ["3", "", "3"]]
-
-
 def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path):
     records = Records(tmp_path, 0, 0)
     for iteration in (1, 2):

@@ -170,12 +170,6 @@ def test_stages_frozen_batch_norm_and_a_faster_head(tmp_path):
     assert loss_series(tmp_path / "out", [])["loss"][0] == list(range(1, 14 + 4 + 4 + 1))
 
 
-@pytest.mark.usefixtures("without_report")
-def test_regularizers_in_a_run(tmp_path):
-    metrics = quick(tmp_path / "out", "loss.regularizer={name='metric-variance', weight=0.5}", "loss.mvc_weight=0.0")
-    assert metrics["after"]["map_at_r"] > 0
-
-
 class Watcher(losses.ContrastiveLoss):
     """A loss that takes part in its run."""
 
@@ -567,11 +561,3 @@ def test_resuming_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     with pytest.raises(ConfigError, match="torchrun --max-restarts need --out"):
         plan("cbml/digits")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_run_on_the_gpu(tmp_path):
-    metrics = train("cbml/digits", out=tmp_path / "out", overrides=QUICK, device="cuda")[0]
-    assert metrics["device"].startswith("cuda (")
-    assert metrics["after"]["map_at_r"] > metrics["before"]["map_at_r"]
