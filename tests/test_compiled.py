@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning import reducers
 
 import pml_ext
-from pml_ext import CrossBatchMemory, HardPairMiner, PDDMDistance, RegularizedLoss
+from pml_ext import CrossBatchMemory, PDDMDistance, RegularizedLoss
 from pml_ext.plugin import class_members, pair_masks
 from pml_ext_angular import functional as angular
 from pml_ext_cbml import functional as cbml
@@ -95,17 +95,6 @@ def test_what_cannot_be_one_graph_runs_as_it_is_and_is_never_compiled_again(name
         for actual, wanted in zip(value_and_slopes(compiled, *batch(number)), expected, strict=True):
             assert torch.equal(actual, wanted)
     assert backend.graphs == 0
-
-
-@pytest.mark.parametrize("name", ["CBMLLoss", "AngularLoss", "BatchAllTripletLoss", "TiledNTXentLoss"])
-def test_pairs_of_a_miner_and_references(name):
-    loss, references = getattr(pml_ext, name)(), batch(2)
-    compiled = torch.compile(loss, backend=Counting())
-    embeddings, labels = batch(1)
-    for rest in ((HardPairMiner()(embeddings, labels),), (None, *references)):
-        expected = value_and_slopes(loss, embeddings, labels, *rest)
-        for actual, wanted in zip(value_and_slopes(compiled, embeddings, labels, *rest), expected, strict=True):
-            torch.testing.assert_close(actual, wanted, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from pml_ext import (
     registry,
 )
 from pml_ext.distances import EuclideanDistance, GramCosineSimilarity, GramDotProductSimilarity
-from pml_ext.losses import call_loss
 
 
 @pytest.fixture
@@ -48,22 +47,6 @@ def test_references_reach_losses_and_miners(batch):
     torch.testing.assert_close(found, expected)
 
 
-def test_nests(batch):
-    inner = MultipleLosses([CBMLLoss(), losses.ContrastiveLoss()])
-    outer = MultipleLosses([inner, RegularizedLoss(losses.CircleLoss(), torch.nn.Flatten(0).to("cpu"), weight=0)])
-    outer.losses[1].regularizer.forward = lambda x: x.square().mean()
-    expected = CBMLLoss()(*batch) + losses.ContrastiveLoss()(*batch) + losses.CircleLoss()(*batch)
-    torch.testing.assert_close(outer(*batch), expected)
-    assert outer.state_dict().keys() == inner.state_dict().keys()
-
-
-def test_capabilities_are_what_all_have():
-    both = MultipleLosses([losses.ContrastiveLoss(), CBMLLoss()])
-    assert registry.capabilities(both) == {"labels", "indices_tuple", "references"}
-    with_proxies = MultipleLosses([losses.ContrastiveLoss(), losses.ProxyAnchorLoss(4, 4)])
-    assert "references" not in registry.capabilities(with_proxies)
-
-
 def test_never_sums_in_half_precision(batch):
     x, labels = batch
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -83,20 +66,6 @@ def test_never_sums_in_half_precision(batch):
 def test_what_does_not_belong_together(arguments, text):
     with pytest.raises(ValueError, match=text):
         MultipleLosses(*arguments)
-
-
-def test_a_tuple_beside_own_miners_is_refused(batch):
-    miner = miners.BatchHardMiner()
-    with pytest.raises(ValueError, match="miners of its own"):
-        MultipleLosses([losses.ContrastiveLoss()], [miner])(*batch, miner(*batch))
-
-
-def test_call_loss_passes_what_was_given(batch):
-    x, labels = batch
-    vicreg = losses.VICRegLoss()
-    torch.testing.assert_close(call_loss(vicreg, x, labels, ref_emb=x + 1), vicreg(x, ref_emb=x + 1))
-    contrastive = losses.ContrastiveLoss()
-    torch.testing.assert_close(call_loss(contrastive, x, labels), contrastive(x, labels))
 
 
 @pytest.mark.parametrize(
@@ -288,14 +257,6 @@ def test_views_under_registered_losses_and_wrappers(name):
     else:
         with pytest.raises(TypeError, match="takes no references; type symmetric=True"):
             SelfSupervisedLoss(loss, symmetric=False)
-
-
-def test_views_inside_other_wrappers():
-    x, y = views()
-    loss = SelfSupervisedLoss(CBMLLoss())
-    assert torch.equal(DistributedLoss(loss)(x, ref_emb=y), loss(x, y))
-    penalty = RegularizedLoss(loss, MetricVarianceRegularizer(), weight=0)
-    torch.testing.assert_close(penalty(x, torch.arange(10), ref_emb=y), loss(x, y))
 
 
 @pytest.mark.parametrize(

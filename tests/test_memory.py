@@ -14,7 +14,6 @@ from pml_ext import (
     CBMLLoss,
     CrossBatchMemory,
     MetricVarianceRegularizer,
-    MultipleLosses,
     RegularizedLoss,
     registry,
 )
@@ -133,17 +132,6 @@ def test_rows_of_a_tuple_are_those_of_the_batch():
     assert torch.equal(added[0], given[0])
     for number in (1, 2):
         torch.testing.assert_close(spy.references[added[number]], x[given[number]], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("own", [None, miners.BatchHardMiner()])
-@pytest.mark.parametrize("given", [miners.BatchHardMiner(), miners.MultiSimilarityMiner()])
-def test_tuples_of_pairs_and_of_triplets(own, given):
-    memory = CrossBatchMemory(losses.TripletMarginLoss(), 6, 30, miner=own)
-    x, labels = batch()
-    value = memory(x, labels, given(x, labels))
-    value.backward()
-    assert value.isfinite()
-    assert x.grad.isfinite().all()
 
 
 def test_enqueue_mask():
@@ -318,26 +306,6 @@ def test_compiled_it_is_not_compiled_again_at_every_step():
     assert counts[-1] == counts[6]  # and when it is full
 
 
-def test_two_calls_before_a_backward():
-    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 20)
-    x, labels = batch()
-    (memory(x, labels) + memory(x * 2, labels)).backward()
-    assert x.grad.isfinite().all()
-
-
-def test_regularizer_sees_the_batch_alone():
-    class Spy(torch.nn.Module):
-        def forward(self, embeddings):
-            self.seen = len(embeddings)
-            return embeddings.square().mean()
-
-    spy = Spy()
-    memory = CrossBatchMemory(RegularizedLoss(losses.ContrastiveLoss(), spy), 6, 64)
-    for number in range(3):
-        memory(*batch(number))
-        assert spy.seen == 12
-
-
 @pytest.mark.parametrize(
     ("loss", "error", "text"),
     [
@@ -350,12 +318,6 @@ def test_regularizer_sees_the_batch_alone():
 def test_losses_that_do_not_fit(loss, error, text):
     with pytest.raises(error, match=text):
         CrossBatchMemory(loss, 6, 20)
-
-
-@pytest.mark.parametrize(("sizes", "text"), [((0, 20), "embedding_size"), ((6, 0), "memory_size"), ((6, 2.5), "2.5")])
-def test_sizes_that_do_not_fit(sizes, text):
-    with pytest.raises(ValueError, match=text):
-        CrossBatchMemory(losses.ContrastiveLoss(), *sizes)
 
 
 def test_wrong_calls():
@@ -397,16 +359,6 @@ def test_a_batch_without_positive_pairs(kind, tile_size):
         assert value == 0
         value.backward()
         assert torch.equal(x.grad, torch.zeros(5, 6))
-
-
-def test_inside_each_other():
-    inner = MultipleLosses({"a": losses.ContrastiveLoss(), "b": CBMLLoss()}, weights={"a": 1, "b": 0.5})
-    memory = CrossBatchMemory(RegularizedLoss(inner, MetricVarianceRegularizer(), weight=0.1), 6, 12)
-    outer = losses.MultipleLosses([memory, losses.ContrastiveLoss()], weights=[1, 2])
-    x, labels = batch()
-    expected = losses.ContrastiveLoss()(x, labels) * 3 + 0.5 * CBMLLoss()(x, labels)
-    expected = expected + 0.1 * MetricVarianceRegularizer()(x, labels)
-    torch.testing.assert_close(outer(x, labels), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_run_says_from_which_epoch_on_it_is_used():

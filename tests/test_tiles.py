@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning import losses, miners, reducers
 from torch import nn
 
 from pml_ext import (
@@ -27,7 +27,7 @@ from pml_ext import (
 )
 from pml_ext.benchmark import peak_bytes
 from pml_ext.losses import PairLoss, per_anchor, reduced
-from pml_ext.pairwise import in_tiles, rows_per_tile, tiles_of_rows
+from pml_ext.pairwise import rows_per_tile
 
 SIZE = 5
 LOSSES = {
@@ -147,18 +147,6 @@ def test_values_are_those_of_pml(name, call):
         torch.testing.assert_close(*(g[different] for g in gradients), rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", PML)
-def test_other_distances_are_those_of_pml(name):
-    kind, settings = LOSSES[name]
-    for distance in (distances.CosineSimilarity(), distances.LpDistance(p=1), distances.SNRDistance()):
-        if "contrastive" in name:
-            settings = {"pos_margin": 0.9, "neg_margin": 0.2}
-        like = type(PML[name])(distance=distance, **settings)
-        for tile_size in (None, 4):
-            ours = kind(distance=distance, tile_size=tile_size, **settings)
-            torch.testing.assert_close(ours(X[2:], LABELS[2:]), like(X[2:], LABELS[2:]))
-
-
 REDUCERS = {
     "mean": reducers.MeanReducer(),
     "sum": reducers.SumReducer(),
@@ -186,36 +174,6 @@ def test_a_stated_reducer_gives_the_value_of_pml(name, reducer):
             gradients = [torch.autograd.grad(v, X)[0][2:] for v in (value, expected)]
             torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
             assert type(ours.reducer) is type(theirs.reducer)
-
-
-def test_a_stated_reducer_counts_no_pairs_or_triplets():
-    """Its value is PML's, its statistics are not: it sees one value that is reduced already."""
-    for theirs, ours in (
-        (losses.ContrastiveLoss, TiledContrastiveLoss),
-        (losses.TripletMarginLoss, TiledTripletMarginLoss),
-    ):
-        counts = []
-        for kind in (theirs, ours):
-            loss = kind(reducer=reducers.AvgNonZeroReducer(collect_stats=True))
-            loss(X, LABELS)
-            parts = loss.reducer.reducers.values() if hasattr(loss.reducer, "reducers") else [loss.reducer]
-            counts.append([(part.losses_size, part.num_past_filter) for part in parts])
-        assert all(size >= number > 1 for size, number in counts[0])
-        assert all(each == (1, 0) for each in counts[1])
-
-
-def test_embeddings_of_more_dimensions_are_for_pmls_losses():
-    class Flat(distances.CosineSimilarity):
-        def check_shapes(self, query_emb, ref_emb):
-            pass
-
-        def compute_mat(self, query_emb, ref_emb):
-            return query_emb.flatten(1) @ ref_emb.flatten(1).T
-
-    x = torch.randn(6, 3, 4)
-    assert losses.TripletMarginLoss(distance=Flat())(x, torch.arange(6) // 2) >= 0
-    with pytest.raises(ValueError, match=r"two dimensions, \(batch size, embedding size\); got .* \(6, 3, 4\)"):
-        TiledTripletMarginLoss(distance=Flat())(x, torch.arange(6) // 2)
 
 
 @pytest.mark.parametrize("reducer", [reducers.ClassWeightedReducer(torch.ones(9)), reducers.DoNothingReducer()])
@@ -303,22 +261,6 @@ def test_memory_is_linear_and_tiles_come_by_themselves():
     assert peaks[1] < 1.4 * peaks[0]
     dense = peak_bytes(CBMLLoss(), x, y)
     assert peaks[1] < dense / 10
-
-
-def test_tiles_end_where_classes_do():
-    assert tiles_of_rows(10, 4) == [slice(0, 4), slice(4, 8), slice(8, 10)]
-    assert tiles_of_rows(10, 4, [3, 5, 10]) == [slice(0, 5), slice(5, 10)]
-    assert tiles_of_rows(0, 4) == [slice(0, 0)]
-
-
-def test_results_without_a_gradient_are_passed_on():
-    x = torch.arange(6.0).reshape(3, 2).requires_grad_()
-    sums, numbers = in_tiles(
-        lambda rows, own, _: [own[0].sum(1), torch.arange(rows.start, rows.stop)], (x,), (), tiles_of_rows(3, 2)
-    )
-    assert numbers.tolist() == [0, 1, 2]
-    (gradient,) = torch.autograd.grad(sums @ torch.tensor([1.0, 2.0, 3.0]), x)
-    assert gradient.tolist() == [[1, 1], [2, 2], [3, 3]]
 
 
 def test_half_precision_inside_tiles():

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from pml_ext.data import Box, LabeledImages, Pipeline, build_transforms, read_image
+from pml_ext.data import Box, Pipeline, build_transforms, read_image
 from pml_ext.errors import ConfigError, DataError
 
 PHOTO = torch.randint(256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -92,15 +92,6 @@ def test_pipelines_that_do_not_fit(settings, message):
         pair(**settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"resize": 31}, {"squash": True}, {"squash": True, "resize": 40}])
-@pytest.mark.parametrize("crop", [True, False])
-def test_the_first_step_leaves_its_own_result_alone(settings, crop):
-    _, plain = pair(size=27, crop=crop, **settings)
-    for height, width in [(27, 27), (31, 31), (31, 50), (40, 40), (200, 33), (64, 97), (10, 300)]:
-        once = plain.first(torch.randint(256, (3, height, width), dtype=torch.uint8))
-        assert torch.equal(plain.first(once), once)
-
-
 def test_a_part_of_the_image_itself_has_no_first_step():
     train, _ = build_transforms(20, 3, crop=True, random_crop=True)
     assert train.first is None
@@ -158,31 +149,3 @@ def test_a_turned_file_is_read_small_and_cut_upright(tmp_path):
     seen = read_image(tmp_path / "turned.jpg", box=Box(360, 0, 400, 800), smallest=10)
     assert tuple(seen.shape) == (3, 200, 10)
     assert seen[2].min() > 200
-
-
-@pytest.mark.parametrize(
-    ("mode", "suffix"), [("CMYK", "jpg"), ("L", "jpg"), ("P", "png"), ("CMYK", "tif"), ("I;16", "png"), ("I", "tif")]
-)
-def test_photographs_of_every_color_model(tmp_path, mode, suffix):
-    path = tmp_path / f"photo.{suffix}"
-    gray = np.full((64, 64), 120, dtype=np.uint8)
-    if mode.startswith("I"):
-        Image.fromarray(np.full((64, 64), 120 * 257, dtype=np.uint16 if mode == "I;16" else np.int32)).save(path)
-    else:
-        Image.fromarray(gray).convert("L" if mode == "P" else "RGB").convert(mode).save(path)
-    for smallest in (None, 16):
-        image = read_image(path, smallest=smallest)
-        assert image.shape[0] == 3
-        assert (image.float() - 120).abs().max() < 6
-    with pytest.raises(DataError, match="absent.png: no such file"):
-        read_image(tmp_path / "absent.png")
-
-
-def test_an_item_is_read_as_small_as_its_transform_allows(large):
-    images = LabeledImages([large], [0], ["one"])
-    sizes = []
-    _, plain = pair(size=20, resize=60)
-    plain.first.register_forward_hook(lambda _, inputs, output: sizes.extend([inputs[0].shape[1:], output.shape[1:]]))
-    images.with_transform(plain)[0]
-    assert sizes == [(75, 100), (60, 80)]
-    assert tuple(images.with_transform(None)[0][0].shape) == (3, 600, 800)

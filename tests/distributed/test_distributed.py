@@ -170,19 +170,6 @@ def test_one_process_is_the_loss_itself_without_a_warning():
     assert DistributedMiner(miner).capabilities == registry.capabilities(miner)
 
 
-def test_one_process_with_a_memory_and_a_mask():
-    x, labels = torch.randn(8, 4), torch.arange(8) % 4
-    mask = torch.arange(8) < 4
-    plain, wrapped = (CrossBatchMemory(losses.ContrastiveLoss(), 4, 16) for _ in range(2))
-    assert torch.equal(DistributedLoss(wrapped)(x, labels, enqueue_mask=mask), plain(x, labels, enqueue_mask=mask))
-
-
-def test_losses_without_labels():
-    x = torch.randn(6, 4)
-    loss = losses.SelfSupervisedLoss(losses.NTXentLoss())
-    assert torch.equal(DistributedLoss(loss)(x, ref_emb=x + 1), loss(x, x + 1))
-
-
 @pytest.mark.parametrize("wrapper", [DistributedLoss, DistributedMiner])
 def test_wants_a_module(wrapper):
     with pytest.raises(TypeError, match="must be an object such as"):

@@ -1,16 +1,13 @@
 """Metrics against slow loops, scikit-learn and PML, where definitions coincide."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity, LpDistance, SNRDistance
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator, precision_at_k
 from pytorch_metric_learning.utils.inference import CustomKNN
-from sklearn.metrics import normalized_mutual_info_score
 from typer.testing import CliRunner
 
 from pml_ext import RetrievalAccuracyCalculator
@@ -133,22 +130,6 @@ def test_per_class_and_average_of_averages():
     assert averaged["recall_at_1"] == pytest.approx(float(np.mean(wanted)))
 
 
-def test_only_lone_queries():
-    points, labels = data(5)[0], torch.arange(5)
-    assert RetrievalAccuracyCalculator(include=("recall_at_1",)).get_accuracy(points, labels) == {"recall_at_1": 0.0}
-    dropped = RetrievalAccuracyCalculator(
-        include=("recall_at_1", "precision_at_2"), precision_at=(2,), lone_queries="drop"
-    )
-    assert all(math.isnan(value) for value in dropped.get_accuracy(points, labels).values())
-    settings = {"include": ("precision_at_1", "r_precision"), "return_per_class": True}
-    ours, theirs = (
-        base(**settings).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
-    )
-    for name in settings["include"]:
-        assert ours[name] == pytest.approx(theirs[name], nan_ok=True)
-        assert len(ours[name]) == 5
-
-
 def test_pairwise_f1_equals_a_loop_over_pairs():
     generator = np.random.default_rng(0)
     for _ in range(5):
@@ -170,22 +151,6 @@ def test_purity_equals_a_loop_over_clusters():
         assert purity(labels, clusters) == pytest.approx(right / 25)
     assert purity([0, 1, 2], [2, 1, 0]) == 1
     assert purity([0, 0, 1, 1], [5, 5, 5, 5]) == 0.5
-
-
-def test_several_clusters_a_class():
-    points, labels = data()
-    names = ("purity", "NMI", "purity_3", "nmi_3", "f1_3")
-    calculator = RetrievalAccuracyCalculator(include=names, clusters_per_class=(1, 3))
-    found = calculator.get_accuracy(points, labels)
-    count = len(labels.unique())
-    assert found["purity"] == pytest.approx(purity(labels, kmeans(points, count)))
-    clusters = kmeans(points, 3 * count)
-    assert len(clusters.unique()) == 3 * count
-    assert found["purity_3"] == pytest.approx(purity(labels, clusters))
-    assert found["nmi_3"] == pytest.approx(normalized_mutual_info_score(labels, clusters))
-    assert found["f1_3"] == pytest.approx(pairwise_f1(labels, clusters))
-    with pytest.raises(ValueError, match="clusters of 60 points"):
-        RetrievalAccuracyCalculator(include=("purity_40",), clusters_per_class=(40,)).get_accuracy(points, labels)
 
 
 def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
@@ -222,16 +187,6 @@ def test_under_a_learned_metric():
     found = RetrievalAccuracyCalculator(knn_func=neighbors_under(learned)).get_accuracy(points, labels)
     assert found["recall_at_1"] == RetrievalAccuracyCalculator().get_accuracy(points[:, 4:], labels)["recall_at_1"]
     assert learned.training
-
-
-def test_in_pmls_tester():
-    points, labels = data()
-    dataset = torch.utils.data.TensorDataset(points, labels)
-    tester = GlobalEmbeddingSpaceTester(
-        accuracy_calculator=RetrievalAccuracyCalculator(), dataloader_num_workers=0, normalize_embeddings=False
-    )
-    found = tester.test({"test": dataset}, 1, torch.nn.Identity())["test"]
-    assert found["recall_at_2_level0"] == RetrievalAccuracyCalculator().get_accuracy(points, labels)["recall_at_2"]
 
 
 # As PML documents it
@@ -292,21 +247,6 @@ def test_a_subclass_may_build_on_pmls_methods(k):
         doubled(base).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
     )
     assert ours == theirs
-
-
-def test_a_subclass_sees_the_labels_that_were_given():
-    seen = []
-
-    class Calculator(RetrievalAccuracyCalculator):
-        def calculate_seen(self, query_labels, knn_labels, **kwargs):
-            seen.extend((query_labels, knn_labels))
-            return 0.0
-
-    points, labels = data()
-    labels = 16777216 + labels
-    Calculator(include=("seen", "precision_at_1"), k=4).get_accuracy(points, labels)
-    assert torch.equal(seen[0], labels)
-    assert torch.equal(seen[1], labels[default_neighbors()(points, 4, points, True)[1]])
 
 
 @pytest.mark.parametrize(
@@ -388,18 +328,6 @@ def test_clustering_metrics_that_are_named_stay():
     }
 
 
-def test_other_numbers_of_clusters_alone_run_k_means_once():
-    asked = []
-
-    def recorded(points, clusters):
-        asked.append(clusters)
-        return kmeans(points, clusters)
-
-    names = ("nmi_2", "f1_2")
-    RetrievalAccuracyCalculator(include=names, clusters_per_class=(2,), kmeans_func=recorded).get_accuracy(*data())
-    assert asked == [14]
-
-
 def test_label_comparison():
     """PML's documented functions: labels of two columns, and labels that are near."""
     points, first = data()
@@ -424,14 +352,6 @@ def test_label_comparison():
             RetrievalAccuracyCalculator(label_comparison_fn=torch.eq, **wrong)
 
 
-def test_positional_arguments_are_in_pmls_order():
-    points, labels = data()
-    given = ("precision_at_1", "r_precision"), ("r_precision",), False, True, "max_bin_count"
-    found = RetrievalAccuracyCalculator(*given).get_accuracy(points, labels)
-    assert found == AccuracyCalculator(*given).get_accuracy(points, labels)
-    assert len(found["precision_at_1"]) == 7
-
-
 def test_neighbors_that_are_kept():
     points, labels = data()
     distances, indices = default_neighbors()(points, 5, points, ref_includes_query=True)
@@ -452,17 +372,6 @@ def test_neighbors_that_are_kept():
 
 def no_search(*_):
     raise AssertionError("neighbors were searched")
-
-
-def test_queries_that_are_part_of_a_gallery():
-    points, labels = data()
-    calculator = RetrievalAccuracyCalculator(include=("r_precision", "recall_at_2"))
-    found = calculator.evaluate(points[:20], labels[:20], points, labels, True, keep=59)
-    assert [sorted(row) for row in found.indices.tolist()] == [[j for j in range(60) if j != i] for i in range(20)]
-    assert torch.equal(found.indices, calculator.evaluate(points, labels, keep=59).indices[:20])
-    for gallery, its_labels in ((points.flip(0), labels), (points, labels.flip(0)), (points[:9], labels[:9])):
-        with pytest.raises(ValueError, match="must begin with them, all 20, and labels"):
-            calculator.evaluate(points[:20], labels[:20], gallery, its_labels, True)
 
 
 def test_no_query_is_its_own_neighbor_in_any_tile(monkeypatch):

@@ -35,12 +35,6 @@ def test_loss_curves_have_a_panel_a_term():
     assert pixels(figure).size > 0
 
 
-def test_recall_curve():
-    axes = figures.recall_curve({"before": {1: 0.5, 2: 0.75}, "after": {1: 0.9, 2: 1.0}}).axes[0]
-    assert list(axes.lines[1].get_ydata()) == [90.0, 100.0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["before", "after"]
-
-
 def test_similarity_distributions_tell_positive_from_negative():
     embeddings, labels = clusters()
     figure = figures.similarity_distributions(

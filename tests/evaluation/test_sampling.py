@@ -28,14 +28,6 @@ def test_large_classes_give_as_many_as_are_needed():
     assert sizes.max() <= 320
 
 
-def test_the_sample_is_seeded_and_all_where_there_are_no_more():
-    labels = labels_of(*[9] * 50)
-    one, again, other = (some_of_each_class(labels, 90, seed) for seed in (0, 0, 1))
-    assert np.array_equal(one, again)
-    assert not np.array_equal(one, other)
-    assert some_of_each_class(labels, 450).tolist() == list(range(450))
-
-
 def test_the_limit_per_class_is_the_smallest_that_suffices():
     labels = labels_of(*[90] * 10)
     sizes = np.unique(labels[some_of_each_class(labels, 300)], return_counts=True)[1]
