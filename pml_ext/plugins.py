@@ -92,7 +92,6 @@ class Plugins:
         self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook: function}}
         self._tables: dict[str, dict[str, dict[str, Any]]] = {}  # {hook: {plugin: {name: ...}}}
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
-        self._warnings: list[str] = []
         self._lock = threading.RLock()
 
     def load(self) -> None:
@@ -114,9 +113,12 @@ class Plugins:
                     if not _being_imported(point.module):  # its hooks are not there yet
                         self._waiting.remove((record, point))
                         self._guarded(record, functools.partial(self._load_one, record, point))
+                        if record.seconds > SLOW and not record.shipped:
+                            leave_out = f"(PML_EXT_BLOCK={record.name} leaves it out)"
+                            text = f"the plugin {record} took {record.seconds:.1f} s to import {leave_out}"
+                            warnings.warn(text, PluginWarning, stacklevel=2)
             finally:
                 self.loading = False
-        self._emit_warnings()
 
     def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         """Record each entry point and return those to load."""
@@ -155,10 +157,6 @@ class Plugins:
         record.status, record.hooks = "ok", [hook for hook in HOOKS if hook in self._hooks[name]]
         record.components = sum(component.plugin == name for component in self.components)
         self.loaded[name] = record
-        if record.seconds > SLOW and not record.shipped:
-            self._warnings.append(
-                f"the plugin {record} took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
-            )
 
     def _add(self, name: str, module: object) -> None:
         """Take a plugin's hooks, components and recipes; all or nothing."""
@@ -188,15 +186,12 @@ class Plugins:
             where = f"{hook}: " if hook else ""
             record.status, record.error = "broken", f"{where}{type(error).__name__}: {error}"
             record.traceback = "".join(traceback.format_exception(error))
-            self._warnings.append(
+            warnings.warn(
                 f"the plugin {record} is broken and {f'the answer of {hook}' if hook else 'it'} was left out: "
-                f"{one_line(error)} (pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out)"
+                f"{one_line(error)} (pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out)",
+                PluginWarning,
+                stacklevel=2,
             )
-
-    def _emit_warnings(self) -> None:
-        """Emit the collected warnings, outside of all work that an error would leave half done."""
-        while self._warnings:
-            warnings.warn(self._warnings.pop(0), PluginWarning, stacklevel=3)
 
     def table(self, hook: str) -> dict[str, dict[str, Any]]:
         """Return the answers of a hook that gives ``{name: ...}``, by plugin; each plugin's hook is called once."""
@@ -212,7 +207,6 @@ class Plugins:
                     self._call(plugin, hook)
                 except MissingExtraError as error:
                     self.lacking_extra[hook] = error
-        self._emit_warnings()
         return tables
 
     def _call(self, plugin: str, hook: str) -> None:

@@ -32,7 +32,6 @@ from .plugins import SHIPPED as SHIPPED
 from .plugins import TABLES, PluginRecord, Plugins
 
 _plugins = Plugins()
-_warned: set[str] = set()  # plugins whose classes have names of ours
 _HOOKS = {  # of what is registered by name beside components and recipes
     "data set": "pml_ext_datasets",
     "trunk": "pml_ext_trunks",
@@ -67,12 +66,12 @@ def plugins() -> list[PluginRecord]:
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """Read the entry points anew, and forget what is found and registered inside the block."""
-    global _plugins, _warned
-    before, _plugins, _warned = (_plugins, _warned), Plugins(), set()
+    global _plugins
+    before, _plugins = _plugins, Plugins()
     try:
         yield
     finally:
-        _plugins, _warned = before
+        _plugins = before
 
 
 # Names of components of a kind, of classes ("class") and of what _HOOKS lists
@@ -199,7 +198,7 @@ def class_names() -> dict[str, dict[str, Component]]:
 
 
 def class_by_name(class_name: str) -> type:
-    """Return the registered class of a class name; of several, that of this distribution, with one warning.
+    """Return the registered class of a class name; of several, that of this distribution.
 
     Raises:
         UnknownNameError: no such class.
@@ -212,17 +211,6 @@ def class_by_name(class_name: str) -> type:
     if len({*chosen.values()}) > 1:
         components = " and ".join(f"registry.get({names[class_name][p].qualified_name!r}).cls" for p in chosen)
         raise PluginError(f"{class_name!r} is a class of two plugins; use {components} of pml_ext")
-    for plugin, other in names[class_name].items():
-        if other.cls not in chosen.values() and plugin not in _warned:
-            _warned.add(plugin)
-            shared = ", ".join(name for name, owners in names.items() if plugin in owners and len(owners) > 1)
-            warnings.warn(
-                f"the plugin {plugin!r} ({_plugins.owner(plugin)}) has classes of names that pml_ext ships: {shared}; "
-                f"pml_ext's are taken, and pml_ext.registry.get({other.qualified_name!r}, {other.kind!r}).cls is the "
-                f"other {class_name}",
-                PluginWarning,
-                stacklevel=3,
-            )
     return next(iter(chosen.values()))
 
 
