@@ -44,11 +44,10 @@ class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ig
     """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
-    Keyword arguments are PML's; ValueError for a ``normalize_embeddings`` other than True.
+    Keyword arguments are PML's.
     """
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
-        _check_fixed(self, kwargs, "GramDotProductSimilarity", normalize_embeddings=True)
         super().__init__(**kwargs)
 
 
@@ -56,7 +55,6 @@ class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[mis
     """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`."""
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
-        _check_fixed(self, kwargs, "GramCosineSimilarity", normalize_embeddings=False)
         super().__init__(normalize_embeddings=False, **kwargs)
 
 
@@ -71,26 +69,16 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         kwargs: as in PML's distances, but ``normalize_embeddings`` and ``p``, which are True and 2.
 
     Raises:
-        ValueError: another ``normalize_embeddings`` or ``p``, or a power below 1, which has no finite gradient at 0.
+        ValueError: a power below 1, which has no finite gradient at 0.
     """
 
     def __init__(self, power: float = 1, **kwargs: Unpack[DistanceSettings]) -> None:
         check_number(self, "power", power, least=1)
-        _check_fixed(self, kwargs, "pytorch_metric_learning.distances.LpDistance", normalize_embeddings=True, p=2)
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``[B, R]`` distances of normalized rows."""
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
-
-
-def _check_fixed(owner: object, settings: Any, instead: str, **fixed: Any) -> None:
-    """Remove the settings that a class fixes from PML's, and refuse other values of them."""
-    for name, value in fixed.items():
-        if (given := settings.pop(name, value)) != value:
-            raise ValueError(
-                f"{type(owner).__name__} has {name}={value}, not {given!r}; type {instead}({name}={given!r})"
-            )
 
 
 def require_similarity(owner: object, distance: BaseDistance) -> None:

@@ -33,8 +33,6 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
         blocks: number of blocks, at least 1.
         width: channels of every block, at least 1.
     """
-    if blocks < 1 or width < 1:
-        raise ConfigError(f"convnet wants blocks and width of at least 1, not {blocks} and {width}")
     if image_size < 2**blocks:
         most = image_size.bit_length() - 1
         raise ConfigError(
@@ -52,10 +50,8 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
     Args:
         in_channels: 1 or 3.
         image_size: height and width of the images, in pixels.
-        hidden_sizes: the width of every layer, at least one.
+        hidden_sizes: the width of every layer.
     """
-    if not hidden_sizes or min(hidden_sizes) < 1:
-        raise ConfigError(f"mlp wants hidden_sizes of at least 1, one or more, not {list(hidden_sizes)}")
     return nn.Sequential(nn.Flatten(), *_layers(in_channels * image_size**2, hidden_sizes))
 
 
