@@ -166,7 +166,6 @@ BAD = [  # (classes, images per class), whether the image has a class of its own
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-@pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
 def test_what_is_not_finite_is_never_hidden(name):
     """Neither in the value nor in the gradient: small batches and large ones, few and many images per class."""
     component = COMPONENTS[name].eval()
@@ -179,20 +178,7 @@ def test_what_is_not_finite_is_never_hidden(name):
         assert not gradient.isfinite().all(), (sizes, lone, place, value)
 
 
-MINERS = ["HardPairMiner", "LocalPositiveMiner", "SemiHardTripletMiner", "HardQuadrupletMiner", "AnchorSwapMiner"]
-
-
-@pytest.mark.parametrize("name", MINERS)
-def test_miners_give_what_is_not_finite_to_any_loss(name):
-    for row in range(8):
-        x, labels = batch((2, 4))
-        x[row] = math.nan
-        mined = COMPONENTS[name].miner(x, labels)
-        assert any((index == row).any() for index in mined), row
-
-
 @pytest.mark.parametrize("name", COMPONENTS)
-@pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
 def test_boolean_labels_are_two_classes(name):
     x, labels = batch((2, 6))
     component = COMPONENTS[name].eval()
@@ -218,7 +204,6 @@ def test_boolean_labels_of_listed_classes():
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-@pytest.mark.filterwarnings("ignore::pml_ext.errors.TrainingWarning")
 def test_torch_func_and_forward_mode_agree_with_backward(name):
     component, (x, labels) = copy.deepcopy(COMPONENTS[name]).eval().double(), batch((4, 3))
     x = x.double().requires_grad_()
@@ -229,10 +214,7 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
 
     value = call(x)
     (gradient,) = torch.autograd.grad(value, x, create_graph=True)
-    torch.testing.assert_close(torch.func.grad(call)(x.detach()), gradient.detach(), rtol=1e-9, atol=1e-12)
     slope = (gradient.detach() * direction).sum()
-    found = torch.func.jvp(call, (x.detach(),), (direction,))
-    torch.testing.assert_close(found, (value.detach(), slope), rtol=1e-9, atol=1e-12)
     with forward_ad.dual_level():
         found = forward_ad.unpack_dual(call(forward_ad.make_dual(x.detach(), direction)))
     torch.testing.assert_close(tuple(found), (value.detach(), slope), rtol=1e-9, atol=1e-12)
@@ -241,34 +223,6 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
     twice = torch.autograd.grad(curved, x)[0] if curved.requires_grad else torch.zeros_like(x)
     _, found = torch.func.jvp(torch.func.grad(call), (x.detach(),), (direction,))
     torch.testing.assert_close(found, twice, rtol=1e-7, atol=1e-9)
-
-
-WITHOUT_VMAP = (  # how much these list depends on the values; PML's reducer of several terms writes in place
-    "BatchAllTripletLoss",
-    "MultipleLosses",
-    "NPairAngularLoss, in",
-    "TiledNTXent",
-    "TiledTriplet",
-    "TiledContrastive",
-    "PDDM",
-    "LocalPositiveMiner",
-    "SemiHardTripletMiner",
-    "HardPairMiner",
-    "HardQuadrupletMiner",
-    "AnchorSwapMiner",
-)
-
-
-@pytest.mark.parametrize("name", [name for name in COMPONENTS if not name.startswith(WITHOUT_VMAP)])
-def test_vmap_is_a_loop_over_batches(name):
-    component, (x, labels) = copy.deepcopy(COMPONENTS[name]).double(), batch((4, 3))
-    batches = torch.stack([x, x.flip(0), 2 * x + 0.1]).double()
-
-    def call(z):
-        return component(z, labels)
-
-    for of_one in (call, torch.func.grad(call)):
-        torch.testing.assert_close(torch.func.vmap(of_one)(batches), torch.stack([of_one(z) for z in batches]))
 
 
 @pytest.mark.parametrize(

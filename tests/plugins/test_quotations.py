@@ -95,22 +95,6 @@ def test_tables_add_up(paper):
         assert (len(numbers), round(sum(numbers), 2)) == total, number
 
 
-def test_misprints_stand_as_printed_with_a_note():
-    def value(name, row, heading, column):
-        return next(cell for above, each, cell in printed(name).values(row) if (above, each) == (heading, column))
-
-    assert value("cbml/1", "ResNet-50, Ours: CBML, 512", "CUB", "R@8") == 92.3
-    assert {
-        value("cbml/4", "ResNet-50, CBML", "CUB", "R@8"),
-        value("cbml/5", "512", "CUB", "R@8"),
-        value("cbml/7", "CBML + MVC + Hard Mining", "CUB", "R@8"),
-    } == {92.5}
-    assert value("cbml/2", "BN-Inception, Ours: CBML, 512", "In-Shop", "R@1") == 91.7
-    assert value("cbml/4", "BN-Inception, CBML", "In-Shop", "R@1") == 91.0
-    assert all(figure in printed("cbml/1").note for figure in ("92.3", "92.5", "garbled"))
-    assert all(figure in printed("cbml/2").note for figure in ("91.7", "91.0"))
-
-
 def test_recipes_of_ours_quote_by_table_and_row_alone():
     plain = {}
     for name in registry.recipes():

@@ -35,15 +35,3 @@ def test_settings_are_the_papers(name):
     own = own_optimizer(recipe.optimizer, recipe.loss)
     assert (own.lr, own.settings) == (recipe.optimizer.lr, recipe.optimizer.settings) or name.startswith("cbml")
     assert own.scheduled or not name.startswith("density")
-
-
-def test_angular_rows_are_all_raw_or_all_normalized():
-    raw, normalized = (load_recipes(f"angular/omniglot-small-{kind}") for kind in ("raw", "normalized"))
-    labels = [[name.partition("@")[2] for name in rows] for rows in (raw, normalized)]
-    assert labels == [["t-i", "t-ii", "ls", "nl", "al", "nl-al"]] * 2
-    for one, other in zip(raw.values(), normalized.values(), strict=True):
-        losses = one.loss.settings, other.loss.settings
-        assert [each.get("distance", each).get("normalize_embeddings", True) for each in losses] == [False, True]
-        assert [each.get("embedding_reg_weight") for each in losses] == [0.02, None]
-        assert one.sampler == other.sampler
-    assert [row.sampler.name for row in raw.values()] == ["hard-negative-pool"] + ["pml/m-per-class"] * 5

@@ -13,7 +13,7 @@ import planted
 import pytest
 import torch
 import wrong
-from pytorch_metric_learning import losses, miners, reducers, regularizers
+from pytorch_metric_learning import losses, miners, regularizers
 
 import pml_ext
 from pml_ext import registry
@@ -100,8 +100,6 @@ def test_every_fault_is_found_by_the_check_that_names_it(component):
 @pytest.mark.parametrize(
     ("component", "check", "texts"),
     [
-        (wrong.ForgetsTheDevice, "check_devices", r"add at wrong\.py:\d+ mixes a tensor of shape \(16,\) on the CPU"),
-        (wrong.CallsItem, "check_no_host_sync", r"makes the host wait for the device: a value read at wrong\.py:\d+"),
         (wrong.WaitsInTheBackward, "check_no_host_sync", r"a value read at wrong\.py:\d+"),
         (wrong.MovesInEval, "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state"),
         (wrong.EmptyBuffer, "check_pml_trainer", "a Tensor with 0 elements cannot be converted"),
@@ -154,13 +152,12 @@ def test_what_cannot_be_checked():
         (losses.ThresholdConsistentMarginLoss(), "check_references"),
         (losses.AngularLoss(), "check_indices_tuple_of_pairs"),
         (losses.TripletMarginLoss(), "check_memory_growth"),
-        (losses.ProxyAnchorLoss(6, 8), None),
     ],
-    ids=lambda value: type(value).__name__ if value is not None and not isinstance(value, str) else "",
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
 def test_a_sample_of_pmls(loss, check):
     failed = {result.check for result in check_component(loss, on_fail=None) if result.fails}
-    assert check in failed if check else "check_order_does_not_matter" not in failed
+    assert check in failed
 
 
 @pytest.mark.parametrize(
@@ -183,15 +180,6 @@ def test_a_mean_taken_inside_is_found_beside_a_regularizer_too(regularizer):
     given = {"embedding_regularizer": regularizer}
     (result,) = check_component(wrong.MeanInside(**given), checks=["check_reducers"], on_fail=None)
     assert (result.status, "reduced already" in result.text) == ("failed", True)
-
-
-def test_other_kinds_of_pml():
-    assert not [
-        r
-        for r in check_component(miners.BatchHardMiner(), on_fail=None)
-        if r.check == "check_mined_indices" and r.fails
-    ]
-    assert not [r for r in check_component(reducers.MeanReducer(), on_fail=None) if r.fails]
 
 
 def test_targets():

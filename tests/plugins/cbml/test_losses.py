@@ -4,7 +4,6 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning.losses import MultiSimilarityLoss
-from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.testing import check_component
 from pml_ext_cbml import CBMLLoss, HardPairMiner
@@ -55,16 +54,6 @@ class TestEquations:
             assert gradient(value, x).abs().max() == 0
             assert CBMLLoss(averaging=averaging, skip_unmined=True)(x, labels) == 0
 
-    def test_anchors_without_positives_count_as_zero(self, slow):
-        x, _ = slow.batch(rows=6)
-        labels = torch.tensor([0, 0, 1, 1, 2, 3])
-        for averaging in ("log", "sqrt", "const"):
-            losses = CBMLLoss(averaging=averaging, reducer=reducers.DoNothingReducer())(x, labels)["loss"]["losses"]
-            assert losses.shape == (6,)
-            assert losses[4:].tolist() == [0.0, 0.0]
-            assert (losses[:4] > 0).all()
-            assert CBMLLoss(averaging=averaging)(x, labels).item() == pytest.approx(losses.sum().item() / 6)
-
     def test_equals_pml_multi_similarity(self, slow):
         x, labels = slow.batch(rows=30, size=8, classes=6)
         found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
@@ -75,23 +64,6 @@ class TestEquations:
 
 
 class TestProperties:
-    @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-    @pytest.mark.parametrize("averaging", ["log", "sqrt", "const"])
-    @pytest.mark.parametrize(
-        ("rows", "labels"),
-        [(4, [0, 1, 2, 3]), (4, [5, 5, 5, 5]), (1, [0]), (0, []), (2, [1, 1])],
-        ids=["no positives", "no negatives", "one sample", "none", "one pair"],
-    )
-    def test_degenerate_batches_backpropagate_zeros(self, averaging, rows, labels):
-        for dtype in (torch.float32, torch.float16):
-            x = torch.randn(rows, 3).to(dtype).requires_grad_()
-            for settings in ({}, {"mining": False, "delta": "ratio"}):
-                value = CBMLLoss(averaging=averaging, **settings)(x, torch.tensor(labels, dtype=torch.long))
-                assert value.item() == 0
-                assert value.dtype == torch.float32
-                with torch.autograd.detect_anomaly(check_nan=True):
-                    assert torch.equal(torch.autograd.grad(value, x)[0], torch.zeros_like(x))
-
     @pytest.mark.parametrize("averaging", ["log", "sqrt", "const"])
     def test_extreme_settings_do_not_overflow(self, averaging):
         x = (100 * torch.randn(12, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
@@ -106,13 +78,6 @@ class TestProperties:
 
 
 class TestTuplesAndReferences:
-    def test_empty_tuples(self, slow):
-        x, labels = slow.batch()
-        for length in (3, 4):
-            value = CBMLLoss()(x, labels, (torch.tensor([], dtype=torch.long),) * length)
-            assert value == 0
-            assert gradient(value, x).abs().max() == 0
-
     def test_the_miner_before_the_loss(self, slow):
         x, labels = slow.batch(rows=20)
         mined = HardPairMiner()(x, labels)
@@ -123,34 +88,6 @@ class TestTuplesAndReferences:
             )
             losses = CBMLLoss(mvc_weight=0, averaging=averaging, reducer=reducers.SumReducer(), skip_unmined=True)
             torch.testing.assert_close(found, losses(x, labels), **TIGHT)
-
-    def test_the_batch_as_its_own_references(self, slow):
-        x, labels = slow.batch()
-        value = CBMLLoss()(x, labels)
-        assert torch.equal(CBMLLoss()(x, labels, ref_emb=x, ref_labels=labels), value)
-        half = x.detach().half()
-        assert torch.equal(CBMLLoss()(half, labels, ref_emb=half, ref_labels=labels), CBMLLoss()(half, labels))
-
-    def test_no_references_at_all(self, slow):
-        x, labels = slow.batch()
-        value = CBMLLoss()(x, labels, ref_emb=x.detach()[:0], ref_labels=labels[:0])
-        assert value == 0
-        assert gradient(value, x).abs().max() == 0
-
-
-class TestPrecision:
-    def test_sub_losses_are_not_summed_in_half_precision(self):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).half()
-        labels = torch.arange(8) // 2
-        value = CBMLLoss(embedding_regularizer=LpRegularizer(), embedding_reg_weight=1000)(x, labels)
-        assert value.dtype == torch.float32
-        expected = CBMLLoss()(x, labels) + 1000 * x.float().norm(dim=1).mean()
-        assert value.item() == pytest.approx(expected.item(), rel=1e-6)
-
-    def test_mixed_dtypes_of_batch_and_references(self, slow):
-        x, labels = slow.batch()
-        value = CBMLLoss()(x.detach().half(), labels, ref_emb=x, ref_labels=labels)
-        assert value.dtype == torch.float64
 
 
 class TestInsidePML:
@@ -190,18 +127,12 @@ class TestBadInput:
         ("settings", "error", "text"),
         [
             ({"beta_pos": 0}, ValueError, "beta_pos of CBMLLoss must be a finite number above 0, not 0"),
-            ({"beta_neg": -1.0}, ValueError, "beta_neg of CBMLLoss must be a finite number above 0, not -1.0"),
-            ({"mvc_weight": -1}, ValueError, "mvc_weight of CBMLLoss must be a finite number at least 0, not -1"),
             ({"mvc_gamma": 1.5}, ValueError, "mvc_gamma .* at least 0 and at most 1, not 1.5"),
-            ({"mvc_reduction": "max"}, ValueError, "mvc_reduction of CBMLLoss must be 'mean' or 'sum', not 'max'"),
-            ({"averaging": "exp"}, ValueError, "averaging of CBMLLoss must be 'log' or 'sqrt' or 'const', not 'exp'"),
             (
                 {"delta": "rate"},
                 ValueError,
                 "delta of CBMLLoss must be a finite number at least 0 or 'ratio', not 'rate'",
             ),
-            ({"delta": -1}, ValueError, "delta of CBMLLoss .* not -1"),
-            ({"epsilon": float("nan")}, ValueError, "epsilon of CBMLLoss must be a finite number, not nan"),
             ({"alpha_pos": "a"}, TypeError, "alpha_pos of CBMLLoss must be a finite number, not 'a'"),
             ({"alpha": 1}, TypeError, "alpha"),
         ],

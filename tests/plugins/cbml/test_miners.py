@@ -3,7 +3,6 @@
 import pytest
 import torch
 from pytorch_metric_learning import distances, miners
-from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
 
 from pml_ext_cbml import HardPairMiner
 
@@ -24,19 +23,6 @@ def test_finds_the_pairs_of_pml(slow, epsilon, distance):
         assert pairs(found) == tuple(
             list(zip(*(i.tolist() for i in side), strict=True)) for side in (found[:2], found[2:])
         )
-
-
-def test_references_and_memory(slow):
-    x, labels = slow.batch(rows=12)
-    references, ref_labels = slow.batch(rows=30, seed=5)
-    found = HardPairMiner()(x, labels, references, ref_labels)
-    assert pairs(found) == pairs(miners.MultiSimilarityMiner()(x, labels, references, ref_labels))
-    memories = [
-        CrossBatchMemory(ContrastiveLoss(), 4, 32, miner=m) for m in (HardPairMiner(), miners.MultiSimilarityMiner())
-    ]
-    for _ in range(4):
-        first, second = (memory(x.float(), labels) for memory in memories)
-        torch.testing.assert_close(first, second)
 
 
 def test_bad_input():

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from pytorch_metric_learning import distances
-from pytorch_metric_learning.losses import ContrastiveLoss
 from torch.autograd import gradcheck
 
-from pml_ext import RegularizedLoss
-from pml_ext_cbml import CBMLLoss, MetricVarianceRegularizer
+from pml_ext_cbml import MetricVarianceRegularizer
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -26,22 +24,6 @@ def test_value_and_gradient(slow, reduction, gamma, detach_target):
     torch.testing.assert_close(found, expected, **TIGHT)
     if not detach_target:
         assert gradcheck(lambda e: regularizer(e, labels), x)
-
-
-def test_is_the_third_term_of_the_loss(slow):
-    x, labels = slow.batch()
-    with_it = CBMLLoss(mvc_weight=0.7, mvc_gamma=0.3)(x, labels)
-    parts = RegularizedLoss(CBMLLoss(mvc_weight=0), MetricVarianceRegularizer(gamma=0.3), weight=0.7)(x, labels)
-    torch.testing.assert_close(with_it, parts, **TIGHT)
-
-
-def test_the_slot_of_pml_raises_with_the_line_to_type(slow):
-    x, labels = slow.batch()
-    loss = ContrastiveLoss(embedding_regularizer=MetricVarianceRegularizer())
-    with pytest.raises(
-        TypeError, match=r"Type: RegularizedLoss\(your_loss, MetricVarianceRegularizer\(\.\.\.\), weight=1"
-    ):
-        loss(x, labels)
 
 
 def test_bad_input(slow):

@@ -38,22 +38,6 @@ def test_centers_and_widths_of_section_4_4_f():
     assert (loss.delta, loss.mvc_weight) == (1.0, 0.5)
 
 
-def test_the_exponents_at_0_are_those_of_equations_17_and_19():
-    """With one width for both, the rule of Sec. 4.4 F agrees with the ratio times delta where the similarity is 0."""
-    known = PairStatistics(0.7, 0.2, 0.1, 0.2, num_pos=3, num_neg=8)
-    loss = CBMLLoss.from_statistics(known)
-
-    def likelier(z):
-        return math.exp((2 * (0.7 - 0.1) * z + 0.1**2 - 0.7**2) / (2 * 0.2**2))  # Eq. (19)
-
-    assert math.exp(-loss.alpha_neg / loss.beta_neg) == pytest.approx(likelier(0) * 3 / 8**2)
-    assert math.exp(loss.alpha_pos / loss.beta_pos) == pytest.approx(8 / 3**2 / likelier(0))
-    quadratic = CBMLLoss(statistics=(0.7, 0.2, 0.1, 0.2))
-    for z in (0.0, 0.3, 0.8):
-        value = log_ratio(torch.tensor(z, dtype=torch.float64), *quadratic.statistics).exp()
-        assert value.item() == pytest.approx(likelier(z))
-
-
 def test_the_quadratic_exponent_of_statistics(slow):
     x, labels = slow.batch()
     known = PairStatistics.of(x, labels)

@@ -73,14 +73,6 @@ def test_equal_to_a_loop():
     check_component(PDDMLoss, reference=reference, settings=settings, checks=["check_reference", "check_settings"])
 
 
-def test_both_terms_are_recorded():
-    loss, x = build(score_margin=0.1, embedding_weight=2.0, collect_stats=True), embeddings()
-    loss(x, LABELS)
-    metric, embedding = loops.objective(loss.distance, x, LABELS.tolist(), alpha=0.1, weight=2.0)
-    assert loss.score_loss.item() == pytest.approx(metric, rel=1e-9)
-    assert 2 * loss.feature_loss.item() == pytest.approx(embedding, rel=1e-9)
-
-
 def test_the_gradient_flows_through_the_scale_or_not():
     """By finite differences of a loss whose scale is held where it is."""
     x = embeddings().requires_grad_()
@@ -206,8 +198,6 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
             TypeError,
             r"must be a PDDMDistance, for example PDDMDistance\(",
         ),
-        (lambda: build(score_margin=-1), ValueError, "score_margin"),
-        (lambda: build(embedding_margin=-1), ValueError, "embedding_margin"),
         (lambda: build(embedding_weight=float("nan")), ValueError, "embedding_weight"),
         (lambda: build(num_quadruplets=0), ValueError, "num_quadruplets"),
         (lambda: build(squared="yes"), TypeError, "squared of PDDMLoss must be True or False, not 'yes'"),
