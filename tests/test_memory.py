@@ -11,7 +11,6 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 
 from pml_ext import (
     BatchAllTripletLoss,
-    CBMLLoss,
     CrossBatchMemory,
     MetricVarianceRegularizer,
     RegularizedLoss,
@@ -80,19 +79,6 @@ def test_against_all_that_was_seen():
         torch.testing.assert_close(x.grad, twin.grad, rtol=1e-12, atol=1e-12)
         seen, seen_labels = references.detach(), ref_labels
         assert memory.filled == len(seen)
-
-
-def test_detach_batch_is_pmls_memory():
-    ours = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30, detach_batch=True)
-    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
-    for number in range(5):
-        x, labels = batch(number)
-        twin = x.detach().clone().requires_grad_()
-        found, expected = ours(x, labels), theirs(twin, labels)
-        found.backward()
-        expected.backward()
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(x.grad, twin.grad)
 
 
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
@@ -334,15 +320,6 @@ def test_wrong_calls():
         with pytest.raises(ValueError, match=r"bool of shape \(4,\)"):
             memory(x[:4], labels[:4], enqueue_mask=mask)
     assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()
-
-
-def test_empty_batch_and_single_class():
-    memory = CrossBatchMemory(CBMLLoss(), 6, 20)
-    x = torch.zeros(0, 6, requires_grad=True)
-    memory(x, torch.zeros(0, dtype=torch.long)).backward()
-    y = torch.randn(5, 6, requires_grad=True)
-    memory(y, torch.zeros(5, dtype=torch.long)).backward()
-    assert y.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("tile_size", [None, 3])

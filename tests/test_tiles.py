@@ -263,18 +263,6 @@ def test_memory_is_linear_and_tiles_come_by_themselves():
     assert peaks[1] < dense / 10
 
 
-def test_half_precision_inside_tiles():
-    """The float32 value of what the inputs are, sums in float32."""
-    x, y = torch.randn(64, 8), torch.arange(64) // 4
-    for dtype in (torch.float16, torch.bfloat16):
-        half = x.to(dtype).requires_grad_()
-        value = CBMLLoss(tile_size=7)(half, y)
-        assert value.dtype == torch.float32
-        torch.testing.assert_close(value, CBMLLoss()(half.detach().float(), y), rtol=1e-5, atol=1e-6)
-        value.backward()
-        assert half.grad.dtype == dtype
-
-
 @pytest.mark.parametrize("detach_batch", [False, True])
 @pytest.mark.parametrize(
     "make",

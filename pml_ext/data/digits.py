@@ -13,20 +13,14 @@ from .splits import DataSplits, LabeledImages, split_by_image
 def digits(root: Path | None = None, seed: int = 0) -> DataSplits:
     """1,797 handwritten digits, 8 x 8, shipped inside scikit-learn: half of every class to train, half to test.
 
-    Args:
-        root: not needed.
-        seed: of the division into halves; the halves are the same for every seed of a run.
+    ``seed`` divides them into halves, which are the same for every seed of a run.
     """
     train, test = split_by_image(_all_digits(root), 0.5, seed)
     return DataSplits(train, test, image_size=8, channels=1)
 
 
 def digits_unseen(root: Path | None = None) -> DataSplits:
-    """The same digits with 0 to 4 to train and 5 to 9 to test: too few classes to learn from, and it shows.
-
-    Args:
-        root: not needed.
-    """
+    """The same digits with 0 to 4 to train and 5 to 9 to test: too few classes to learn from, and it shows."""
     images = _all_digits(root)
     return DataSplits(images.subset(images.labels < 5), images.subset(images.labels >= 5), image_size=8, channels=1)
 

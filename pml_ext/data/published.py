@@ -90,11 +90,7 @@ class About:
 
 
 def get_archives(about: About, place: Path) -> None:
-    """Download a data set's missing archives to a folder, check all, and unpack those that are to be unpacked.
-
-    Raises:
-        DataError: no address, an address that cannot be reached, another checksum, or an archive that cannot be read.
-    """
+    """Download a data set's missing archives to a folder, check all, and unpack them; a DataError names a bad one."""
     for archive in about.archives:
         if not (place / archive.name).is_file() and not archive.url:
             raise DataError(

@@ -32,15 +32,9 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
 
     16-bit images are scaled to 8 bits, CMYK and palettes are converted. The channels are last in memory.
 
-    Args:
-        path: the file.
-        channels: 1 (gray) or 3 (color).
-        box: the wanted part of the upright image; pixels outside the image are left out.
-        smallest: pixels that the shorter side may be reduced to: JPEGs are decoded at a half, a quarter or an eighth
-            of their size. None reads every pixel.
-
-    Raises:
-        DataError: the file is missing, no image, or broken, or the box has no pixel of it; the text has the path.
+    ``channels`` is 1 (gray) or 3 (color), ``box`` the wanted part of the upright image, and ``smallest`` the pixels
+    that its shorter side may be reduced to: JPEGs are decoded at a half, a quarter or an eighth of their size then. A
+    DataError names a file that is missing, no image, or broken, or a box without a pixel of it.
     """
     from PIL import Image
 

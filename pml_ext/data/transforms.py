@@ -75,7 +75,7 @@ def build_transforms(
         channels: C of the images.
         crop: resize the shorter side and crop a square from the middle, rather than resizing to a square.
         normalize: means and standard deviations per channel, such as ImageNet's.
-        shift: largest move of a training image each way, in pixels, drawn at random; the edge is filled with black.
+        shift: largest random move of a training image each way, in pixels; the edge is filled with black.
         random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
         pipeline: of photographs; its crops and its mirroring come on top.

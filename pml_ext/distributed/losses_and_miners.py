@@ -86,8 +86,8 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
 class DistributedMiner(BaseMiner):  # type: ignore[misc]
     """A miner over the batches of all processes, for :class:`DistributedLoss`.
 
-    The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch, and
-    what the miner recorded as its own miner's. With one process it is the miner itself.
+    The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch. With
+    one process it is the miner itself.
 
     Args:
         miner: a miner of PML or of ours.
@@ -128,23 +128,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         if rank() == 0:
             references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
             mined = [index.cpu() for index in self.miner(joined["embeddings"], joined["labels"], *references)]
-        mined, recorded = from_rank_0((mined, _recorded(self.miner)))
-        for module, values in zip(self.miner.modules(), recorded, strict=True):
-            for name, value in values.items():
-                setattr(module, name, value)
-        return tuple(index.to(embeddings.device) for index in mined)
-
-
-_COUNTS = ("num_pos_pairs", "num_neg_pairs", "num_triplets")  # of PML's miners, statistics or not
-
-
-def _recorded(miner: nn.Module) -> list[dict[str, Any]]:
-    """Return the statistics that each module of a miner recorded in its last call."""
-    each = []
-    for module in miner.modules():
-        names = {*_COUNTS, *getattr(module, "_record_these_stats", ())} & vars(module).keys()
-        each.append({name: _on_cpu(getattr(module, name)) for name in names})
-    return each
+        return tuple(index.to(embeddings.device) for index in from_rank_0(mined))
 
 
 @torch.no_grad()

@@ -66,9 +66,8 @@ def nearest_class_mean(
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
     """Return estimates of the means of new classes from those of known ones, over a hierarchy (zero-shot learning).
 
-    The paper estimates them "from the means of related training classes" and does not say which. Here a new class's
-    relatives are the known classes below its nearest ancestors: below its parents; if there are none, below its
-    parents' parents, and so on; and all known classes where no ancestor has any. Its mean is the mean of theirs.
+    The paper does not say which classes are related. Here these are the known classes below a new class's parents; if
+    there are none, below its parents' parents, and so on; and all known classes where no ancestor has any.
 
     Args:
         names: of the new classes.

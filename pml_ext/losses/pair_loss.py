@@ -53,21 +53,6 @@ class PairLossSettings(LossSettings, total=False):
 class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
     """Base of losses over the pairs or triplets of a batch. A subclass writes its settings and its equation.
 
-    .. code-block:: python
-
-        class HingeLoss(PairLoss):
-            recorded = ("violating",)
-            tiles = "rows"
-
-            def __init__(self, margin: float = 0.5, **kwargs):
-                super().__init__(**kwargs)
-                self.margin = margin
-
-            def equation(self, pairs):
-                hinges = (pairs.matrix - self.margin).clamp(min=0) * pairs.negatives
-                self.record(violating=((hinges > 0).sum(), pairs.negatives.sum()))
-                return per_anchor(hinges.sum(1))
-
     The base checks the batch, leaves autocast and half precision, computes the matrix of the distance and the masks of
     positive and negative pairs, answers an empty batch with 0, and shows the settings in ``repr``. Where ``tiles``
     says so, it also computes tiles of anchors with all of their columns: same value and gradient, memory linear in the

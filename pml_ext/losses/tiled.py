@@ -39,7 +39,7 @@ class _TiledLoss(PairLoss):
 
 
 class _SummedByRow(_TiledLoss):
-    """A loss that sums its elements, pairs or triplets, over rows. Reducers whose value follows from that are taken."""
+    """A loss that sums its elements, pairs or triplets, over rows, and takes reducers whose value follows from that."""
 
     _of_pairs: ClassVar[bool]
 
@@ -67,6 +67,10 @@ class _SummedByRow(_TiledLoss):
     def get_default_reducer(self) -> BaseReducer:
         """The sum over the number of elements that are not 0."""
         return SumOverDivisorReducer()
+
+    def get_default_distance(self) -> BaseDistance:
+        """Euclidean, of normalized embeddings."""
+        return EuclideanDistance()
 
 
 class TiledContrastiveLoss(_SummedByRow):
@@ -107,10 +111,6 @@ class TiledContrastiveLoss(_SummedByRow):
 
     def _sub_loss_names(self) -> list[str]:
         return ["pos_loss", "neg_loss"]
-
-    def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
-        return EuclideanDistance()
 
 
 class TiledMultiSimilarityLoss(_TiledLoss):
@@ -317,10 +317,6 @@ class TiledTripletMarginLoss(_SummedByRow):
             d_pn = matrix[rows, n]
         values = self._values(pairs.matrix[a, p], pairs.matrix[a, n], d_pn)
         return per_triplet(values, triplets, divisor=(values != 0).sum())
-
-    def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
-        return EuclideanDistance()
 
 
 def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:

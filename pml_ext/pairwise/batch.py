@@ -141,17 +141,11 @@ class FullPrecisionForward:
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """Return the reduced loss.
+        """Return the reduced loss of embeddings ``[B, D]``, of any floating point dtype, as in PML.
 
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers or booleans; may be None with an ``indices_tuple``.
-            indices_tuple: triplets (three index tensors) or pairs (four) from a miner, or None.
-            ref_emb: references ``[R, D]`` to compare with, or None for the batch itself.
-            ref_labels: ``[R]``, integers.
-
-        Raises:
-            TypeError, ValueError: an argument of a wrong kind, or a wrong shape.
+        Labels ``[B]`` may be None with an ``indices_tuple``, of triplets (three index tensors) or pairs (four).
+        References ``[R, D]`` and their labels ``[R]`` take the place of the batch as partners. An argument of a wrong
+        kind or shape raises TypeError or ValueError.
         """
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)

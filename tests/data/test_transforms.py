@@ -92,22 +92,6 @@ def test_pipelines_that_do_not_fit(settings, message):
         pair(**settings)
 
 
-def test_a_part_of_the_image_itself_has_no_first_step():
-    train, _ = build_transforms(20, 3, crop=True, random_crop=True)
-    assert train.first is None
-    cut = train.rest[0]
-    side, sizes = train.smallest, []
-    for seed in range(300):
-        torch.manual_seed(seed)
-        drawn = (
-            cut.make_params([PHOTO[:, :side, :side]])
-            if hasattr(cut, "make_params")
-            else cut._get_params([PHOTO[:, :side, :side]])
-        )
-        sizes.append(min(drawn["height"], drawn["width"]))
-    assert 19 <= min(sizes) < 25  # never fewer than are wanted but for rounding, and not many more
-
-
 @pytest.fixture
 def large(tmp_path):
     """A photograph: red to the left of column 500, blue to the right of it, and a green frame."""
