@@ -42,16 +42,13 @@ class Neighbor(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """An image that has a class and its nearest other image, by number.
-
-    ``right``: both are of one class. ``trained``: the run was trained on the query's class; None: it has no record.
-    """
+    """An image that has a class and its nearest other image, by number."""
 
     query: int
     nearest: int
     distance: float
-    right: bool
-    trained: bool | None
+    right: bool  # both are of one class
+    trained: bool | None  # whether the run was trained on the query's class; None: it has no record
 
 
 class Collection:
@@ -63,7 +60,7 @@ class Collection:
         self.folder, self.embeddings = embedded.folder, embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
-        self.clusters = functools.lru_cache(2)(self._clusters)
+        self.clusters: Callable[[int | str], Grouping] = functools.lru_cache(2)(functools.partial(group, embedded))
         self.projection = functools.cache(self._projection)
         self.leave_one_out = functools.cache(self._leave_one_out)
         self.jpeg = functools.lru_cache(4096)(self._jpeg)
@@ -91,10 +88,6 @@ class Collection:
         found = zip(others[order].tolist(), distances[order].tolist(), strict=True)
         named = [(number, self.paths[number], self.classes[number], distance) for number, distance in found]
         return [Neighbor(*each, each[2] == query if each[2] and query else None) for each in named]
-
-    def _clusters(self, clusters: int | str) -> Grouping:
-        """Return the clusters of all images, see :func:`pml_ext.retrieval.group`: so many, or ``"auto"``."""
-        return group(self.embedded, clusters)
 
     def _projection(self, method: str) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""

@@ -199,7 +199,8 @@ class Collection:
     @property
     def exists(self) -> bool:
         """Whether there is a collection in the folder, damaged or not."""
-        return any(path.stat().st_size for name in (DATABASE, "vectors*.f32") for path in self.place.glob(name))
+        filled = self.database.is_file() and self.database.stat().st_size > 0
+        return filled or any(self.place.glob("vectors*.f32"))
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Exclude other passes over folders; a second process waits, with a warning."""

@@ -272,7 +272,7 @@ class TrainedRun:
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(several(images))  # a generator can be had once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
-        gallery, learned = self.gallery(), self.metric if metric == "learned" else None
+        gallery, learned = self._gallery or self.gallery(), self.metric if metric == "learned" else None
         return gallery.answer(names, self.embed(images), k, learned, shortlist, within, radius)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:

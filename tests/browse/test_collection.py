@@ -12,7 +12,7 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.browse import Collection, open_collections
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import DataError
 from pml_ext.files import write_json
 from pml_ext.retrieval import Embedded
 
@@ -99,14 +99,6 @@ def test_classes_are_matched_by_name(tmp_path, name):
     write_json(tmp_path / "network.json", {"class_names": [name]})
     collection = made(torch.eye(3), ["Greek character01/1.png", "Greek character02/2.png", "3.png"], run=tmp_path)
     assert {each.query: each.trained for each in collection.leave_one_out()[0]} == {0: True, 1: False}
-
-
-def test_clusters_are_kept(pair):
-    grouping = pair[0].clusters(10)
-    assert pair[0].clusters(10) is grouping
-    assert sum(len(each.members) for each in grouping.clusters) == 200
-    with pytest.raises(ConfigError, match="201: wanted 201 images or more"):
-        pair[0].clusters(201)
 
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])

@@ -27,7 +27,6 @@ from pml_ext.browse.server import application
 
 for package in ("starlette", "uvicorn", "python_multipart"):
     pytest.importorskip(package, reason="the page needs the extra [browse]")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECRET = (1, 254, 3)  # the color of an image outside the folder
 PNG = io.BytesIO()
 Image.new("L", (8, 8), 90).save(PNG, "PNG")
@@ -219,15 +218,6 @@ def test_a_map(served, path):
     assert 'role="img" aria-label="Map of the embeddings of one: 202 images' in content
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium")
-def test_a_browser_draws_the_map(served, tmp_path):
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom"]
-    flags += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000"]
-    address = f"http://127.0.0.1:{served.port}/map"
-    done = subprocess.run([CHROMIUM, *flags, address], capture_output=True, text=True, timeout=120)
-    assert re.search(r"<i style=.background[^>]*></i>price \$5_\$6", done.stdout), done.stderr[-500:]
-
-
 def test_no_file_is_served(served):
     """Neither outside of the folder nor inside: pictures are asked for by number."""
     inside = [served.photos / "0" / "link.png", served.photos / "0" / "0000.png"]
@@ -266,16 +256,6 @@ def test_a_taken_port_is_told_in_a_line(served, pml_ext_command):
     assert done.returncode == 2
     assert re.fullmatch(
         rf"pml-ext: --port {served.port} cannot be had \(.*\); type another one, or --port 0\n", done.stderr
-    )
-
-
-def test_without_the_extra_it_is_named(served, pml_ext_command, monkeypatch):
-    monkeypatch.setattr("pml_ext.lazy.importlib.util.find_spec", lambda name: None)
-    done = pml_ext_command("browse", str(served.place / "one"), "--no-open")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "pml-ext: pml-ext browse needs the package 'starlette', which is not installed. "
-        'Type: pip install "pml-ext[browse]"\n'
     )
 
 

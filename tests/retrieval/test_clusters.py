@@ -36,33 +36,6 @@ def test_clusters(indexed, folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_an_image_that_goes_while_sheets_are_drawn_leaves_a_placeholder(indexed, few, tmp_path, monkeypatch):
-    run, _ = indexed
-    embedded = run.embed_folder(few[0])
-
-    def embed_folder(_):
-        embedded.paths[3] = "gone.png"
-        return embedded
-
-    monkeypatch.setattr(run, "embed_folder", embed_folder)
-    with pytest.warns(UserWarning, match=r"the contact sheets have a placeholder for an image .*gone.png: no such"):
-        run.cluster(few[0], 2, tmp_path / "out")
-    assert (tmp_path / "out" / "clusters.csv").read_text().count("\n") == 21
-
-
-def test_the_command(command, runs, few, tmp_path):
-    done = command("cluster", runs[1], few[0], "--clusters", "3", "-o", tmp_path / "clusters")
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == ["0", "1", "2"]
-    assert done.stdout.splitlines()[-2:] == [
-        "3 clusters by k-means",
-        f"table and 3 contact sheets: {tmp_path / 'clusters'}",
-    ]
-    assert (tmp_path / "clusters" / "clusters.csv").exists()
-    with Image.open(tmp_path / "clusters" / "cluster-002.png") as sheet:
-        assert sheet.size[0] > 300
-
-
 def test_json_with_classes(command, runs, folder, tmp_path):
     place = tmp_path / "clusters"
     done = command("cluster", runs[0], folder, "--clusters", "12", "-o", place, "--json")
@@ -117,18 +90,6 @@ def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
         ("class 1", 300),
         ("class 2", 200),
     ]
-
-
-def test_images_in_no_cluster_have_a_sheet_and_a_number(command, runs, folder, tmp_path, monkeypatch):
-    done = command("cluster", runs[0], folder, "--clusters", "auto", "--smallest", "8", "-o", tmp_path)
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "clusters.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    noise = [row for row in rows if row["cluster"] == "-1"]
-    assert noise
-    assert {row["distance_to_center"] for row in noise} == {""}
-    assert f"clusters by HDBSCAN; {len(noise)} images in none (cluster -1)" in done.stdout
-    assert (tmp_path / "noise.png").exists()
 
 
 @pytest.mark.parametrize(

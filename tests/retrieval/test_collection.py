@@ -1,7 +1,6 @@
 """The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
 
 import os
-import pickle
 import random
 import re
 import shutil
@@ -9,10 +8,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +19,8 @@ from filelock import FileLock
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.retrieval import Collection, SkippedImage, StoreWarning, embedding
-
-from .conftest import write_digits
 
 
 def write_some(place, numbers, brightness=255):
@@ -141,20 +136,6 @@ def test_an_image_is_known_whichever_folder_was_embedded(here):
     inside = make().embed_folder(images.parent / "linked" / "class 4")
     assert (inside.new, inside.classes[0]) == (0, "")
     assert inside.paths == sorted(path.name for path in (images / "class 4").iterdir())
-
-
-def test_index_and_cluster_share_what_is_embedded(here, tmp_path, monkeypatch):
-    make, images = here
-    write_digits(images, range(30))
-    run = make()
-    run.index(images)
-    monkeypatch.setattr(embedding, "read_batches", lambda paths, *_: iter(()) if not paths else pytest.fail("read"))
-    assert len(run.cluster(images, 3, tmp_path / "clusters")) == 30
-    assert run.embed(images).shape == (30, 64)
-    assert len(run.query(images / "0" / "0000.png", 2)[0].paths) == 2
-    size = (tmp_path / "store" / "vectors.f32").stat().st_size
-    run.index(images)
-    assert (tmp_path / "store" / "vectors.f32").stat().st_size == size == 30 * 64 * 4
 
 
 # Damage
@@ -303,20 +284,6 @@ def test_precision_and_preprocessing_are_of_the_identity(runs):
     assert identity() != first
 
 
-def test_the_precision_of_the_run_is_embedded_in(here):
-    make, images = here
-    write_some(images, range(10))
-    run = make()
-    seen = []
-    run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
-    run.embedder.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
-    run._images.precision = "bfloat16"
-    half = run.embed_folder(images)
-    assert half.embeddings.dtype == torch.float32
-    run.embed(torch.zeros(1, 8, 8, dtype=torch.uint8))
-    assert seen == [True, True]
-
-
 # Interruptions
 
 
@@ -345,42 +312,6 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(here, command, runs,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert make().embed_folder(images).new == 300 - 128
-
-
-def test_a_database_that_is_full_is_unwritable_and_whole(tmp_path, monkeypatch):
-    collection = Collection(tmp_path, Path("run"), "1" * 16, 4)
-    collection.create(replace=False)
-    rows = np.eye(4, dtype=np.float32)
-    collection.append([b"/a"], [(1, 2)], rows[:1])
-    real = Collection.transaction
-
-    class Limited:
-        def __init__(self, collection, write):
-            self.context = real(collection, write)
-
-        def __enter__(self):
-            current = self.context.__enter__()
-            pages = current.connection.execute("PRAGMA page_count").fetchone()[0]
-            current.connection.execute(f"PRAGMA max_page_count = {pages}")
-            return current
-
-        def __exit__(self, *error):
-            return self.context.__exit__(*error)
-
-    monkeypatch.setattr(Collection, "transaction", lambda self, write=False: Limited(self, write))
-    many = [f"/{number:0500d}".encode() for number in range(100)]
-    with pytest.raises(
-        UnwritableError, match=r"images.sqlite: cannot be written .*full.*what was written before stays"
-    ):
-        collection.append(many, [(1, 2)] * 100, np.tile(rows, (25, 1)))
-    monkeypatch.undo()
-    assert collection.append([b"/b"], [(1, 2)], rows[1:2]) == 1
-    found, _, vectors = collection.find({b"/a": (1, 2), b"/b": (1, 2), many[0]: (1, 2)})
-    assert {path: vectors[number].tolist() for path, number in found.items()} == {
-        b"/a": [1, 0, 0, 0],
-        b"/b": [0, 1, 0, 0],
-    }
-    assert (tmp_path / "vectors.f32").stat().st_size == 32
 
 
 def test_vectors_without_rows_are_cut_off(here):
@@ -553,57 +484,6 @@ for number in range(start, start + 40, 4):
         n: [n] * 8 for n in range(120)
     }
     assert (tmp_path / "vectors.f32").stat().st_size == 120 * 8 * 4
-
-
-def test_processes_embed_a_part_each_and_have_all(here, monkeypatch):
-    """Two ranks as threads; what they pass on goes as between processes."""
-    make, images = here
-    write_some(images, range(120))
-    (images / "class 0" / "broken.png").write_bytes(b"no image")
-    barrier, place, local = threading.Barrier(2), {}, threading.local()
-
-    def everyone(value):
-        place[local.rank] = pickle.dumps(value)
-        barrier.wait(60)
-        values = [pickle.loads(place[rank]) for rank in range(2)]
-        barrier.wait(60)
-        return values
-
-    ranks = {
-        "rank": lambda: local.rank,
-        "num_processes": lambda: 2,
-        "from_rank_0": lambda value: everyone(value)[0],
-        "from_ranks": lambda value: [*everyone(value)] if local.rank == 0 else everyone(value) and [],
-    }
-    for name, function in ranks.items():
-        monkeypatch.setattr(embedding, name, function)
-    runs = [make(), make()]
-    embedded = {0: 0, 1: 0}
-
-    def work(rank):
-        local.rank = rank
-        real = runs[rank]._images._forward
-
-        def counting(batch):
-            embedded[rank] += len(batch)
-            return real(batch)
-
-        runs[rank]._images._forward = counting
-        return runs[rank].embed_folder(images)
-
-    with pytest.warns(SkippedImage) as heard, ThreadPoolExecutor(2) as pool:
-        both = [task.result() for task in [pool.submit(work, rank) for rank in range(2)]]
-    assert len(heard) == 1
-    assert sorted(embedded.values()) == [59, 61]
-    monkeypatch.undo()
-    with pytest.warns(SkippedImage):
-        alone = make().embed_folder(images)
-    assert alone.new == 0
-    for each in both:
-        assert each.new == 120
-        assert each.paths == alone.paths
-        assert torch.equal(each.embeddings, alone.embeddings)
-        assert list(each.skipped) == ["class 0/broken.png"]
 
 
 def test_progress_is_told(here, command, runs, monkeypatch):

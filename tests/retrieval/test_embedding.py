@@ -30,17 +30,6 @@ def test_embeddings_are_those_of_the_run(runs, folder):
     assert run.embed(file).shape == run.embed([file]).shape == (1, 64)
 
 
-def test_a_folder_with_unreadable_files(indexed, folder):
-    run, _ = indexed
-    with pytest.warns(SkippedImage) as heard:
-        embedded = run.embed_folder(folder)
-    assert {str(warning.message).split(":")[0].split("/")[-1] for warning in heard} == {"broken.png", "notes.txt"}
-    assert set(embedded.skipped) == BROKEN
-    assert len(embedded.paths) == len(embedded.embeddings) == 200
-    assert embedded.paths == sorted(embedded.paths)
-    assert embedded.classes[:3] == ["0", "0", "0"]
-
-
 def test_wrong_images(indexed, folder, tmp_path):
     run, _ = indexed
     with pytest.raises(DataError, match="no such file"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pml_ext import load_run, models
+from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.retrieval import export
 from pml_ext.retrieval.export import Normalized, write_onnx
@@ -74,21 +74,6 @@ def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, 
     torch.testing.assert_close(torch.as_tensor(names["embedding"]), expected, rtol=0, atol=1e-4)
     exec(ways[1], names)
     assert {name.partition(".")[0] for name in names["tensors"]} == {"trunk", "embedder"}
-
-
-@pytest.mark.slow
-def test_a_trunk_of_torchvision_as_a_graph(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
-    torch.manual_seed(0)
-    network = Normalized(models.torchvision_trunk("resnet18", 3, 32), models.embedder(512, 32)).eval()
-    images = torch.rand(100, 3, 32, 32)
-    assert write_onnx(tmp_path / "model.onnx", network, images) < 1e-4
-    with torch.no_grad():
-        expected = network(images).numpy()
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    for size in (1, 7):
-        parts = np.concatenate([session.run(None, {"images": part.numpy()})[0] for part in images.split(size)])
-        assert np.abs(parts - expected).max() < 1e-4
 
 
 class Untraceable(torch.nn.Module):

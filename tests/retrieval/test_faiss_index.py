@@ -67,18 +67,6 @@ def test_a_graph_finds_nine_of_ten_and_as_many_as_are_asked_for(make):
     assert [len(answer.paths) for answer in answers(gallery, queries[:3], 999)] == [999] * 3
 
 
-def test_codes_that_lose_too_much_take_the_least_effort_that_helps(make):
-    """No effort reaches the target, and beyond some lists none finds more."""
-    with pytest.warns(UserWarning, match=r"IVF16,PQ4x4 finds \d\d% of what exact search finds; another --index finds"):
-        gallery = made_up(make(), clustered(2000, 1000, 1.0, seed=1), "IVF16,PQ4x4")
-    chosen, recalls = gallery.faiss.effort, {}
-    for gallery.faiss.effort in (1, 16):
-        recalls[gallery.faiss.effort] = recall(gallery, gallery.embedded.embeddings[::10])
-    assert recalls[1] < recalls[16] < 0.9
-    assert gallery.faiss.recall > recalls[1] - 0.15
-    assert chosen < 16
-
-
 def test_measured_recall_is_that_of_a_plain_count():
     points = clustered(400, 200, 1.0, seed=1)
     points[1::2] = points[::2]  # every image twice: several right answers
@@ -95,13 +83,6 @@ def test_measured_recall_is_that_of_a_plain_count():
         assert measure(effort) == pytest.approx(right / 2000, abs=1e-3)
         if effort == index.effort:
             assert index.recall == measure(effort)
-
-
-@pytest.mark.parametrize("factory", ["Flat", "IVF1,Flat", "HNSW8"])
-def test_an_index_of_one_image_has_no_recall(make, factory):
-    gallery = made_up(make(), clustered(1, 1, 1.0, seed=0), factory)
-    assert gallery.faiss.recall is None
-    assert len(answers(gallery, clustered(1, 1, 1.0, seed=1), 1)[0].paths) == 1
 
 
 def test_the_command_tells_effort_and_recall(command, runs, folder, tmp_path):
@@ -129,12 +110,6 @@ def test_factories_that_are_refused_before_a_folder_is_embedded(make, folder, tm
     with pytest.raises(ConfigError, match=text):
         make().index(folder, factory)
     assert not (tmp_path / "store").exists()
-
-
-def test_a_factory_that_faiss_refuses_when_it_trains(make, folder, tmp_path):
-    with pytest.warns(SkippedImage), pytest.raises(ConfigError, match=r"--index RQ2x8: faiss refuses it"):
-        make().index(folder, "RQ2x8")
-    assert not list((tmp_path / "store").glob("*.faiss"))
 
 
 def test_the_index_that_is_chosen_where_none_is_asked_for(make, tmp_path, monkeypatch):

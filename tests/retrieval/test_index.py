@@ -193,15 +193,6 @@ def test_a_query_reads_the_rows_of_its_answers_alone(make, tmp_path, monkeypatch
     assert len(gallery) == 20_000
 
 
-def test_an_index_that_was_replaced_is_read_again(make, few):
-    run = make()
-    run.index(few[0])
-    assert len(run.gallery()) == 20
-    make().index(few[1])
-    assert len(run.gallery()) == 25
-    assert check_whole(run, few) == few[1]
-
-
 def test_an_index_of_another_run_is_refused(runs, make, indexed, folder, tmp_path):
     text = r"collection was built by the run .*one .*, not by .*other .*type: pml-ext ind"
     with pytest.raises(DataError, match=text):
@@ -268,14 +259,6 @@ def test_again_takes_up_what_is_new_changed_and_gone(command, make, few, tmp_pat
     told = json.loads(done.stdout)
     assert [told[key] for key in ("new", "changed", "gone", "as_before")] == [1, 0, 0, 26]
     assert ids(run)["zero.png"] == 28, "an id is never used again"
-
-
-def test_without_a_folder_there_has_to_be_an_index(command, make, tmp_path):
-    run = make("index")
-    done = command("index", run.folder, "--store", tmp_path / "index")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "index: no index; type: pml-ext index" in done.stderr
-    assert not (tmp_path / "index").exists()
 
 
 def test_what_has_become_of_the_images_is_checked(command, make, few, tmp_path):

@@ -1,7 +1,6 @@
 """Queries: the nearest images of an index, and what is no answer."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
 from pml_ext import load_run
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
 from pml_ext.retrieval import SkippedImage
-
-from .conftest import made_up
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
 
@@ -65,30 +62,6 @@ def test_wrong_queries(indexed, folder, settings, text):
         indexed[0].query(folder / indexed[1].embedded.paths[0], **settings)
 
 
-def test_wrong_query_images(indexed, folder):
-    run, _ = indexed
-    with pytest.raises(DataError, match="no such file"):
-        run.query("nowhere.png")
-    with pytest.raises(ConfigError, match="is a folder"):
-        run.query(folder)
-
-
-def test_a_query_looks_up_no_indexed_image_on_the_disk(indexed, folder, monkeypatch):
-    run, gallery = indexed
-    looked_up = []
-    for module, name in ((Path, "resolve"), (os.path, "realpath")):
-        real = getattr(module, name)
-
-        def counting(path, *rest, real=real, **more):
-            looked_up.append(path)
-            return real(path, *rest, **more)
-
-        monkeypatch.setattr(module, name, counting)
-    (answer,) = run.query(folder / gallery.embedded.paths[9])
-    assert answer.query_class == "0"
-    assert len(looked_up) < 20
-
-
 def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeypatch):
     """Relative, through a linked folder, and by a link to an image: it is never its own answer."""
     run, gallery = indexed
@@ -109,16 +82,6 @@ def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeyp
     (tmp_path / "copy.png").write_bytes((folder / itself).read_bytes())
     (copy,) = run.query(tmp_path / "copy.png", 5)
     assert (copy.paths[0], copy.query_class) == (itself, None)
-
-
-def test_a_link_in_the_folder_is_known_by_its_own_name(make, few, tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "link.png").symlink_to(next(few[0].glob("*/*.png")))
-    run = make()
-    made_up(run, torch.nn.functional.normalize(torch.ones(2, 64)), paths=["a/link.png", "a/other.png"], folder=tmp_path)
-    with pytest.warns(UserWarning, match="1 of 1 answers are gone"):
-        answers = run.query(tmp_path / "a" / "link.png", 1)
-    assert answers[0].paths == ["a/other.png"]
 
 
 @pytest.mark.usefixtures("without_report")
@@ -151,21 +114,3 @@ def test_by_a_learned_metric(tmp_path, folder):
         assert run.query(query, 5, metric="learned")[0].paths == exact.paths
     finally:
         pml_ext.registry.unregister_local()
-
-
-def test_the_command(command, indexed, folder, tmp_path):
-    run, _ = indexed
-    query = sorted(folder.glob("5/*.png"))[0]
-    done = command("query", run.folder, query, "-k", 3, "--picture", tmp_path / "new" / "q.png", "--json")
-    assert done.returncode == 0, done.stderr
-    (answer,) = json.loads(done.stdout)
-    assert (answer["query"], len(answer["paths"]), len(answer["distances"])) == (str(query), 3, 3)
-    assert (tmp_path / "new" / "q.png").stat().st_size > 1000
-    done = command("query", run.folder, query, query, "-k", 3)
-    rows = [line.split() for line in done.stdout.splitlines()[2:8]]
-    assert [row[1] for row in rows] == ["1", "2", "3"] * 2
-    assert rows[0][2:] == [answer["paths"][0], f"{answer['distances'][0]:.4f}"]
-    assert done.stdout.splitlines()[-1] == f"picture: {run.folder / 'query.png'}"
-    done = command("query", run.folder, query, "-k", 3, "--metric", "learned")
-    assert done.returncode == 2
-    assert "has no learned metric" in done.stderr

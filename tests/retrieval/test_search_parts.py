@@ -56,16 +56,6 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
             run.query(query, 3, radius=wrong)
 
 
-def test_a_name_is_one_row_of_the_table_whatever_is_in_it(command, make, few, tmp_path):
-    images = shutil.copytree(few[0], tmp_path / "images")
-    file = sorted(images.glob("*/*.png"))[0]
-    shutil.copy(file, images / "two\nlines\x1b[2J.png")
-    gallery, run = make().index(images), make().folder
-    done = command("query", run, file, "-k", 2, "--store", gallery.place)
-    row = next(line for line in done.stdout.splitlines() if " 1 " in line)
-    assert "two\\nlines\\x1b[2J.png" in row
-
-
 def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(make, monkeypatch):
     monkeypatch.setattr("pml_ext.retrieval.query._TILE", 33)
     points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))

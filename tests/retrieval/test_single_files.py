@@ -76,19 +76,6 @@ def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_p
     torch.testing.assert_close(gallery.embedded.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
 
 
-def test_files_beside_arrays_keep_their_order(make, images):
-    watched = make()
-    files = files_of(images)[:6]
-    arrays = [np.asarray(Image.open(path)) for path in files]
-    watched.run.embed_folder(images)
-    watched.since()
-    mixed = watched.run.embed(
-        [files[0], arrays[1], files[2], torch.from_numpy(arrays[3].copy())[None], files[4], arrays[5]]
-    )
-    assert watched.since() == 3
-    torch.testing.assert_close(mixed, watched.run.embed(files), rtol=0, atol=1e-5)
-
-
 def test_a_file_that_changed_is_embedded_again(make, images):
     watched = make()
     whole = watched.run.embed_folder(images)
@@ -113,13 +100,6 @@ def test_few_files_and_other_states_of_the_run_write_nothing(make, images, runs,
     with pytest.warns(StoreWarning, match="was built by the run"):
         other.run.embed(files_of(images)[: embedding.SEVERAL])
     assert other.since() == embedding.SEVERAL
-
-
-def test_a_place_that_cannot_be_written_is_said(make, images, tmp_path):
-    (tmp_path / "store").write_text("no folder")
-    watched = make()
-    with pytest.warns(StoreWarning, match="are not kept: .*store: cannot be written"):
-        watched.run.embed(files_of(images))
 
 
 def test_a_query_takes_what_the_index_has(make, images, tmp_path):
@@ -164,22 +144,6 @@ def test_what_was_embedded_before_an_unreadable_file_is_kept_and_the_file_named_
         watched.run.embed("")
 
 
-def test_a_run_that_was_moved_makes_no_folder_where_it_was(runs, images, tmp_path, monkeypatch):
-    shutil.copytree(runs[0], tmp_path / "run", ignore=shutil.ignore_patterns("collection"))
-    monkeypatch.chdir(tmp_path)
-    run = load_run("run", "cpu", workers=0)
-    monkeypatch.chdir(images)
-    run.embed(files_of(images))
-    assert (tmp_path / "run" / "collection").is_dir()
-    assert not (images / "run").exists()
-    (tmp_path / "run").rename(tmp_path / "moved")
-    (images / "0").mkdir(exist_ok=True)
-    write_digits(images, range(30, 50))
-    with pytest.warns(StoreWarning, match="are not kept"):
-        run.embed(files_of(images))
-    assert not (tmp_path / "run").exists()
-
-
 def test_threads_embed_the_same_files_without_a_word(runs, images, tmp_path, recwarn):
     run = load_run(runs[0], "cpu", workers=0, store=tmp_path / "store")
     files = files_of(images)
@@ -195,19 +159,3 @@ def test_threads_embed_the_same_files_without_a_word(runs, images, tmp_path, rec
         torch.testing.assert_close(result, results[0], rtol=0, atol=1e-5)
     assert [str(one.message) for one in recwarn if issubclass(one.category, StoreWarning)] == []
     assert not list((tmp_path / "store").glob(".*"))
-
-
-def test_a_path_object_of_any_kind_is_a_file(make, images):
-    class Named:
-        def __init__(self, path):
-            self.path = path
-
-        def __fspath__(self):
-            return str(self.path)
-
-    watched = make()
-    watched.run.index(images)
-    file = files_of(images)[2]
-    (answer,) = watched.run.query([Named(file)], 3)
-    assert answer == watched.run.query(file, 3)[0]
-    assert answer.query == str(file)

@@ -64,15 +64,6 @@ def test_a_damaged_file_is_one_line_with_its_path_and_what_to_type(runs, tmp_pat
     assert len(text) < 600
 
 
-def test_an_empty_checkpoint_is_not_aborted(command, runs, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures"))
-    (run / "checkpoints" / "model.pt").write_bytes(b"")
-    done = command("export", run, "-o", tmp_path / "exported")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"{run}/checkpoints/model.pt: the file is empty" in done.stderr
-
-
 def test_a_folder_without_a_run(tmp_path):
     with pytest.raises(DataError, match=r"no finished run \(no recipe.toml in it\)"):
         load_run(tmp_path)
