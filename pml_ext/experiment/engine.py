@@ -145,12 +145,16 @@ class Engine:
         indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
         self._lap("miner")
         loss = objective.loss(embeddings, labels, indices_tuple)
-        _check_loss(loss)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
+        if not loss.requires_grad:
+            raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
         self._lap("loss")
         if embeddings.requires_grad and self._lap is not _nothing:
             # Called where the gradient of the network begins.
             embeddings.register_hook(lambda _: self._lap("loss"))  # type: ignore[no-untyped-call]
-        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()
+        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
         self._lap("network")
         return loss.detach(), embeddings.detach()
 
@@ -254,14 +258,6 @@ def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
 
 def _nothing(*_: object) -> None:
     """Undo, or measure, nothing."""
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
-    if not loss.requires_grad:
-        raise TrainingError("the loss depends on no parameter that is trained, so there is nothing to learn from it")
 
 
 def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:

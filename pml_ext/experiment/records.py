@@ -43,7 +43,7 @@ class Records:
         folder: the run's folder.
         iteration: the last iteration to keep, counted over all epochs from 1; 0 for a new run.
         epoch: the last epoch to keep.
-        warn: called with a line about records that could not be read or written.
+        warn: called with a line about records that could not be read or written, perhaps again and again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Records:
         from record_keeper import RecordWriter
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder, self._warn, self._warned = folder / "records", warn, False
+        self._folder, self._warn = folder / "records", warn
         self._database = self._folder / "logs.db"
         self._rows: list[tuple[int, Rows]] = []
         self._saved = time.monotonic()
@@ -141,13 +141,11 @@ class Records:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Warn once about errors of the disk."""
+        """Warn of errors of the disk."""
         try:
             yield
         except (OSError, sqlite3.Error, UnicodeError) as error:
-            if not self._warned:
-                self._warned = True
-                self._warn(f"{self._folder}: records are not written ({one_line(error)}); training goes on without")
+            self._warn(f"{self._folder}: records are not written ({one_line(error)}); training goes on without")
 
 
 def write_csv_files(folder: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_inside_of_the_epoch(whole, tmp_pa
     scenario, out = kills.SCENARIOS["selection"], tmp_path / "stopped"
     at = {
         signal.SIGINT: place(whole, "after iteration or epoch 5"),
-        signal.SIGTERM: place(whole, "before an evaluation", 4),  # two tests before, one validation, and this
+        signal.SIGTERM: place(whole, "before an evaluation", 7),  # two each of two tests and a validation before
         signal.SIGHUP: place(whole, "before replace model.pt"),
     }[number]
     assert kills.execute(scenario, out, at, how=number) == 128 + number
