@@ -18,17 +18,8 @@ from typing import Any
 import tomli_w
 from filelock import FileLock, Timeout
 
-from ..checksums import (
-    SUMS,
-    changed_files,
-    check_unchanged,
-    missing_files,
-    read_sums,
-    recover,
-    replace_file,
-    sha256_of,
-    write_sums,
-)
+from .. import checksums
+from ..checksums import SUMS, read_sums
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
@@ -107,17 +98,16 @@ def _restarted() -> bool:
 
 def _check_same(plan: Plan) -> None:
     """Refuse a folder that holds a run of another recipe or seed, or no run; a checkpoint has the recipe as well."""
-    folder, saved, reason = plan.folder, plan.folder / RECIPE, f"no {RECIPE} in it"
+    folder, saved, tables = plan.folder, plan.folder / RECIPE, None
     if not folder.exists():
         return
-    tables: Metrics | None = None
     try:
-        if saved.is_file() and read_sums(folder).get(RECIPE) not in (None, sha256_of(saved)):
-            reason = f"{RECIPE} is damaged: its checksum is not that in {SUMS}"
-        elif saved.is_file():
-            tables = read_toml(saved, "run")
-    except DamagedError as error:
-        reason = f"{RECIPE} is damaged: {error}"
+        checksums.check_unchanged(folder, RECIPE)
+        tables = read_toml(saved, "run")
+    except FileNotFoundError:
+        reason = f"no {RECIPE} in it"
+    except (DamagedError, DataError) as error:
+        reason = f"{RECIPE} is damaged: {str(error).partition('; ')[0]}"
     if tables is None and (last := checkpoint.load_to_resume(folder / LAST)) is not None:
         tables = {**last[0]["recipe"], "run": last[0]["run"]}
     if tables is None and saved.is_file():
@@ -202,7 +192,7 @@ def execute(
                 tables = plan.recipe.as_dict()
                 tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
                 text = tomli_w.dumps(tables)
-                replace_file(folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
+                checksums.replace_file(folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
             if again:
                 try:
                     run.finish_again(metrics, damaged)
@@ -214,9 +204,11 @@ def execute(
 
 def _tidy(folder: Path) -> None:
     """Remove what a killed run has left: temporary files, and checkpoints whose recipe is not known."""
-    recover(folder, ("checkpoints", "figures", "records"))
+    checksums.recover(folder, ("checkpoints", "figures", "records"))
     if (folder / SUMS).exists():  # of a run that had ended, whose records and report are written anew
-        write_sums(folder, (), keep=lambda name: name.startswith("checkpoints/") or name in (RECIPE, "network.json"))
+        checksums.write_sums(
+            folder, (), keep=lambda name: name.startswith("checkpoints/") or name in (RECIPE, "network.json")
+        )
     if not (folder / RECIPE).exists() and not (folder / LAST).exists():
         for name in ("before", "best", "within"):
             (folder / "checkpoints" / f"{name}.pt").unlink(missing_ok=True)
@@ -230,10 +222,10 @@ def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
     """
     if not (folder / METRICS).exists():
         return None, []
-    check_unchanged(folder, METRICS)
+    checksums.check_unchanged(folder, METRICS)
     metrics, sums = read_metrics(folder / METRICS), read_sums(folder)
-    gone = [name for name in missing_files(folder) if not name.startswith("checkpoints/")]
-    damaged = [*changed_files(folder), *gone, *([REPORT] if REPORT not in sums and sums else [])]
+    gone = [name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")]
+    damaged = [*checksums.changed_files(folder), *gone, *([REPORT] if REPORT not in sums and sums else [])]
     damaged += [name for name in (SUMS, MODEL) if not (folder / name).exists()]
     if MODEL in damaged and not (folder / LAST).exists():
         raise DataError(
@@ -259,7 +251,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     recipe = next(iter(load_recipes(str(folder / RECIPE)).values()))
     metrics, damaged = _finished(folder)
     assert metrics is not None
-    check_unchanged(folder, RECIPE)
+    checksums.check_unchanged(folder, RECIPE)
     with locked(folder):
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
         run.finish_again(metrics, damaged)
@@ -344,7 +336,7 @@ def train(
                             listener.warn(_FAILURE.format(**failures[-1]))
                 place = plans[0].folder.parent
                 if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
-                    recover(place)
+                    checksums.recover(place)
                     failed_too = {"failures": failures} if failures else {}
                     write_json(place / "summary.json", {**summarize(results), **failed_too})
         except StoppedError as error:

@@ -84,7 +84,7 @@ TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", 
 PHASES = {  # what is interrupted, when, and whether a run is there before
     "the check of the recipe": ("pml_ext.experiment.recipe.building.build_optimizer", lambda *_: True, False),
     "reading last.pt": ("torch.load", lambda *_: True, True),
-    "drawing a figure": ("pml_ext.experiment.report.figures.recall_curve", lambda *_: True, False),
+    "drawing a figure": ("pml_ext.evaluation.figures.recall_curve", lambda *_: True, False),
 }
 
 
@@ -110,7 +110,7 @@ def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
     from pml_ext.experiment import launch as runs
 
     begun = []
-    monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", interrupting(lambda *_: None))
+    monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", interrupting(lambda *_: None))
     execute = runs.execute
     monkeypatch.setattr(runs, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
     with pytest.raises(StoppedError, match="--seeds 3"):

@@ -433,7 +433,7 @@ def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_re
     (out / "report.html").unlink()
     (out / "checkpoints" / "before.pt").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
-    monkeypatch.setattr("pml_ext.experiment.report.figures.recall_curve", fails)
+    monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", fails)
     drawn_with = registry.get("cbml", "loss").cls  # a plugin that was loaded again has another class
     monkeypatch.setattr(drawn_with, "figures", lambda *_: sys.exit("no more"), raising=False)
     assert draw_report(out, "cpu", listener=ear) == out / "report.html"

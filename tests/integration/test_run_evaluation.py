@@ -53,7 +53,7 @@ def projected(monkeypatch) -> list[list[str]]:
         drawn.append(list(parts))
         return Figure()
 
-    monkeypatch.setattr("pml_ext.experiment.report.figures.projections", projections)
+    monkeypatch.setattr("pml_ext.evaluation.figures.projections", projections)
     return drawn
 
 
@@ -192,7 +192,7 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     assert "([evaluation] select_on = &#34;test&#34;), so that the numbers after training are too good" in report
     other = (tmp_path / "curve" / "report.html").read_text().partition("<details>")[0]
     assert not [text for text in ("select_on", "column of the training", "raw pixels") if text in other]
-    assert projected == [["after training"]] * 4
+    assert projected == [["after training"]] * 2
 
 
 def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():

@@ -6,23 +6,13 @@ import base64
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
 
 from ...errors import one_line
-from ...evaluation import Evaluation
-from ...evaluation.figures import (
-    GRAY,
-    answer,
-    epoch_curves,
-    gallery,
-    loss_curves,
-    projections,
-    recall_curve,
-    similarity_distributions,
-)
+from ...evaluation import Evaluation, figures
 from ...evaluation.fonts import short_name
 from ..evaluation import metric_of, nearest, nearest_by
 from ..records import CURVE, PSEUDO, VALIDATION, loss_series, metric_series
@@ -75,11 +65,11 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     table, queries = view.recipe.evaluation, view.queries
     if series := loss_series(view.folder, _recorded_terms(stages)):
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
-        yield draw("The loss and its terms", lambda: loss_curves(series), caption)
+        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
     if clusters := pseudo_labels_over_epochs(view):
         yield draw(
             "Clusters as labels, over the epochs",
-            lambda: epoch_curves(clusters),
+            lambda: figures.epoch_curves(clusters),
             "Agreement of an epoch's clusters with the clusters of the epoch before (NMI), and the share of the "
             "training images in the largest cluster. Labels of training images are not used.",
         )
@@ -87,16 +77,16 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if panels := _metrics_over_epochs(view, kind, metrics.get("before", {})):
         images = f"the {kind} themselves" if table.select_on == "test" else "held-out training classes alone"
         chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
-        yield draw("Metrics over the epochs", lambda: epoch_curves(panels), chosen)
+        yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
     yield draw(
         "Recall@K before and after training",
-        lambda: recall_curve(_by_k(metrics, "recall_at_")),
+        lambda: figures.recall_curve(_by_k(metrics, "recall_at_")),
         f"The share of {kind} with an image of their class among the K nearest.",
     )
     if len(table.precision_at) > 1:
         yield draw(
             "Query accuracy (precision@K) before and after training",
-            lambda: recall_curve(_by_k(metrics, "precision_at_"), "precision@K, %"),
+            lambda: figures.recall_curve(_by_k(metrics, "precision_at_"), "precision@K, %"),
             "The mean share of the query's class among the K nearest.",
         )
     test, labels = view.embeddings(queries), view.true_labels(queries)
@@ -105,24 +95,17 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
     yield draw(
         "Similarities of positive and negative pairs",
-        lambda: similarity_distributions(compared),
+        lambda: figures.similarity_distributions(compared),
         "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation.",
     )
 
-    def projected(method: Literal["tsne", "pca"]) -> Figure:
+    def projected() -> Figure:
         parts = {"before training": (view.embeddings_before(), labels)} if table.baselines else {}
-        return projections(
-            {**parts, "after training": (test, labels)}, view.splits[queries].class_names, method, seed=view.seed
-        )
+        parts["after training"] = test, labels
+        return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
 
     when = "Before and after training, the same images" if table.baselines else "After training"
-    methods: dict[Literal["tsne", "pca"], str] = {"tsne": "t-SNE", "pca": "principal components"}
-    for method, title in methods.items():
-        yield draw(
-            f"The embeddings of {kind} in two dimensions: {title}",
-            lambda method=method: projected(method),  # type: ignore[misc]
-            f"{when}, colored by class.",
-        )
+    yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, f"{when}, colored by class.")
     yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view, nearest(view, queries)),
@@ -142,11 +125,11 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
     for part in stages.parts():
         name = type(part).__name__
         try:
-            figures = dict(view.call(part, "figures") or {})
+            drawn = dict(view.call(part, "figures") or {})
         except (Exception, SystemExit) as error:  # of somebody else's code
             yield ReportFigure(f"Figures of {name}", problem=one_line(error))
             continue
-        for title, figure in figures.items():
+        for title, figure in drawn.items():
             yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
 
 
@@ -197,9 +180,9 @@ def _gallery(view: View, result: Evaluation) -> Figure:
     rows = []
     for query in torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist():
         label = int(queries.labels[query])
-        rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", GRAY)])
+        rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)])
         for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
             other = int(shown.labels[index])
             caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
-            rows[-1].append(answer(shown.image(index), caption, other == label))
-    return gallery(rows)
+            rows[-1].append(figures.answer(shown.image(index), caption, other == label))
+    return figures.gallery(rows)
