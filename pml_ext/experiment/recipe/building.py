@@ -169,26 +169,44 @@ def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
     return context | {"num_classes": len(labels), "class_labels": labels}
 
 
-def build_loss(table: LossTable, context: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """Build a loss with its regularizer and memory, and its miner unless the memory has that."""
+def build_loss(
+    table: LossTable, context: Mapping[str, Any], key: str = "loss"
+) -> tuple[torch.nn.Module, torch.nn.Module | None]:
+    """Build a loss with its regularizer and memory, and its miner unless the memory has that.
+
+    Raises:
+        ConfigError: a name or a setting is wrong, or the components do not fit; the text begins with the key.
+    """
     from ...losses import CrossBatchMemory, RegularizedLoss
 
-    def build(kind: str, table: NamedTable) -> Any:
-        return registry.build(table.name, kind, context, **table.settings)
-
-    loss = build("loss", table)
+    loss, miner = _component(key, "loss", table, context), None
+    if table.miner is not None:
+        miner = _component(f"{key}.miner", "miner", table.miner, context)
+        if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
+            raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
+        if any(True for _ in miner.parameters()):
+            raise ConfigError(
+                f"{key}.miner: {table.miner.name} has parameters here (a learned distance), which nothing would "
+                "train; take a loss that has them and mines by them itself"
+            )
     if table.regularizer is not None:
-        loss = RegularizedLoss(loss, build("regularizer", table.regularizer), table.regularizer.weight)
-    miner = build("miner", table.miner) if table.miner is not None else None
+        regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+        with _located(f"{key}.regularizer"):
+            loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
     if table.memory is None:
         return loss, miner
     size, first = table.memory.size, table.memory.start_epoch
-    return CrossBatchMemory(loss, context["embedding_size"], size, miner, first_epoch=first, collect_stats=True), None
+    with _located(f"{key}.memory"):
+        size_of_one = context["embedding_size"]
+        return CrossBatchMemory(loss, size_of_one, size, miner, first_epoch=first, collect_stats=True), None
 
 
 def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
     """Return the optimizer of a loss's own parameters: ``[loss.optimizer]`` over ``[optimizer]``."""
-    return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
+    try:
+        return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
+    except ValidationError as error:
+        raise ConfigError(f"loss.optimizer.{problem_of(error)}") from None
 
 
 def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0) -> torch.optim.Optimizer:
@@ -223,12 +241,13 @@ def check_names(recipe: Recipe) -> None:
         factory = _trunk_factory(trunk.name)
     _settings("model.trunk", trunk.name, _options(factory, _FILLED_FOR_TRUNK), trunk.settings)
     _check_optimizer("optimizer", recipe.optimizer)
-    metrics = []
+    metrics, context = [], loss_context(recipe, [0, 1])
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""
-        metrics.append(learned_metric(_checked_loss(f"{prefix}loss", stage.loss, recipe).modules()))
+        metrics.append(learned_metric(build_loss(stage.loss, context, f"{prefix}loss")[0].modules()))
+        _check_optimizer(f"{prefix}loss.optimizer", own_optimizer(recipe.optimizer, stage.loss))
         if stage.sampler is not None and stage.sampler.name != SHUFFLE:
-            _checked_component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
+            _component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
     shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
     if shortlist is not None and not any(metrics):
         raise ConfigError(
@@ -238,29 +257,7 @@ def check_names(recipe: Recipe) -> None:
         raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
 
 
-def _checked_loss(key: str, table: LossTable, recipe: Recipe) -> torch.nn.Module:
-    context = loss_context(recipe, [0, 1])
-    _checked_component(key, "loss", table, context)
-    if table.miner is not None:
-        miner = _checked_component(f"{key}.miner", "miner", table.miner, context)
-        if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
-            raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
-        if any(True for _ in miner.parameters()):
-            raise ConfigError(
-                f"{key}.miner: {table.miner.name} has parameters here (a learned distance), which nothing would "
-                "train; take a loss that has them and mines by them itself"
-            )
-    if table.regularizer is not None:
-        _checked_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
-    try:
-        _check_optimizer(f"{key}.optimizer", own_optimizer(recipe.optimizer, table))
-    except ValidationError as error:
-        raise ConfigError(f"{key}.optimizer.{problem_of(error)}") from None
-    with _located(key if table.memory is None else f"{key}.memory"):
-        return build_loss(table, context)[0]
-
-
-def _checked_component(key: str, kind: str, table: NamedTable, context: BuildContext) -> Any:
+def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
     """Return a component of a table; of a sampler nothing, which is built when the data's labels are there."""
     with _located(f"{key}.name"):
         component = registry.get(table.name, kind)

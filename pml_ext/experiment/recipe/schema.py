@@ -12,12 +12,8 @@ from ...devices import Precision
 from ...errors import unknown
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
-OPTIMIZERS = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "rmsprop": torch.optim.RMSprop,
-    "sgd": torch.optim.SGD,
-}
+_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
+OPTIMIZERS = {optimizer.__name__.lower(): optimizer for optimizer in _OPTIMIZERS}
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
 Count = Annotated[int, Field(ge=1)]
