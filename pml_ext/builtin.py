@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 from collections.abc import Callable
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from .components import Component
 from .errors import needs_extra
-from .hookspecs import hookimpl
+from .hookspecs import hookimpl, packaged
 
 
 @hookimpl
@@ -41,10 +39,7 @@ def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
     return {f"tiled-{name}": {f"PML {name}": functools.partial(build, f"pml/{name}", "loss")} for name in names}
 
 
-@hookimpl
-def pml_ext_recipes() -> list[Traversable]:
-    """Recipes of PML's own losses, to compare with."""
-    return [importlib.resources.files("pml_ext") / "recipes"]
+pml_ext_recipes = packaged("pml_ext")[0]  # recipes of PML's own losses, to compare with
 
 
 @hookimpl

@@ -30,12 +30,8 @@ def accelerator() -> str | None:
 def choose_device(name: str, option: str = "--device") -> str:
     """Return the device that a user asks for, as torch names it.
 
-    Args:
-        name: one of :data:`CHOICES`; ``"auto"`` takes the accelerator if there is one, else the CPU.
-        option: the option that the user typed the name after, for error texts.
-
-    Returns:
-        ``"cpu"``, the type of the accelerator, or, under ``torchrun``, the accelerator of this process: ``"cuda:1"``.
+    ``name`` is one of :data:`CHOICES`; ``"auto"`` takes the accelerator if there is one, else the CPU. Under
+    ``torchrun`` that is the accelerator of this process: ``"cuda:1"``. ``option`` is what the user typed it after.
 
     Raises:
         ConfigError: an unknown name, an accelerator that torch does not find, or more processes than accelerators.

@@ -19,14 +19,8 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners whose choice for an anchor follows from its own row. A subclass writes :meth:`choose`.
 
     A tile of anchors is compared with all columns at a time, so that memory is linear in the batch but for what is
-    found. Mining has no gradient.
-
-    Args:
-        tile_size: how many anchors a tile has; None chooses: all of them where the matrix is small.
-        kwargs: as in PML's miners: ``distance``, ``collect_stats``.
-
-    Raises:
-        ValueError: a ``tile_size`` below 1.
+    found. Mining has no gradient. ``tile_size`` is how many anchors a tile has; None chooses: all where the matrix is
+    small. Other settings are PML's: ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "references"})

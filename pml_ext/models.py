@@ -56,13 +56,7 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
 
 
 def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
-    """Return a layer from features to embeddings, linear or with hidden layers and ReLU; embeddings are not normalized.
-
-    Args:
-        in_features: length of a feature vector.
-        embedding_size: length of an embedding.
-        hidden_sizes: the width of every hidden layer.
-    """
+    """Return a layer from features to embeddings, with hidden layers and ReLU if there are sizes; not normalized."""
     hidden = _layers(in_features, hidden_sizes)
     last = nn.Linear([in_features, *hidden_sizes][-1], embedding_size)
     return nn.Sequential(*hidden, last) if hidden else last

@@ -247,8 +247,8 @@ def _being_imported(module: str) -> bool:
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked one that is."""
-    for name, value in inspect.getmembers(module, inspect.isfunction):
-        if not name.startswith("pml_ext_") or hasattr(value, "pml_ext_impl"):
+    for name, value in vars(module).items():
+        if not name.startswith("pml_ext_") or not inspect.isfunction(value) or hasattr(value, "pml_ext_impl"):
             continue
         if near := difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8):
             raise PluginError(

@@ -28,10 +28,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     """Base of regularizers that need labels. Subclasses write ``compute_loss(embeddings, labels)``.
 
     It is called ``regularizer(embeddings, labels)``, which gives the reduced value, in float32 or float64 whatever the
-    inputs. PML's ``embedding_regularizer=`` slot passes no labels; use :class:`RegularizedLoss`.
-
-    Args:
-        kwargs: as in PML's regularizers: ``reducer``, ``distance``, ``collect_stats``.
+    inputs. PML's ``embedding_regularizer=`` slot passes no labels; use :class:`RegularizedLoss`. Settings are PML's.
     """
 
     capabilities = frozenset({"labels"})
@@ -51,13 +48,8 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     ) -> Sequence[Tensor]:
         """Return an equation's tensors ``[B]`` for the anchors of a batch, in tiles where it is large.
 
-        Args:
-            equation: of the matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs; it gives
-                tensors ``[T]``.
-            embeddings: ``[B, D]``.
-            labels: ``[B]``.
-            values: how many of its tensors have a gradient; they come first.
-            tile_size: how many anchors at a time; None chooses.
+        ``equation`` gets the matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs, and
+        gives tensors ``[T]``, of which the first ``values`` have a gradient. ``tile_size`` None chooses.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
         if size is None:

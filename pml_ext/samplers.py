@@ -14,10 +14,9 @@ from torch.utils.data import Sampler
 class WholeClassSampler(Sampler[int]):
     """All images of randomly drawn classes, one class after the other, until a batch is full.
 
-    Of the last class of a batch as many images as still fit are drawn at random; no class is twice in a batch. Classes
-    are drawn in a random order that goes on from batch to batch and from epoch to epoch until every class was drawn,
-    then in a new one. One pass gives as many whole batches as there are images for. For 10 classes x 10 images use
-    PML's ``MPerClassSampler``.
+    Of the last class of a batch as many images as still fit are drawn at random; no class is twice in a batch. Every
+    class is drawn once, in a random order that goes on from epoch to epoch, before one is drawn again. A pass gives as
+    many whole batches as there are images for.
 
     Args:
         labels: the label of every image, integers, ``[N]``.

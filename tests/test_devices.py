@@ -42,15 +42,6 @@ def test_each_process_of_a_machine_has_a_device_of_its_own(pretended):
         devices.choose_device("auto")
 
 
-def test_the_accelerator_that_torch_finds(monkeypatch):
-    if hasattr(torch, "accelerator"):
-        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
-    else:
-        monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    assert devices.accelerator() == "xpu"
-
-
 def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
     cpu = torch.device("cpu")
     for precision in ("float32", "bfloat16"):

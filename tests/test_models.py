@@ -113,10 +113,3 @@ def test_normalization_of_pretrained_weights():
     mean, std = models.pretrained_normalization(name, {"weights": "DEFAULT"})
     assert mean == pytest.approx((0.485, 0.456, 0.406))
     assert len(std) == 3
-
-
-def test_every_torchvision_model_is_listed():
-    models_of_torchvision = torchvision.models.list_models(module=torchvision.models)
-    assert {"convnet", "mlp", *(f"torchvision/{name}" for name in models_of_torchvision)} <= set(
-        registry.factories("trunk")
-    )

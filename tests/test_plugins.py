@@ -6,9 +6,7 @@ import sys
 import warnings
 
 import pytest
-from pytorch_metric_learning import losses
 
-import pml_ext
 from pml_ext import plugins, registry
 from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, UnknownNameError
 from pml_ext.registry import Paper
@@ -130,12 +128,6 @@ def test_two_distributions_with_one_entry_point_name(install_loss):
     assert len({"one", "two"} & names()) == 1
 
 
-def test_the_name_of_the_core_is_not_open(install_loss):
-    install_loss("impostor", entry_point="pml")
-    with pytest.warns(PluginWarning, match="not 'local' or 'pml'"):
-        assert registry.get("pml/contrastive").cls is losses.ContrastiveLoss
-
-
 def test_allow_list_and_deny_list(install_loss, monkeypatch):
     install_loss("foreign")
     monkeypatch.setenv("PML_EXT_PLUGINS", "foreign")
@@ -230,12 +222,6 @@ IMPORTS_OURS = """
     def pml_ext_components():
         return [Component(AardvarkLoss, name="aardvark")]
 """
-
-
-def test_a_plugin_may_import_our_classes_while_it_is_loaded(install_plugin):
-    install_plugin("aardvark", IMPORTS_OURS)
-    assert pml_ext.AardvarkLoss.__mro__[1] is pml_ext.CBMLLoss
-    assert registry.get("aardvark").plugin == "aardvark"
 
 
 def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):

@@ -5,7 +5,7 @@ import json
 import warnings
 
 import pytest
-from pytorch_metric_learning import distances, losses, miners, samplers
+from pytorch_metric_learning import distances, losses, miners
 from torch.utils.data import Sampler, SequentialSampler
 from typer.testing import CliRunner
 
@@ -319,14 +319,6 @@ def test_what_a_context_fills():
     assert filled(Wanting, context).keys() == {"embedding_size", "metric", "class_labels", "seed"}
     given = filled(Wanting, context, given=["metric", "seed"])
     assert given == {"embedding_size": 8, "class_labels": [4, 5]}
-
-
-def test_a_sampler_gets_what_it_has_a_default_for():
-    context: BuildContext = {"labels": [0, 0, 1, 1], "batch_size": 4, "length_before_new_iter": 8, "seed": 0}
-    sampler = registry.build("pml/m-per-class", "sampler", context, m=2)
-    assert isinstance(sampler, samplers.MPerClassSampler)
-    assert (sampler.batch_size, len(sampler)) == (4, 8)
-    assert len(registry.build("pml/m-per-class", "sampler", context, m=2, length_before_new_iter=12)) == 12
 
 
 def test_a_context_reaches_the_components_in_settings():

@@ -93,18 +93,6 @@ def test_cross_batch_memory_inside(batch):
         wrapped(x, labels, ref_emb=x.detach().clone(), ref_labels=labels)
 
 
-def test_losses_without_labels_get_none(batch):
-    x, labels = batch
-    other = torch.randn(12, 4, dtype=torch.float64)
-    wrapped = RegularizedLoss(losses.SelfSupervisedLoss(losses.NTXentLoss()), LpRegularizer(), weight=1)
-    expected = losses.SelfSupervisedLoss(losses.NTXentLoss())(x, other) + LpRegularizer()(x)
-    torch.testing.assert_close(wrapped(x, labels, ref_emb=other), expected)
-    wrapped = RegularizedLoss(losses.VICRegLoss(), ClassSpread(), weight=1)
-    torch.testing.assert_close(
-        wrapped(x, labels, ref_emb=other), losses.VICRegLoss()(x, ref_emb=other) + ClassSpread()(x, labels)
-    )
-
-
 def test_capabilities_follow_the_loss():
     def of(loss, regularizer):
         return RegularizedLoss(loss, regularizer).capabilities

@@ -138,12 +138,7 @@ def test_plain_values_stay_as_they_are(mine):
         "nmi@0.1": 0.4,
     }
     (table,) = paper_tables(recipe, {"after": {}})
-    assert table.rows == [
-        ["table", "Table 3, ours"],
-        ["data", "CUB"],
-        ["recall_at_1", "0.5"],
-        ["nmi@0.1", "0.4"],
-    ]
+    assert table.rows == [["table", "Table 3, ours"], ["data", "CUB"], ["recall_at_1", "0.5"], ["nmi@0.1", "0.4"]]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +242,7 @@ def test_tables_are_listed_with_recipes_and_reasons(mine):
     ]
     assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
     told = CliRunner().invoke(app, ["list", "tables", "--json"])
-    assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2") == table
+    assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2").items() >= table.items()
     told = CliRunner().invoke(app, ["list", "tables"], env={"COLUMNS": "250"})
     (line,) = (line for line in told.stdout.splitlines() if line.startswith("mine/fig-1"))
     assert "nothing is trained" in line

@@ -25,11 +25,7 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> str:
 
 @pytest.mark.parametrize("name", registry.recipes())
 def test_every_packaged_recipe_is_valid(name):
-    recipes = load_recipes(name)
-    for recipe in recipes.values():
-        assert recipe.description
-        again = load_recipes(name.partition("@")[0])  # a second reading gives the same
-        assert recipe in again.values()
+    assert all(recipe.description for recipe in load_recipes(name).values())
 
 
 def test_extends_merges_and_another_name_replaces():
@@ -104,16 +100,6 @@ def test_sweeps():
         load_recipes("cbml/omniglot-small-mvc-weight@7")
 
 
-def test_a_sweep_over_two_keys_and_over_tables(tmp_path):
-    file = write(
-        tmp_path,
-        'extends = "cbml/digits"\n[sweep]\n"loss" = [{name = "cbml"}, {name = "pml/ntxent"}]\n'
-        '"schedule.epochs" = [13, 15]\n',
-    )
-    recipes = load_recipes(file)
-    assert [name.partition("@")[2] for name in recipes] == ["cbml,13", "cbml,15", "pml/ntxent,13", "pml/ntxent,15"]
-
-
 def test_a_sweep_over_tables_by_name(tmp_path):
     text = """extends = "cbml/digits"
 [sweep]
@@ -183,37 +169,24 @@ def test_a_recipe_survives_being_written(tmp_path):
     [
         ("loss.alpha_poss=1", r"loss.alpha_poss: no setting of cbml 'alpha_poss'; nearest: alpha_pos"),
         ("loss.alpha_pos=high", r"loss.alpha_pos: found 'high'"),
-        ("loss.mvc_weight='0.1'", r"loss.mvc_weight: found '0.1'"),
-        ("loss.averaging=mean", r"loss.*mean.*(log|sqrt|const)"),
         ("loss.beta_neg=-1", r"loss: cbml refuses .*beta_neg"),
         ("loss.name=cbmll", r"loss.name: no loss 'cbmll'; nearest: cbml"),
         ("loss.miner=pml/batch-hardd", r"loss.miner.name: no miner 'pml/batch-hardd'; nearest: pml/batch-hard"),
         ("schedule.epochs=0", r"schedule.epochs: found 0; input should be greater than or equal to 1"),
-        ("schedule.epochs=many", r"schedule.epochs: found 'many'; input should be a valid integer"),
         ("schedul.epochs=3", r"toml: no key 'schedul'; nearest: schedule"),
         ("engine.epochs=3", r"engine: no key 'epochs'; it belongs to \[schedule\]"),
-        ("epochs=3", r"toml: no key 'epochs'; it belongs to \[schedule\]"),
         ("sampler.lr=1", r"sampler.lr: no setting of pml/m-per-class 'lr'; it belongs to \[optimizer\]"),
-        ("data.crop=8", r"data.crop: no setting of digits 'crop'; it belongs to \[data.images\]"),
         (
             "loss.batch_size=9",
             r"batch_size: no setting of cbml 'batch_size'; it belongs to \[sampler\] or \[evaluation",
         ),
         ("model.embeding_size=3", r"model: no key 'embeding_size'; nearest: embedding_size"),
         ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
-        ("model.trunk.width=8.5", r"model.trunk.width: found 8.5; input should be a valid integer"),
         ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
         ("model.trunk={name='mlp', hidden_sizes='12'}", r"model.trunk.hidden_sizes: found '12'; .* valid array"),
-        ("data.seed=1.5", r"data.seed: found 1.5; input should be a valid integer"),
-        ("model.trunk.widht=3", r"model.trunk.widht: no setting of convnet 'widht'; nearest: width"),
-        ("data.name=digit", r"data.name: no data set 'digit'; nearest: digits"),
-        ("data.color=true", r"data.color: no setting of digits 'color'"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
         ("optimizer.name=adm", r"optimizer.name: found 'adm'; input should be 'adam', 'adamw',"),
-        ("optimizer.momentum=0.9", r"optimizer.momentum: no setting of adam 'momentum'"),
         ("loss.optimizer.lr=-1", r"loss.optimizer.*lr"),
-        ("sampler.batch_size=1", r"sampler.batch_size: found 1"),
-        ("sampler.name=pml/m-per-clas", r"sampler.name: no sampler 'pml/m-per-clas'; nearest: pml/m-per-class"),
         ("evaluation.select=map", r"evaluation: select .* goes with validation"),
         ("evaluation.recall_at=[2, 10]", r"recall_at includes 1, which every run reports"),
         ("loss.memory.size=40", r"loss.memory.size: found 40; it holds at least one batch, here 80"),
@@ -221,11 +194,8 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("loss.memory={size = 4096, start_epoch = 99}", r"loss.memory.start_epoch: found 99; the run has 15 epochs"),
         ("data.images={crop=30, resize=24}", r"data.images: resize \(24\) must be at least crop \(30\)"),
         ("data.images.mean=[1.0]", "mean and std go together"),
-        ("data.images.std=[1.0, 0.0, 1.0]", "greater than 0"),
         ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
-        ("data.images.value_range=7", "input should be 1 or 255"),
         ("data.images.random_crop_scale=[0.0, 1.0]", "areas above 0"),
-        ("data.images.size=3", "no key 'size'"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
         ("loss=3", r"loss: found 3"),
     ],

@@ -322,30 +322,20 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
     kind, default = parameter.name.rsplit("_", 1)[-1], parameter.default
     if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return value  # a component, which is tried by building it
-    adapter, annotation = _adapter(parameter.annotation), parameter.annotation
-    if adapter is None and kind in KINDS and default is None:
-        raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
-    if adapter is None:
-        annotation = {bool: bool, str: str, int: float, float: float}.get(type(default), Any)
+    annotation, known = parameter.annotation, not isinstance(parameter.annotation, str)
+    if annotation is parameter.empty or not known:
+        if kind in KINDS and default is None:
+            raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
+        annotation, known = {bool: bool, str: str, int: float, float: float}.get(type(default), Any), False
     try:
-        result = (adapter or TypeAdapter(annotation)).validate_json(json.dumps(value, default=str), strict=True)
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        result = adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
         text = f"input should be {' or '.join(texts)}"
         if any(problem["type"] == "needs_python_object" for problem in error.errors()):
             text = f"wanted {inspect.formatannotation(annotation)}; a component is a table with its name"
         raise ConfigError(f"{key}: found {value!r}; {text}") from None
-    return value if adapter is None else result
-
-
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return the pydantic adapter of an annotation; None where there is none that pydantic can resolve."""
-    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
-        return None
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
-        with contextlib.suppress(ValidationError):
-            adapter.validate_json("null")  # names inside an annotation are resolved at the first use
-    except Exception:  # plugins' annotations can be anything
-        return None
-    return adapter
+    except Exception:  # of pydantic, about an annotation of a plugin that it cannot resolve
+        return value
+    return result if known else value

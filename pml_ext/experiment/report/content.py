@@ -64,10 +64,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
         f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
         f"of {view.recipe.schedule.epochs}{chosen}.",
-        tables=[
-            metrics_table(view, metrics),
-            ReportTable("Images", ["split", "images", "classes"], [*images]),
-        ],
+        tables=[metrics_table(view, metrics), ReportTable("Images", ["split", "images", "classes"], [*images])],
         figures=figures,
         appendix=[
             *paper_tables(view.recipe, metrics),
