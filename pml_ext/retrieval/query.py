@@ -182,7 +182,7 @@ class Gallery:
         with self.reading() as current:
             rows = None if within is None else self._rows_within(current, within)
             images = len(self) if rows is None else len(rows)
-            nearest: Search = nearest_of if self.faiss is None or rows is not None else self.faiss.search_all
+            nearest: Search = nearest_of if self.faiss is None or rows is not None else self.faiss.search
             if metric is not None and shortlist is not None:
                 nearest = reranked_under(metric, shortlist, nearest, normalized=True).search
             elif metric is not None:

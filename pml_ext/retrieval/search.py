@@ -121,13 +121,9 @@ class FaissIndex:
 
         return int(faiss.extract_index_ivf(self.index).nlist if self.setting == "nprobe" else self.index.ntotal)
 
-    def search_all(self, points: Tensor, k: int, _reference: Tensor) -> tuple[Tensor, Tensor]:
-        """Search with the index's own effort, as a :data:`pml_ext.evaluation.Search`."""
-        return self.search(points, k, self.effort)
-
-    def search(self, points: Tensor, k: int, effort: int) -> tuple[Tensor, Tensor]:
+    def search(self, points: Tensor, k: int, _: Tensor | None = None, effort: int = 0) -> tuple[Tensor, Tensor]:
         """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; -1 where there are no more."""
-        rows = _rows(points)
+        rows, effort = _rows(points), effort or self.effort
         if self.setting == "efSearch":
             effort = max(effort, k)  # fewer candidates than answers would leave some out
         self._set(effort)
@@ -161,7 +157,7 @@ class FaissIndex:
         farthest = exact.where(counted, -torch.inf).amax(1, keepdim=True)
 
         def recall(effort: int) -> float:
-            found, counted = distances(self.search(points[chosen], k + 1, effort)[1].to(points.device))
+            found, counted = distances(self.search(points[chosen], k + 1, effort=effort)[1].to(points.device))
             return int((counted & (found <= farthest + 1e-6)).sum()) / (len(chosen) * k)
 
         return recall

@@ -77,7 +77,9 @@ def test_measured_recall_is_that_of_a_plain_count():
     for effort in (1, 4, 16):
         right, sample = 0, torch.linspace(0, 399, 200).round().long().tolist()
         for row in sample:
-            numbers = [number for number in index.search(points[row][None], 11, effort)[1][0].tolist() if number != row]
+            numbers = [
+                number for number in index.search(points[row][None], 11, effort=effort)[1][0].tolist() if number != row
+            ]
             near = distances[row].topk(10, largest=False).values[-1] + 1e-6
             right += int((distances[row, numbers[:10]] <= near).sum())
         assert measure(effort) == pytest.approx(right / 2000, abs=1e-3)
