@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-import pytest
-
 from .. import registry
+from ..errors import needs_extra
+
+with needs_extra("dev", "a pytest fixture"):
+    import pytest
 
 
 @pytest.fixture
