@@ -97,7 +97,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
-    """The splits of a data set, returned by its factory; a DataError says what does not fit together.
+    """The splits of a data set, returned by its factory.
 
     Each image of ``test`` is searched among all others; or each of ``query`` among all of ``gallery``.
     """
