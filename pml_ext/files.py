@@ -82,8 +82,7 @@ def writing(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Keep other processes out of such a block of the same folder: a second one calls ``waits`` and waits."""
-    path = folder / ".lock"
-    lock = FileLock(path)
+    lock = FileLock(folder / ".lock")  # the file stays: another process may wait for its lock
     with writing(folder):
         try:
             lock.acquire(timeout=0)
@@ -93,7 +92,6 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
         lock.release()
 
 

@@ -144,7 +144,7 @@ def test_bad_input(batch):
     ):
         RegularizedLoss(losses.ContrastiveLoss, LpRegularizer())
     wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread())
-    with pytest.raises(ValueError, match=r"labels must have shape \(12,\)"):
+    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(12,\)"):
         wrapped(x, labels[:5])
     with pytest.raises(ValueError, match="two dimensions"):
         ClassSpread()(x[0], labels)

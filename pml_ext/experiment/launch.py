@@ -57,10 +57,14 @@ def plan(
     Raises:
         ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
     """
-    if seed < 0 or seeds < 1:
-        raise ConfigError(f"found --seed {seed} --seeds {seeds}; wanted 0 or more, and 1 or more")
-    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
-        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: wanted 1 or more")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed}: wanted 0 or more")
+    if out is None and resume:
+        raise ConfigError("--resume needs --out, the folder of the run to go on with")
+    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        raise ConfigError("torchrun --max-restarts needs --out, the folder in which a restart finds the run")
     if resume and out is not None and not out.exists() and not _restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
     recipes = load_recipes(name, overrides)

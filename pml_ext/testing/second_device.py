@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -138,10 +140,22 @@ def _number(leaf: Any) -> Any:
 
 def _index(index: Any) -> Any:
     """An index whose lists and arrays of numbers are tensors."""
-    if isinstance(index, tuple):
+    if isinstance(index, tuple) or (isinstance(index, list) and _nested(index) and _nested_lists_are_tuples()):
         return tuple(_index(part) for part in index)
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
     return torch.as_tensor(index).to(DEVICE) if numbers else index
+
+
+def _nested(index: list[Any]) -> bool:
+    return any(isinstance(part, (list, np.ndarray, Tensor)) for part in index)
+
+
+@functools.cache
+def _nested_lists_are_tuples() -> bool:
+    """Whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.eye(2)[[[0, 1], [1, 0]]].ndim == 1
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

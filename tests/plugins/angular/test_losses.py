@@ -201,6 +201,6 @@ def test_wrong_arguments():
         AngularLoss(normalize_embeddings="yes")
     with pytest.raises(ValueError, match="angular_weight of NPairAngularLoss must be a finite number at least 0"):
         NPairAngularLoss(angular_weight=-1)
-    with pytest.raises(ValueError, match=r"labels must have shape \(12,\)"):
+    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(12,\)"):
         AngularLoss()(points(), LABELS[:5])
     assert NPairAngularLoss(angular_weight=0)(points(), LABELS) == NPairLoss()(points(), LABELS)

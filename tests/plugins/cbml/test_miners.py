@@ -28,7 +28,7 @@ def test_finds_the_pairs_of_pml(slow, epsilon, distance):
 def test_bad_input():
     with pytest.raises(ValueError, match=r"epsilon of HardPairMiner must be a finite number, not inf"):
         HardPairMiner(float("inf"))
-    with pytest.raises(ValueError, match=r"labels must have shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(4,\)"):
         HardPairMiner()(torch.randn(4, 3), torch.arange(3))
     with pytest.raises(ValueError, match="two dimensions"):
         HardPairMiner()(torch.randn(4), torch.arange(4))

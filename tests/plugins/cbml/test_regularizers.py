@@ -34,5 +34,5 @@ def test_bad_input(slow):
         MetricVarianceRegularizer(reduction="max")
     with pytest.raises(ValueError, match="MetricVarianceRegularizer needs a similarity"):
         MetricVarianceRegularizer(distance=distances.LpDistance())
-    with pytest.raises(ValueError, match=r"labels must have shape \(10,\)"):
+    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(10,\)"):
         MetricVarianceRegularizer()(x, labels[:9])
