@@ -559,5 +559,5 @@ def test_resuming_what_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"mine holds no run \(no recipe.toml in it\); choose another --out"):
         quick(tmp_path / "mine", resume=True)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(ConfigError, match="torchrun --max-restarts need --out"):
+    with pytest.raises(ConfigError, match="torchrun --max-restarts needs --out"):
         plan("cbml/digits")

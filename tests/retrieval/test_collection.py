@@ -111,7 +111,8 @@ def test_files_are_as_their_page_says(here):
     (images / "loose.png").write_bytes(next(images.glob("class 1/*")).read_bytes())
     run = make()
     embedded = run.index(images).embedded
-    assert sorted(path.name for path in (images.parent / "store").iterdir()) == ["images.sqlite", "vectors.f32"]
+    names = sorted(path.name for path in (images.parent / "store").iterdir())
+    assert names == [".lock", "images.sqlite", "vectors.f32"]
     vectors = np.memmap(images.parent / "store" / "vectors.f32", np.float32, "r").reshape(-1, 64)
     with sqlite3.connect(images.parent / "store" / "images.sqlite") as connection:
         table = connection.execute("SELECT id, path, size, time, vector FROM images").fetchall()

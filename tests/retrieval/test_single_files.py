@@ -158,4 +158,4 @@ def test_threads_embed_the_same_files_without_a_word(runs, images, tmp_path, rec
     for result in results:
         torch.testing.assert_close(result, results[0], rtol=0, atol=1e-5)
     assert [str(one.message) for one in recwarn if issubclass(one.category, StoreWarning)] == []
-    assert not list((tmp_path / "store").glob(".*"))
+    assert not list((tmp_path / "store").glob("*.tmp"))
