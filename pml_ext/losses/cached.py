@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,11 @@ class CachedGradients(nn.Module):
         super().__init__()
         self.network = MicroBatched(network, micro_batch)
         self.loss, self.miner = loss, miner
+
+    if TYPE_CHECKING:
+
+        def __call__(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Tensor:
+            """The loss of the whole batch: see :meth:`forward`."""
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
         """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments as of the loss."""
