@@ -1,4 +1,4 @@
-"""The module of wrong components, under a name that other processes can import."""
+"""The module of planted bugs, under a name that other processes can import."""
 
 import sys
 from pathlib import Path

@@ -2,9 +2,9 @@
 
 import re
 
+import planted
 import pytest
 import torch
-import wrong
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.regularizers import LpRegularizer
@@ -23,67 +23,75 @@ def results(component, checks=("check_reference",), **given):
 
 
 def test_equal_under_every_setting():
-    compared, varied = results(wrong.Weighted, COMPARED, reference=wrong.slow, settings=KINDS, without_effect=["tile"])
+    compared, varied = results(
+        planted.Weighted, COMPARED, reference=planted.slow, settings=KINDS, without_effect=["tile"]
+    )
     assert compared.status == varied.status == "passed"
     assert compared.text == "equal in 16 comparisons"  # the first on 8 batches and tuples, 4 others on 2 each
     assert varied.text == "varied: margin, weight, kind, tile"
+
+
+class SettingIgnored(planted.Weighted):
+    def values(self, *batch):
+        self.margin = 1.0
+        return super().values(*batch)
 
 
 @pytest.mark.parametrize(
     ("component", "given", "text"),
     [
         (
-            wrong.SettingIgnored,
+            SettingIgnored,
             {"settings": KINDS, "without_effect": ["tile"]},
             r"the setting margin changes neither value nor gradient \(10 pairs tried, the last .*\); use it, or "
             r"take it away",
         ),
-        (wrong.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
+        (planted.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
         (
-            wrong.Weighted,
+            planted.Weighted,
             {"settings": KINDS, "without_effect": ["tile", "weight"]},
             r"the setting weight is said to be without effect, but .* and .*weight=0.5 differ",
         ),
         (
-            wrong.Weighted,
+            planted.Weighted,
             {"without_effect": ["tile"]},
             r"the setting kind is not varied; .* settings={'kind': \[...\]}",
         ),
     ],
 )
 def test_what_is_said_of_settings(component, given, text):
-    found = results(component, ["check_settings"], reference=wrong.slow, **given)
+    found = results(component, ["check_settings"], reference=planted.slow, **given)
     assert found.status == "failed"
     assert re.search(text, found.text), found.text
 
 
 def off_by_a_percent(*batch, **settings):
-    return 1.01 * wrong.slow(*batch, **settings)
+    return 1.01 * planted.slow(*batch, **settings)
 
 
 def of_another_gradient(embeddings, *more, **settings):
-    value = wrong.slow(embeddings, *more, **settings)
+    value = planted.slow(embeddings, *more, **settings)
     return 2 * value - value.detach()
 
 
 def fails_without_positives(embeddings, labels):
     positives = (labels[:, None] == labels).sum() - len(labels)
-    return wrong.slow(embeddings, labels) + 0 / int(positives)
+    return planted.slow(embeddings, labels) + 0 / int(positives)
 
 
 @pytest.mark.parametrize(
     ("component", "reference", "text"),
     [
-        (wrong.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
+        (planted.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
         (
-            wrong.GoodLoss,
+            planted.GoodLoss,
             of_another_gradient,
             "overlapping classes: the gradient of the embeddings differs .* by up to",
         ),
-        (wrong.GradientCut, wrong.slow, "overlapping classes: the value is"),
-        (wrong.GoodLoss, lambda x, y: wrong.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
-        (wrong.GoodLoss, fails_without_positives, "ZeroDivisionError"),
-        (wrong.Weighted, lambda x, y, margin=1.0: wrong.slow(x, y, margin=margin), "takes no setting 'weight'"),
+        (planted.GradientCut, planted.slow, "overlapping classes: the value is"),
+        (planted.GoodLoss, lambda x, y: planted.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
+        (planted.GoodLoss, fails_without_positives, "ZeroDivisionError"),
+        (planted.Weighted, lambda x, y, margin=1.0: planted.slow(x, y, margin=margin), "takes no setting 'weight'"),
     ],
 )
 def test_what_is_said_of_a_difference(component, reference, text):
@@ -93,10 +101,10 @@ def test_what_is_said_of_a_difference(component, reference, text):
 
 
 def in_plain_numbers(embeddings, labels, **settings):
-    return wrong.slow(embeddings, labels, **settings).item()
+    return planted.slow(embeddings, labels, **settings).item()
 
 
-class SlopeDoubled(wrong.GoodLoss):
+class SlopeDoubled(planted.GoodLoss):
     """The right value, and twice its gradient."""
 
     def values(self, s, positives, negatives):
@@ -105,15 +113,15 @@ class SlopeDoubled(wrong.GoodLoss):
 
 
 def test_of_plain_numbers_values_are_compared_and_the_gradient_is_that_of_finite_differences():
-    assert results(wrong.GoodLoss, reference=in_plain_numbers).status == "passed"
+    assert results(planted.GoodLoss, reference=in_plain_numbers).status == "passed"
     assert results(SlopeDoubled, reference=in_plain_numbers).status == "passed"
     assert results(SlopeDoubled, ["check_gradients"], reference=in_plain_numbers).status == "failed"
-    assert results(wrong.GoodLoss, reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
+    assert results(planted.GoodLoss, reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
 
 
 def test_what_a_miner_chose_is_passed_to_a_reference_that_names_it():
-    assert results(wrong.MinedNegativesIgnored, reference=lambda x, y: wrong.slow(x, y)).status == "passed"
-    found = results(wrong.MinedNegativesIgnored, reference=wrong.slow)
+    assert results(planted.MinedNegativesIgnored, reference=lambda x, y: planted.slow(x, y)).status == "passed"
+    found = results(planted.MinedNegativesIgnored, reference=planted.slow)
     assert "pairs of a miner: the value is" in found.text
 
 
@@ -132,12 +140,13 @@ def test_the_instance_is_passed_to_a_reference_that_names_it():
 
     def scaled(embeddings, labels, component):
         seen.append(component.scale.item())
-        return component.scale * wrong.slow(embeddings, labels)
+        return component.scale * planted.slow(embeddings, labels)
 
-    assert results(wrong.ParametersBesideTheModule, reference=scaled).status == "passed"
+    assert results(planted.ParametersBesideTheModule, reference=scaled).status == "passed"
     assert set(seen) != {1.5}
     found = results(
-        wrong.ParametersBesideTheModule, reference=lambda x, y, component: component.scale.detach() * wrong.slow(x, y)
+        planted.ParametersBesideTheModule,
+        reference=lambda x, y, component: component.scale.detach() * planted.slow(x, y),
     )
     assert "the gradient of scale differs" in found.text
 
@@ -146,19 +155,19 @@ def test_a_reference_may_leave_out_what_it_cannot():
     def plain_alone(embeddings, labels, kind="plain", **settings):
         if kind != "plain":
             raise SkipCheck("squares are not written out")
-        return wrong.slow(embeddings, labels, **settings)
+        return planted.slow(embeddings, labels, **settings)
 
-    found = results(wrong.Weighted, reference=plain_alone, settings=KINDS)
+    found = results(planted.Weighted, reference=plain_alone, settings=KINDS)
     assert found.text.endswith("; left out by the reference: kind='square': squares are not written out")
-    found = results(wrong.Weighted, reference=plain_alone, settings={"kind": ["square"]})
+    found = results(planted.Weighted, reference=plain_alone, settings={"kind": ["square"]})
     assert (found.status, "compared nothing" in found.text) == ("failed", True)
 
 
 def test_instances_regularizers_and_others():
-    instance = wrong.Weighted(margin=0.5)
-    assert results(instance, reference=lambda x, y: wrong.slow(x, y, margin=0.5)).status == "passed"
-    assert results(instance, reference=wrong.slow).status == "failed"
-    settings = results(instance, ["check_settings"], reference=wrong.slow)
+    instance = planted.Weighted(margin=0.5)
+    assert results(instance, reference=lambda x, y: planted.slow(x, y, margin=0.5)).status == "passed"
+    assert results(instance, reference=planted.slow).status == "failed"
+    settings = results(instance, ["check_settings"], reference=planted.slow)
     assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
     assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
     miner = results(BatchHardMiner, reference=lambda x, y: 0)
@@ -167,17 +176,17 @@ def test_instances_regularizers_and_others():
 
 def test_settings_that_do_not_fit():
     with pytest.raises(ConfigError, match="no setting of Weighted 'margn'; nearest: margin"):
-        check_component(wrong.Weighted, settings={"margn": [1.0]})
+        check_component(planted.Weighted, settings={"margn": [1.0]})
     with pytest.raises(ConfigError, match="Weighted is built already; give the class Weighted"):
-        check_component(wrong.Weighted(), settings={"margin": [1.0]})
+        check_component(planted.Weighted(), settings={"margin": [1.0]})
     with pytest.raises(ConfigError, match=r"a list of values each, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
-        check_component(wrong.Weighted, settings={"margin": 1.0})
+        check_component(planted.Weighted, settings={"margin": 1.0})
     with pytest.raises(ValueError, match="checks names 'check_refrence', which is no check of a loss"):
-        check_component(wrong.Weighted, checks=["check_refrence"])
+        check_component(planted.Weighted, checks=["check_refrence"])
 
 
 def test_the_first_settings_are_those_of_all_other_checks():
-    class Needy(wrong.GoodLoss):
+    class Needy(planted.GoodLoss):
         def __init__(self, temperature, **kwargs):
             super().__init__(**kwargs)
             self.temperature = temperature
@@ -191,7 +200,7 @@ def test_the_first_settings_are_those_of_all_other_checks():
     assert {result.status for result in check_component(Needy, **given)} == {"passed"}
 
 
-@parametrize_with_checks([wrong.Weighted], reference=wrong.slow, settings=KINDS, without_effect=["tile"])
+@parametrize_with_checks([planted.Weighted], reference=planted.slow, settings=KINDS, without_effect=["tile"])
 def test_under_pytest(component, check):
     if check.__name__ in COMPARED:
         check(component)
