@@ -18,9 +18,9 @@ batches = sorted({point["batch"] for point in points})
 panels = {"milliseconds": ("s, forward and backward", 1e3), "peak_bytes": ("MiB above the inputs", 2**20)}
 for axes, (field, (label, unit)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
     axes.set_prop_cycle(color=colormaps["tab20"].colors)
-    for name in dict.fromkeys(point["what"] for point in points):
-        there = [point for point in points if point["what"] == name and not point["failed"]]
-        style = "k--" if name == "floor" else "o:" if name.startswith("PML") else "o-"
+    for name in dict.fromkeys(point["loss"] for point in points):
+        there = [point for point in points if point["loss"] == name and not point["failed"]]
+        style = "k--" if name == "floor" else "o:" if name.startswith("pml/") else "o-"
         values = [point[field] / unit for point in there]
         axes.plot([point["batch"] for point in there], values, style, label=name, markersize=4)
     axes.set(xscale="log", yscale="log", xlabel="batch", ylabel=label)

@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     from .errors import UnknownNameError
 
     try:
-        return registry.class_by_name(name)
+        return registry.find("class", name)[1].cls
     except UnknownNameError as error:
         if registry.load():  # an AttributeError's text is lost in "from pml_ext import X"
             raise ImportError(

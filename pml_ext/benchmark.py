@@ -1,9 +1,8 @@
-"""Time and peak memory of losses, forward and backward, against a floor and against what a user would pick instead.
+"""Time and peak memory of losses, forward and backward, against a floor.
 
 The floor is the work that no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp``, its mean, and
 the backward of that. Its tiled form, for batches that double (:func:`scale`), makes one product with all rows per
-tile of rows, and again in the backward pass. Plugins declare the peers of a loss by the hook
-:func:`pml_ext.hookspecs.pml_ext_benchmark_peers`. All functions run in turns, so that a busy machine slows all alike.
+tile of rows, and again in the backward pass. All functions run in turns, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
@@ -47,24 +46,13 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512 with 4 per class.
-
-        Raises:
-            ConfigError: another form, or a number below 1.
-        """
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip())
-        numbers = [int(number) for number in match.groups()] if match else [0]
-        if min(numbers) < 1:
+        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512 with 4 per class; ConfigError if none."""
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text.strip()):
             raise ConfigError(f"a shape is BATCHxSIZExPER_CLASS, for example 1024x512x4, not {text!r}")
-        return cls(*numbers)
+        return cls(*map(int, text.split("x")))
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.size}x{self.per_class}"
-
-    def inputs(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return random embeddings, the same each time, and labels."""
-        embeddings = torch.randn(self.batch, self.size, generator=torch.Generator().manual_seed(0))
-        return embeddings.to(device).requires_grad_(), (torch.arange(self.batch) // self.per_class).to(device)
 
     @property
     def context(self) -> BuildContext:
@@ -77,23 +65,19 @@ SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The measurement of one function at one shape: the median time of forward and backward in several rounds.
+    """The measurement of one loss at one shape: the median time of forward and backward in several rounds.
 
     Args:
-        loss: the loss that this row belongs to; ``"floor"`` in the floor's own.
-        what: the loss's name again, the label of one of its peers, or ``"floor"``.
+        loss: its name, or ``"floor"``.
         to_floor: the time divided by the floor's.
-        to_loss: the time divided by the loss's; None in the floor's row.
         peak_bytes: the most memory held at one time beyond the inputs.
         failed: why there are no numbers (all 0 then), or nothing.
     """
 
     shape: str
     loss: str
-    what: str
     milliseconds: float = 0.0
     to_floor: float = 0.0
-    to_loss: float | None = None
     peak_bytes: int = 0
     rounds: int = 0
     failed: str = ""
@@ -136,8 +120,8 @@ def bench(
     """Measure losses.
 
     Args:
-        losses: names of registered losses or regularizers (measured beside PML's contrastive loss), or losses; None
-            for every registered one, PML's left out, that needs no settings.
+        losses: losses, or names of registered losses and regularizers (measured beside PML's contrastive loss), such as
+            ``"pml/multi-similarity"``; None for every registered one, PML's left out, that needs no settings.
         shapes: the batches.
         repeats: rounds; in each, every function runs once. A slow one has three.
         device: as in :func:`pml_ext.devices.choose_device`.
@@ -146,8 +130,8 @@ def bench(
         progress: called with a line before each shape.
 
     Returns:
-        For each shape: the floor, then each loss and its peers. What fails at a shape, for want of memory mostly, or
-        would exceed :data:`LIMIT` or :data:`MEMORY` at twice the batch, is not run at the next ones.
+        For each shape: the floor, then the losses. What fails at a shape, for want of memory mostly, or would exceed
+        :data:`LIMIT` or :data:`MEMORY` at twice the batch, is not run at the next ones.
 
     Raises:
         UnknownNameError: no loss has the name.
@@ -158,36 +142,36 @@ def bench(
             raise ConfigError(f"{name} must be at least 1, not {value}")
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
-    measured: dict[Shape, dict[tuple[str, str], Compute]] = {}
+    lowest: Compute = tiled_floor if tiled else floor
+    measured: dict[Shape, dict[str, Compute]] = {}
     for shape in shapes:
-        measured[shape] = {(FLOOR, FLOOR): tiled_floor if tiled else floor}
-        for loss in chosen:
-            measured[shape] |= _functions(loss, shape, place)
+        functions = {loss if isinstance(loss, str) else type(loss).__name__: _built(loss, shape) for loss in chosen}
+        measured[shape] = {FLOOR: lowest, **{name: function.to(place) for name, function in functions.items()}}
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     rows: list[Row] = []
-    failed: set[tuple[str, str]] = set()
+    failed: set[str] = set()
     try:
-        for shape, functions in measured.items():
+        for shape, computes in measured.items():
             progress(f"measuring at {shape}, {repeats} rounds")
-            inputs = shape.inputs(place)
-            peaks: dict[tuple[str, str], int] = {}
-            times: dict[tuple[str, str], list[float]] = {key: [] for key in functions if key not in failed}
+            x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0))
+            inputs = x.to(place).requires_grad_(), (torch.arange(shape.batch) // shape.per_class).to(place)
+            peaks: dict[str, int] = {}
+            times: dict[str, list[float]] = {key: [] for key in computes if key not in failed}
             for round_, key in itertools.product(range(repeats), list(times)):
                 if key in failed or (round_ >= 3 and sum(times[key]) > ENOUGH):
                     continue
                 try:
                     if round_ == 0:
-                        peaks[key] = peak_bytes(functions[key], *inputs)  # and warm up
-                    times[key].append(_seconds(functions[key], *inputs))
+                        peaks[key] = peak_bytes(computes[key], *inputs)  # and warm up
+                    times[key].append(_seconds(computes[key], *inputs))
                 except (RuntimeError, MemoryError) as error:
                     failed.add(key)
-                    rows.append(Row(str(shape), *key, failed=one_line(error)))
+                    rows.append(Row(str(shape), key, failed=one_line(error)))
             medians = {key: statistics.median(values) for key, values in times.items() if key not in failed}
             for key, median in medians.items():
-                to_loss = median / medians[key[0], key[0]] if key[0] != FLOOR and (key[0], key[0]) in medians else None
-                to_floor = median / medians.get((FLOOR, FLOOR), math.nan)
-                rows.append(Row(str(shape), *key, 1e3 * median, to_floor, to_loss, peaks[key], len(times[key])))
+                to_floor = median / medians.get(FLOOR, math.nan)
+                rows.append(Row(str(shape), key, 1e3 * median, to_floor, peaks[key], len(times[key])))
             failed |= {key for key, median in medians.items() if 4 * median > LIMIT or 4 * peaks[key] > MEMORY}
     finally:
         torch.set_num_threads(before)
@@ -202,23 +186,17 @@ def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768,
     return bench(losses, [dataclasses.replace(start, batch=batch) for batch in batches], tiled=True, **options)
 
 
-def _functions(loss: str | nn.Module, shape: Shape, device: torch.device) -> dict[tuple[str, str], Compute]:
-    """Return a loss and its peers, on a device, by the loss's name and their labels; the loss comes first."""
+def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if not isinstance(loss, str):
-        return {(type(loss).__name__, type(loss).__name__): loss.to(device)}
-    regularizes = not registry.candidates(loss, "loss") and registry.candidates(loss, "regularizer")
-    component = registry.get(loss, "regularizer" if regularizes else "loss")
-    if missing := required(component.cls, shape.context)[1]:
+        return loss
+    kind = "regularizer" if {c.kind for c in registry.candidates(loss)} == {"regularizer"} else "loss"
+    if missing := required(registry.get(loss, kind).cls, shape.context)[1]:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.benchmark.bench instead"
         )
-    named: dict[str, Any] = {loss: registry.build(loss, component.kind, shape.context)}
-    if regularizes:
-        named = {loss: RegularizedLoss(ContrastiveLoss(), named[loss]), "PML Contrastive without it": ContrastiveLoss()}
-    for label, factory in registry.benchmark_peers(component).items():
-        named[label] = factory(**required(factory, shape.context)[0])
-    return {(loss, what): f.to(device) if isinstance(f, nn.Module) else f for what, f in named.items()}
+    module: nn.Module = registry.build(loss, kind, shape.context)
+    return module if kind == "loss" else RegularizedLoss(ContrastiveLoss(), module)
 
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +27,6 @@ def pml_ext_components() -> list[Component]:
         Component(SemiHardTripletMiner, name="semi-hard-triplet"),
         Component(WholeClassSampler, name="whole-class"),
     ]
-
-
-@hookimpl
-def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """PML's losses, beside the same in tiles."""
-    from .registry import build
-
-    names = ("contrastive", "multi-similarity", "nt-xent", "sup-con", "triplet-margin")
-    return {f"tiled-{name}": {f"PML {name}": functools.partial(build, f"pml/{name}", "loss")} for name in names}
 
 
 pml_ext_recipes = packaged("pml_ext")[0]  # recipes of PML's own losses, to compare with

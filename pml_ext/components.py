@@ -57,7 +57,7 @@ class Component:
     @property
     def summary(self) -> str:
         """The first line of the class's own docstring, or nothing."""
-        return (inspect.cleandoc(self.cls.__doc__).splitlines() or [""])[0] if self.cls.__doc__ else ""
+        return inspect.cleandoc(self.cls.__doc__ or "").partition("\n")[0]
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -147,9 +147,7 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
         functions = [vars(base)["__init__"] for base in bases if not base.__module__.startswith("torch.")]
     settings: dict[str, inspect.Parameter] = {}
     for function in functions:
-        inner = function
-        while isinstance(inner, functools.partial):
-            inner = inner.func
+        inner = function.func if isinstance(function, functools.partial) else function
         names = getattr(inspect.unwrap(inner), "__globals__", {})
         parameters = list(inspect.signature(function).parameters.values())[isinstance(target, type) :]
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -161,9 +159,7 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
 
 
 def _resolved(annotation: object, names: dict[str, object]) -> object:
-    if not isinstance(annotation, str):
-        return annotation
     try:
-        return eval(annotation, names)
+        return eval(annotation, names) if isinstance(annotation, str) else annotation
     except Exception:  # any expression, or a name that only type checkers import
         return annotation

@@ -92,12 +92,3 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
     ``[Q, K]`` (nearest first; in a run K is the size of the largest class), ``not_lone_query_mask``, ``label_counts``,
     ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where the signature names it.
     """
-
-
-@hookspec
-def pml_ext_benchmark_peers() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
-    """Return ``{loss name: {label: factory}}``: functions that ``pml-ext bench`` measures a loss of the plugin against.
-
-    ``factory()`` returns a callable ``(embeddings, labels) -> loss``: the loss that a user would pick instead, or a
-    plain form of the same equation. One that requires ``embedding_size`` or ``num_classes`` gets them by name.
-    """

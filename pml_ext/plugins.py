@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -18,7 +17,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -26,18 +25,24 @@ from typing import Any
 import pluggy
 
 from . import hookspecs
-from .components import CAPABILITIES, Component, capabilities, pml_components
+from .components import KINDS, Component, pml_components
 from .errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, unknown
 
 GROUP = "pml_ext"
 LOCAL = "local"  # the plugin name of classes registered in the running process
 BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
 RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
-SHIPPED = "pml-ext"  # the distribution whose plugins come before others
 SLOW = 2.0  # seconds of import after which a plugin of others is named
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
-_KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_KEBAB, _NAME, _SNAKE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), re.compile(r"[^\s:@]+"), re.compile("[a-z][a-z0-9_]*")
+# What hooks register by name beside components and recipes: the hook, the form of a name, what a value has and is.
+TABLES: dict[str, tuple[str, re.Pattern[str], str, str]] = {
+    "data set": ("pml_ext_datasets", _NAME, "__call__", "a function (and a name without space, ':' and '@')"),
+    "trunk": ("pml_ext_trunks", _NAME, "__call__", "a function (and a name without space, ':' and '@')"),
+    "metric": ("pml_ext_metrics", _SNAKE, "__call__", "a function (and a name in snake_case)"),
+    "paper": ("pml_ext_papers", _KEBAB, "is_file", 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'),
+}
 
 
 @dataclasses.dataclass
@@ -45,8 +50,8 @@ class PluginRecord:
     """An entry point, the module that it names, the distribution that declares it, and what became of it.
 
     Args:
-        status: ``"ok"``, ``"broken"`` (``error`` says why), ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by
-            PML_EXT_PLUGINS) or ``"waiting"`` (somebody is importing it right now).
+        status: ``"ok"``, ``"broken"``, ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by PML_EXT_PLUGINS) or
+            ``"waiting"`` (somebody is importing it right now); ``error`` says why.
         components: how many it has.
         clashes: names that others claim too, and what they mean; filled in by :func:`pml_ext.registry.plugins`.
         seconds: the time of importing it and calling its first hooks.
@@ -70,7 +75,7 @@ class PluginRecord:
     @property
     def shipped(self) -> bool:
         """True for a plugin of this distribution."""
-        return self.distribution.replace("_", "-").lower() == SHIPPED
+        return self.distribution.replace("_", "-").lower() == "pml-ext"
 
 
 class Plugins:
@@ -85,12 +90,12 @@ class Plugins:
     def __init__(self) -> None:
         self.records: list[PluginRecord] = []
         self.loaded: dict[str, PluginRecord] = {}
-        self.components: list[Component] = []
         self.recipes: dict[str, Traversable] = {}
         self.loading = False  # whether plugins are being imported right now
-        self.lacking_extra: dict[str, MissingExtraError] = {}  # by hook: the core's own failed on a bare install
-        self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook: function}}
-        self._tables: dict[str, dict[str, dict[str, Any]]] = {}  # {hook: {plugin: {name: ...}}}
+        self.lacking_extra: dict[str, MissingExtraError] = {}  # by key of TABLES: the core's own failed without extras
+        # {kind of component, "class" or key of TABLES: {name: {plugin: value}}}
+        self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", *TABLES)}
+        self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook: function}}, of hooks not called yet
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
         self._lock = threading.RLock()
 
@@ -108,15 +113,17 @@ class Plugins:
                 if self._waiting is None:
                     self._waiting = self._read_entry_points()
                     self._add(BUILTIN, importlib.import_module("pml_ext.builtin"))
-                    self.components += pml_components()
+                    for component in pml_components():
+                        self._claim(component.kind, component.name, component.plugin, component)
                 for record, point in list(self._waiting):
-                    if not _being_imported(point.module):  # its hooks are not there yet
-                        self._waiting.remove((record, point))
-                        self._guarded(record, functools.partial(self._load_one, record, point))
-                        if record.seconds > SLOW and not record.shipped:
-                            leave_out = f"(PML_EXT_BLOCK={record.name} leaves it out)"
-                            text = f"the plugin {record} took {record.seconds:.1f} s to import {leave_out}"
-                            warnings.warn(text, PluginWarning, stacklevel=2)
+                    if _being_imported(point.module):  # its hooks are not there yet
+                        continue
+                    self._waiting.remove((record, point))
+                    self._guarded(record, functools.partial(self._load_one, record, point))
+                    if record.seconds > SLOW and not record.shipped:
+                        leave_out = f"(PML_EXT_BLOCK={record.name} leaves it out)"
+                        text = f"the plugin {record} took {record.seconds:.1f} s to import {leave_out}"
+                        warnings.warn(text, PluginWarning, stacklevel=2)
             finally:
                 self.loading = False
 
@@ -138,42 +145,49 @@ class Plugins:
                 raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
             for record in self.records:
                 if (record.name in listed) == (status == "blocked"):
-                    record.status = status
+                    record.status, record.error = status, f"by {variable}"
         return [(record, point) for record, point in found if record.status == "waiting"]
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
-        name = point.name
-        if not _KEBAB.fullmatch(name) or name in RESERVED:
-            raise PluginError(
-                f"an entry point's name is kebab-case and not {' or '.join(map(repr, RESERVED))}: {name!r}"
-            )
-        if name in self._hooks:
-            raise PluginError(f"another distribution already claims the entry-point name {name!r}; rename one of them")
+        if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
+            wanted = f"kebab-case and not {' or '.join(map(repr, RESERVED))}"
+            raise PluginError(f"an entry point's name is {wanted}: {point.name!r}")
+        if point.name in self.loaded:
+            raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
         try:
-            self._add(name, point.load())
+            hooks, record.components = self._add(point.name, point.load())
         finally:
             record.seconds = time.perf_counter() - started
-        record.status, record.hooks = "ok", [hook for hook in HOOKS if hook in self._hooks[name]]
-        record.components = sum(component.plugin == name for component in self.components)
-        self.loaded[name] = record
+        record.status, record.hooks = "ok", [hook for hook in HOOKS if hook in hooks]
+        self.loaded[point.name] = record
 
-    def _add(self, name: str, module: object) -> None:
-        """Take a plugin's hooks, components and recipes; all or nothing."""
+    def _add(self, plugin: str, module: object) -> tuple[list[str], int]:
+        """Take a plugin's hooks, components and recipes, all or nothing; return its hooks and number of components."""
         hooks = _hooks_of(module)
         components: dict[tuple[str, str], Component] = {}
-        for component in _listed(hooks, "pml_ext_components"):
-            component = _checked(component, name)
+        for each in hooks.get("pml_ext_components", list)():
+            component = checked(each, plugin)
             other = components.setdefault((component.kind, component.name), component)
             if other is not component:
                 raise PluginError(
                     f"pml_ext_components names the {component.kind} {component.name!r} twice "
                     f"({other.cls.__name__} and {component.cls.__name__}); names are unique per kind"
                 )
-        recipes = dict(file for folder in _listed(hooks, "pml_ext_recipes") for file in _recipe_files(name, folder))
-        self._hooks[name] = hooks
-        self.components += components.values()
-        self.recipes |= recipes
+        folders = hooks.get("pml_ext_recipes", list)()
+        self.recipes |= dict(file for folder in folders for file in _recipe_files(plugin, folder))
+        self._hooks[plugin] = dict(hooks)
+        for component in components.values():
+            self.add(component)
+        return [*hooks], len(components)
+
+    def add(self, component: Component) -> None:
+        """Add a component of a plugin, or replace that of the same name and kind, and its class's name."""
+        self._claim(component.kind, component.name, component.plugin, component)
+        self._claim("class", component.cls.__name__, component.plugin, component)
+
+    def _claim(self, what: str, name: str, plugin: str, value: Any) -> None:
+        self._claims[what].setdefault(name, {})[plugin] = value
 
     def _guarded(self, record: PluginRecord, action: Callable[[], None], hook: str = "") -> None:
         """Run one plugin's code; if it fails, record the plugin as broken. Its output goes to stderr."""
@@ -193,47 +207,40 @@ class Plugins:
                 stacklevel=2,
             )
 
-    def table(self, hook: str) -> dict[str, dict[str, Any]]:
-        """Return the answers of a hook that gives ``{name: ...}``, by plugin; each plugin's hook is called once."""
+    def claims(self, what: str) -> dict[str, dict[str, Any]]:
+        """Return ``{name: {plugin: value}}`` of a kind of component, of ``"class"`` or of a key of :data:`TABLES`.
+
+        Each plugin's hook is called when its table is first asked for.
+        """
         self.load()
-        with self._lock:
-            tables = self._tables.setdefault(hook, {})
-            for plugin in [name for name, hooks in self._hooks.items() if hook in hooks and name not in tables]:
-                tables[plugin] = {}
-                if plugin in self.loaded:
-                    self._guarded(self.loaded[plugin], functools.partial(self._call, plugin, hook), hook)
-                    continue
-                try:
-                    self._call(plugin, hook)
-                except MissingExtraError as error:
-                    self.lacking_extra[hook] = error
-        return tables
+        if what in TABLES:
+            hook = TABLES[what][0]
+            with self._lock:
+                for plugin in [name for name, hooks in self._hooks.items() if hook in hooks]:
+                    call = functools.partial(self._call, plugin, what, self._hooks[plugin].pop(hook))
+                    if plugin in self.loaded:
+                        self._guarded(self.loaded[plugin], call, hook)
+                        continue
+                    try:
+                        call()
+                    except MissingExtraError as error:
+                        self.lacking_extra[what] = error
+        return self._claims[what]
 
-    def _call(self, plugin: str, hook: str) -> None:
-        answer = self._hooks[plugin][hook]()
-        if not isinstance(answer, Mapping) or not all(isinstance(key, str) for key in answer):
+    def _call(self, plugin: str, what: str, function: Callable[[], Any]) -> None:
+        hook, form, attribute, wanted = TABLES[what]
+        answer = function()
+        if not isinstance(answer, Mapping):
             raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
-        form, serves, wanted = TABLES[hook]
         for name, value in answer.items():
-            if not form.fullmatch(name) or not serves(value):
+            if not form.fullmatch(name) or not hasattr(value, attribute):
                 raise PluginError(f"{hook}: {name!r} is {value!r}, wanted {wanted}")
-        self._tables[hook][plugin] = dict(answer)
-
-    def owner(self, plugin: str) -> str:
-        """Return the distribution and version of a plugin, for error texts."""
-        record = self.loaded.get(plugin)
-        return f"{record.distribution} {record.version}" if record else "this process"
+        for name, value in answer.items():
+            self._claim(what, name, plugin, value)
 
     def ships(self, plugin: str) -> bool:
         """Return whether a plugin is of this distribution, or the core itself."""
         return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
-
-    def add_local(self, component: Component) -> None:
-        """Add a class of the running process; one of the same name and kind is replaced."""
-        component = _checked(component, LOCAL)
-        self.load()
-        key = (component.qualified_name, component.kind)
-        self.components = [c for c in self.components if (c.qualified_name, c.kind) != key] + [component]
 
 
 def _being_imported(module: str) -> bool:
@@ -242,18 +249,13 @@ def _being_imported(module: str) -> bool:
     return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
-# Validation of what hooks return
-
-
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
-    """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked one that is."""
+    """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked one."""
     for name, value in vars(module).items():
-        if not name.startswith("pml_ext_") or not inspect.isfunction(value) or hasattr(value, "pml_ext_impl"):
-            continue
-        if near := difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8):
+        if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
             raise PluginError(
-                f"{name} is not marked as a hook, so that nobody would call it; for {near[0]} write "
-                f"'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {near[0]}'"
+                f"{name} is not marked as a hook, so that nobody would call it; write 'from pml_ext.plugin import "
+                f"hookimpl', and '@hookimpl' above 'def {name}'"
             )
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
@@ -262,56 +264,23 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     return {caller.name: caller.get_hookimpls()[0].function for caller in manager.get_hookcallers(module) or ()}
 
 
-def _listed(hooks: Mapping[str, Callable[[], Any]], hook: str) -> Sequence[Any]:
-    answer = hooks[hook]() if hook in hooks else ()
-    if not isinstance(answer, (list, tuple)):
-        raise PluginError(f"{hook} returned {answer!r}; it must return a list")
-    return answer
-
-
-def _checked(component: Any, plugin: str) -> Component:
+def checked(component: Any, plugin: str) -> Component:
     """Return a component with its plugin's name; raise PluginError or, for a class of no kind, TypeError."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
-    if not isinstance(component.name, str) or not _KEBAB.fullmatch(component.name):
-        raise PluginError(
-            f"a component's name is kebab-case (letters a-z, digits, single hyphens), not {component.name!r}"
-        )
+    if not _KEBAB.fullmatch(component.name):
+        wanted = "kebab-case (letters a-z, digits, single hyphens)"
+        raise PluginError(f"a component's name is {wanted}, not {component.name!r}")
     _ = component.kind, component.settings  # raise for a class that has none
-    wrapper = isinstance(inspect.getattr_static(component.cls, "capabilities", None), property)  # asks what it wraps
-    if others := set() if wrapper else set(capabilities(component.cls)) - CAPABILITIES:
-        raise PluginError(f"{component.name}: unknown capabilities {sorted(others)}; known are {sorted(CAPABILITIES)}")
     return dataclasses.replace(component, plugin=plugin)
 
 
 def _recipe_files(prefix: str, folder: Any) -> Iterator[tuple[str, Traversable]]:
     if not hasattr(folder, "iterdir") or not folder.is_dir():
-        raise PluginError(
-            f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write "
-            'importlib.resources.files(__name__) / "recipes"'
-        )
+        wanted = 'importlib.resources.files(__name__) / "recipes"'
+        raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _recipe_files(f"{prefix}/{entry.name}", entry)
         elif entry.name.endswith(".toml"):
             yield f"{prefix}/{entry.name.removesuffix('.toml')}", entry
-
-
-def _is_file(value: Any) -> bool:
-    return hasattr(value, "is_file") and value.is_file()
-
-
-def _are_factories(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(callable, value.values()))
-
-
-_NAME = re.compile(r"[^\s:@]+")
-_PAPER = 'a file of the package: importlib.resources.files(__name__) / "papers" / "mine.toml"'
-# The hooks that return {name: value}: the form of a name, whether a value serves, and what is wanted.
-TABLES: dict[str, tuple[re.Pattern[str], Callable[[Any], bool], str]] = {
-    "pml_ext_papers": (_KEBAB, _is_file, _PAPER),
-    "pml_ext_datasets": (_NAME, callable, "a function (and a name without space, ':' and '@')"),
-    "pml_ext_trunks": (_NAME, callable, "a function (and a name without space, ':' and '@')"),
-    "pml_ext_metrics": (re.compile("[a-z][a-z0-9_]*"), callable, "a function (and a name in snake_case)"),
-    "pml_ext_benchmark_peers": (_KEBAB, _are_factories, "{label: function}"),
-}

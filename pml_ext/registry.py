@@ -1,8 +1,6 @@
 """Look-up of components, recipes, data sets and trunks by name, and instances of components.
 
-:mod:`pml_ext.plugins` finds plugins by their entry points, PML's own classes are here as ``pml/...``, and
-:func:`register` adds a class of the running process. Importing this module imports neither torch nor any plugin; the
-first look-up does.
+Importing this module imports neither torch nor any plugin; the first look-up does.
 
 A name that several plugins claim means that of a plugin of this distribution, so that nobody's plugin changes what our
 recipes mean; else it is an error that names both. ``entry-point:name`` reaches each.
@@ -11,7 +9,6 @@ recipes mean; else it is an error that names both. ``entry-point:name`` reaches 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
@@ -25,19 +22,12 @@ from .components import capabilities as capabilities
 from .components import kebab
 from .components import kind_of as kind_of
 from .components import settings_of as settings_of
-from .errors import ConfigError, PluginError, PluginWarning, UnknownNameError
+from .errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened
 from .errors import unknown as unknown
 from .plugins import LOCAL as LOCAL
-from .plugins import SHIPPED as SHIPPED
-from .plugins import TABLES, PluginRecord, Plugins
+from .plugins import TABLES, PluginRecord, Plugins, checked
 
 _plugins = Plugins()
-_HOOKS = {  # of what is registered by name beside components and recipes
-    "data set": "pml_ext_datasets",
-    "trunk": "pml_ext_trunks",
-    "metric": "pml_ext_metrics",
-    "paper": "pml_ext_papers",
-}
 
 
 def load() -> bool:
@@ -48,14 +38,13 @@ def load() -> bool:
 
 def plugins() -> list[PluginRecord]:
     """Return the entry points found, with what became of them; all their hooks are called."""
-    for hook in TABLES:
-        _plugins.table(hook)
+    claims = {what: _plugins.claims(what) for what in (*KINDS, *TABLES, "class")}
     for record in _plugins.records:
         record.clashes = []
-    for what in (*KINDS, *_HOOKS, "class"):
-        for name, owners in _claims(what).items():
-            chosen = _chosen(owners)
-            means = f"means that of {next(iter(chosen))!r}" if len(chosen) == 1 else "is an error"
+    for what, names in claims.items():
+        for name, owners in names.items():
+            meant = [*_meant(what, name)]
+            means = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
             for plugin in owners.keys() & _plugins.loaded.keys() if len(owners) > 1 else ():
                 others = " and ".join(repr(other) for other in owners if other != plugin)
                 text = f"{what} {name!r}: also of {others}; the bare name {means}"
@@ -74,49 +63,32 @@ def isolated() -> Iterator[None]:
         _plugins = before
 
 
-# Names of components of a kind, of classes ("class") and of what _HOOKS lists
-
-
-def _claims(what: str) -> dict[str, dict[str, Any]]:
-    """Return ``{name: {plugin: value}}``."""
-    if what in _HOOKS:
-        tables = _plugins.table(_HOOKS[what])
-        entries = [(name, plugin, value) for plugin, table in tables.items() for name, value in table.items()]
-    elif what == "class":
-        ours = (c for c in components() if not c.name.startswith("pml/"))
-        entries = [(c.cls.__name__, c.plugin, c) for c in ours]
-    else:
-        entries = [(c.name, c.plugin, c) for c in components(what)]
-    names: dict[str, dict[str, Any]] = {}
-    for name, plugin, value in entries:
-        names.setdefault(name, {})[plugin] = value
-    return names
-
-
-def _chosen(owners: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the owners that a name claimed by several means; more than one where nothing decides."""
-    return {plugin: value for plugin, value in owners.items() if _plugins.ships(plugin)} or dict(owners)
-
-
-def _candidates(what: str, name: str) -> dict[str, Any]:
-    """Return what a name, or ``entry-point:name``, may mean, by plugin."""
-    claims = _claims(what)
+def _meant(what: str, name: str) -> dict[str, Any]:
+    """Return what a name, or ``entry-point:name``, means, by plugin; several where nothing decides."""
+    claims = _plugins.claims(what)
     plugin, _, short = name.rpartition(":")
     if plugin in claims.get(short, {}):
         return {plugin: claims[short][plugin]}
-    return _chosen(claims.get(name, {}))
+    owners = claims.get(name, {})
+    return {plugin: value for plugin, value in owners.items() if _plugins.ships(plugin)} or owners
 
 
-def _find(what: str, name: str) -> tuple[str, Any]:
-    """Return the plugin and the value that a name means."""
-    found = _candidates(what, name)
+def find(what: str, name: str) -> tuple[str, Any]:
+    """Return the plugin and the value that a name means; ``what`` as of :func:`factories`, a kind, or ``"class"``.
+
+    Raises:
+        UnknownNameError: nothing has the name.
+        PluginError: two plugins claim it.
+    """
+    found = _meant(what, name)
     if not found:
-        if error := _plugins.lacking_extra.get(_HOOKS.get(what, "")):
+        if error := _plugins.lacking_extra.get(what):
             raise error
-        raise UnknownNameError(unknown(what, name, _claims(what)))
+        raise UnknownNameError(unknown(what, name, sorted(_plugins.claims(what))))
     if len(found) > 1:
-        texts = " and ".join(f"'{plugin}:{name}' ({_plugins.owner(plugin)})" for plugin in found)
-        raise PluginError(f"{name!r} is claimed by two plugins; use {texts}, or leave one out with PML_EXT_BLOCK")
+        names = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
+        use = " or ".join(map(repr, names))
+        raise PluginError(f"{name!r} is claimed by two plugins; use {use}, or leave one out with PML_EXT_BLOCK")
     return next(iter(found.items()))
 
 
@@ -127,8 +99,8 @@ def components(kind: str | None = None) -> list[Component]:
     """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
     if kind is not None and kind not in KINDS:
         raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
-    load()
-    chosen = [c for c in _plugins.components if kind is None or c.kind == kind]
+    names = [owners for each in ([kind] if kind else KINDS) for owners in _plugins.claims(each).values()]
+    chosen: list[Component] = [component for owners in names for component in owners.values()]
     return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
 
 
@@ -144,20 +116,20 @@ def get(name: str, kind: str | None = None) -> Component:
         PluginError: two plugins claim the name.
     """
     if kind is None:
-        kinds = list(dict.fromkeys(c.kind for c in candidates(name)))
+        kinds = [each for each in KINDS if _meant(each, name)]
         if not kinds:
             raise UnknownNameError(unknown("component", name, (c.name for c in components())))
         if len(kinds) > 1:
             named = " and ".join(f"a {kind}" for kind in kinds)
             raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
         kind = kinds[0]
-    component: Component = _find(kind, name)[1]
+    component: Component = find(kind, name)[1]
     return component
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may mean, of several kinds or of several plugins."""
-    return [c for each in ([kind] if kind else KINDS) for c in _candidates(each, name).values()]
+    return [c for each in ([kind] if kind else KINDS) for c in _meant(each, name).values()]
 
 
 def short_name(component: Component) -> str:
@@ -174,13 +146,13 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     """
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
-    component = Component(cls, name or kebab(cls.__name__), paper)
-    _plugins.add_local(component)
-    meant = _candidates(component.kind, component.name)
-    if LOCAL not in meant:
+    component = checked(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
+    load()
+    _plugins.add(component)
+    if LOCAL not in (meant := _meant(component.kind, component.name)):
         warnings.warn(
             f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means; "
-            f"{LOCAL}:{component.name} is yours",
+            f"{component.qualified_name} is yours",
             PluginWarning,
             stacklevel=2,
         )
@@ -188,33 +160,17 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
 
 
 def unregister_local() -> None:
-    """Forget the classes that :func:`register` added."""
-    _plugins.components = [component for component in _plugins.components if component.plugin != LOCAL]
+    """Forget the classes that :func:`register` added, and what was read of entry points."""
+    global _plugins
+    _plugins = Plugins()
 
 
 def class_names() -> dict[str, dict[str, Component]]:
     """Return ``{class name: {plugin: component}}``, PML's left out: what ``from pml_ext import X`` offers."""
-    return _claims("class")
+    return _plugins.claims("class")
 
 
-def class_by_name(class_name: str) -> type:
-    """Return the registered class of a class name; of several, that of this distribution.
-
-    Raises:
-        UnknownNameError: no such class.
-        PluginError: several plugins have such a class, and none is of this distribution.
-    """
-    names = class_names()
-    if class_name not in names:
-        raise UnknownNameError(unknown("class", class_name, names))
-    chosen: dict[str, type] = {plugin: component.cls for plugin, component in _chosen(names[class_name]).items()}
-    if len({*chosen.values()}) > 1:
-        components = " and ".join(f"registry.get({names[class_name][p].qualified_name!r}).cls" for p in chosen)
-        raise PluginError(f"{class_name!r} is a class of two plugins; use {components} of pml_ext")
-    return next(iter(chosen.values()))
-
-
-# Recipes, data sets, trunks, metrics, peers
+# Recipes, and what hooks give by name
 
 
 def recipes() -> dict[str, Traversable]:
@@ -237,26 +193,16 @@ def factories(what: str) -> dict[str, Any]:
     A name that others have too, and that does not mean this one, is there as ``entry-point:name``.
     """
     names: dict[str, Any] = {}
-    for name, owners in _claims(what).items():
-        means = [*_chosen(owners)]
+    for name, owners in _plugins.claims(what).items():
+        means = [*_meant(what, name)]
         names |= {name if means == [plugin] else f"{plugin}:{name}": value for plugin, value in owners.items()}
     return dict(sorted(names.items()))
 
 
 def factory(what: str, name: str) -> Callable[..., Any]:
     """Return the factory of a ``"data set"`` or a ``"trunk"``: see :mod:`pml_ext.hookspecs`."""
-    found: Callable[..., Any] = _find(what, name)[1]
+    found: Callable[..., Any] = find(what, name)[1]
     return found
-
-
-def benchmark_peers(component: Component) -> dict[str, Callable[..., Any]]:
-    """Return what ``pml-ext bench`` measures a loss against, by label."""
-    return dict(_plugins.table("pml_ext_benchmark_peers").get(component.plugin, {}).get(component.name, {}))
-
-
-def plugin_of(what: str, name: str) -> str:
-    """Return the plugin that a name of a kind, a ``"data set"`` or a ``"trunk"`` means: see :func:`get`."""
-    return _find(what, name)[0]
 
 
 def version_of(plugin: str) -> dict[str, str]:
@@ -269,14 +215,15 @@ def version_of(plugin: str) -> dict[str, str]:
 def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
     """Return, on one line, what to do about plugins that are not in use; ``wanted`` has their :func:`version_of`."""
     load()
-    status = {record.name: record.status for record in _plugins.records}
-    reasons = {"blocked": "left out by PML_EXT_BLOCK", "not allowed": "not named in PML_EXT_PLUGINS"}
+    found = {record.name: record for record in _plugins.records}
     texts = []
     for plugin, about in wanted.items():
-        if about and plugin not in _plugins.loaded:
+        if record := found.get(plugin):
+            here = f"is {record.status}, {shortened(record.error, 200)}; pml-ext plugins -v shows more"
+            texts += [f"the plugin {plugin!r} {here}"] * (record.status != "ok")
+        elif about:
             exact = "{distribution} {version} is not installed; type: pip install {distribution}=={version}"
-            here = f"is {reasons.get(status.get(plugin, ''), 'broken')}; pml-ext plugins -v shows more"
-            texts.append(f"the plugin {plugin!r} " + (here if plugin in status else "of " + exact.format(**about)))
+            texts.append(f"the plugin {plugin!r} of {exact.format(**about)}")
     return ". ".join(texts)
 
 
@@ -318,8 +265,6 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
     class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first, as the kind that the
     setting's name ends in. ConfigError for a setting that the class does not have.
     """
-    if kind is None and settings.get("kind") in KINDS:
-        kind = settings.pop("kind")
     component, context = get(name, kind), context or {}
     check_settings(component.name, component.settings, settings)
     inner = {name: value for name, value in context.items() if name != "collect_stats"}
@@ -347,33 +292,27 @@ def required(
     Values come from a :class:`BuildContext` (ConfigError for another key in it); a setting whose annotation is a
     component's class (``distance: My``) is an instance of that, made in the same way. Names in ``given`` need none.
     """
-    for name in context:
-        if name not in BuildContext.__annotations__:
-            raise ConfigError(unknown("name of a BuildContext", name, BuildContext.__annotations__))
+    check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
     missing = []
-    given = set(given)
     for name, parameter in settings_of(target).items():
         if parameter.default is not parameter.empty or name in given:
             continue
-        if name in context:
-            values[name] = context[name]
-        elif (instance := _of_annotation(parameter.annotation, context)) is not None:
-            values[name] = instance
-        else:
+        value = context[name] if name in context else _of_annotation(parameter.annotation, context)
+        if value is None:
             missing.append(name)
+        else:
+            values[name] = value
     return values, missing
 
 
 def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
     """Return an instance of a component's class that needs nothing but the context; None of any other annotation."""
-    if not isinstance(annotation, type) or inspect.isabstract(annotation):
-        return None
-    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # any component of the kind will do
-        return None
     try:
         kind_of(annotation)
     except TypeError:
+        return None
+    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # any component of the kind will do
         return None
     values, missing = required(annotation, context)
     return None if missing else annotation(**values)

@@ -5,34 +5,21 @@ import json
 import pytest
 import torch
 
-from pml_ext import benchmark, registry
+from pml_ext import benchmark
 from pml_ext.benchmark import Shape, bench
 from pml_ext.errors import ConfigError, UnknownNameError
 
 SMALL = [Shape(32, 8, 4)]
 
 
-@pytest.fixture(scope="module")
-def rows():
-    return bench(["cbml"], SMALL, repeats=3, device="cpu")
-
-
-def test_floor_loss_and_peers(rows):
-    assert [(row.loss, row.what) for row in rows] == [
-        ("floor", "floor"),
-        ("cbml", "cbml"),
-        ("cbml", "PML MultiSimilarity + miner"),
-    ]
-    floor, loss, *peers = rows
-    assert floor.to_floor == 1
-    assert floor.to_loss is None
-    assert loss.to_loss == 1
+def test_a_loss_beside_pmls_and_the_floor():
+    rows = bench(["cbml", "pml/multi-similarity"], SMALL, repeats=3, device="cpu")
+    assert [row.loss for row in rows] == ["floor", "cbml", "pml/multi-similarity"]
+    assert rows[0].to_floor == 1
     for row in rows:
         assert row.rounds == 3
         assert row.milliseconds > 0
-        assert row.to_floor == pytest.approx(row.milliseconds / floor.milliseconds)
-    for row in peers:
-        assert row.to_loss == pytest.approx(row.milliseconds / loss.milliseconds)
+        assert row.to_floor == pytest.approx(row.milliseconds / rows[0].milliseconds)
 
 
 def test_the_floors_are_their_formula():
@@ -70,15 +57,14 @@ def test_slow_functions_leave_after_three_rounds(monkeypatch):
             return embeddings.sum()
 
     rows = bench([Slow()], SMALL, repeats=6, device="cpu")
-    assert [(row.what, row.rounds) for row in rows] == [("floor", 6), ("Slow", 6)]
+    assert [(row.loss, row.rounds) for row in rows] == [("floor", 6), ("Slow", 6)]
     monkeypatch.setattr(benchmark, "ENOUGH", 0.0)
     rows = bench([Slow()], SMALL, repeats=6, device="cpu")
-    assert [(row.what, row.rounds) for row in rows] == [("floor", 3), ("Slow", 3)]
+    assert [(row.loss, row.rounds) for row in rows] == [("floor", 3), ("Slow", 3)]
 
 
-def test_a_regularizer_is_measured_beside_a_loss_and_that_loss_without_it():
-    rows = bench(["density"], SMALL, repeats=1, device="cpu")
-    assert [row.what for row in rows] == ["floor", "density", "PML Contrastive without it"]
+def test_a_regularizer_is_measured_beside_a_loss():
+    assert [row.loss for row in bench(["density"], SMALL, repeats=1, device="cpu")] == ["floor", "density"]
 
 
 def test_default_losses_and_threads():
@@ -118,45 +104,29 @@ def test_bad_input():
         bench(["cbml"], SMALL, threads=-1)
 
 
-def test_peers_of_a_plugin(install_plugin):
-    install_plugin(
-        "my_peers",
-        """
-        import torch
-        from pytorch_metric_learning.losses import BaseMetricLossFunction
-        from pml_ext import Component, hookimpl
-
-        class PlainLoss(BaseMetricLossFunction):
-            def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-                return {"loss": {"losses": embeddings.sum(), "indices": None, "reduction_type": "already_reduced"}}
-
-        @hookimpl
-        def pml_ext_components():
-            return [Component(PlainLoss, name="plain")]
-
-        @hookimpl
-        def pml_ext_benchmark_peers():
-            return {"plain": {"twice": lambda: lambda embeddings, labels: 2 * embeddings.sum()}}
-    """,
-        entry_point="my-peers",
-    )
-    with registry.isolated():
-        rows = bench(["plain"], SMALL, repeats=1, device="cpu")
-    assert [row.what for row in rows] == ["floor", "plain", "twice"]
-
-
 def test_command_writes_a_table_or_json(pml_ext_command):
-    quick = ["cbml", "--shapes", "16x8x4,12x4x3", "--repeats", "2", "--device", "cpu", "--threads", "1"]
+    quick = [
+        "cbml",
+        "pml/contrastive",
+        "--shapes",
+        "16x8x4,12x4x3",
+        "--repeats",
+        "2",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     done = pml_ext_command("bench", *quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert " ".join(lines[0].split()) == "shape loss and its peers ms x floor x loss peak MiB rounds"
+    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB rounds"
     assert len(lines) == 2 + 2 * 3
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
     rows = json.loads(pml_ext_command("bench", *quick, "--json").stdout)
     assert [entry["shape"] for entry in rows] == ["16x8x4"] * 3 + ["12x4x3"] * 3
-    assert rows[1]["what"] == "cbml"
+    assert rows[1]["loss"] == "cbml"
 
 
 def test_batches_double_and_what_fails_or_is_too_large_is_not_run_again(monkeypatch):
@@ -170,7 +140,7 @@ def test_batches_double_and_what_fails_or_is_too_large_is_not_run_again(monkeypa
             return embeddings.sum()
 
     rows = benchmark.scale([Failing()], Shape(64, 8, 4), 300, device="cpu", repeats=1)
-    assert [(row.shape, row.what) for row in rows if not row.failed] == [
+    assert [(row.shape, row.loss) for row in rows if not row.failed] == [
         ("64x8x4", "floor"),
         ("64x8x4", "Failing"),
         ("128x8x4", "floor"),

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-from pml_ext.plugin import Component, Paper, build, hookimpl, packaged
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .losses import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
 
@@ -32,14 +28,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-
-
-@hookimpl
-def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """The peers of the losses in ``pml-ext bench``."""
-    angular = functools.partial(build, "pml/angular", "loss")
-    return {
-        "angular": {"PML AngularLoss": angular},
-        "n-pair": {"PML NPairsLoss (Sohn's form)": functools.partial(build, "pml/n-pairs", "loss")},
-        "n-pair-angular": {"PML AngularLoss alone": angular},
-    }

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
-
-from pml_ext.plugin import Component, Paper, build, hookimpl, packaged
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .losses import CBMLLoss
 from .miners import HardPairMiner
@@ -37,14 +32,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-
-
-@hookimpl
-def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """PML's multi-similarity loss with its miner, which finds the same hard pairs."""
-
-    def multi_similarity() -> Callable[[Tensor, Tensor], Tensor]:
-        loss, miner = (build("pml/multi-similarity", kind) for kind in ("loss", "miner"))
-        return lambda embeddings, labels: loss(embeddings, labels, miner(embeddings, labels))  # type: ignore[no-any-return]
-
-    return {"cbml": {"PML MultiSimilarity + miner": multi_similarity}}

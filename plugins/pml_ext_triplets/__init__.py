@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-from pml_ext.plugin import Component, Paper, build, hookimpl, packaged
+from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .losses import BatchAllTripletLoss
 from .miners import AnchorSwapMiner, LocalPositiveMiner
@@ -34,10 +30,3 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-
-
-@hookimpl
-def pml_ext_benchmark_peers() -> dict[str, dict[str, Callable[[], Any]]]:
-    """The peer of the loss in ``pml-ext bench``."""
-    listed = functools.partial(build, "pml/triplet-margin", "loss", margin=0.2)  # with the value of BatchAllTripletLoss
-    return {"batch-all-triplets": {"PML TripletMargin, all listed": listed}}

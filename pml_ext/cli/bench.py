@@ -35,10 +35,11 @@ def bench(
     threads: Annotated[int | None, typer.Option(help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time losses against the floor and against their alternatives, or (--run) the steps of a training.
+    """Time losses beside each other and against a floor, or (--run) the steps of a training.
 
-    Losses are timed forward and backward. The floor is what no pair loss can avoid: normalize, one product of all
-    pairs, exp and a mean. A step is divided into its parts, and compared with a bare loop over the same batches.
+    Losses, PML's too (pml/multi-similarity), are timed forward and backward. The floor is what no pair loss can avoid:
+    normalize, one product of all pairs, exp and a mean. A step is divided into its parts, and compared with a bare loop
+    over the same batches.
     """
     from ..errors import ConfigError
 
@@ -78,9 +79,7 @@ def bench(
         return
     cells = []
     for row in rows:
-        numbers = [row.milliseconds, row.to_floor, row.to_loss, row.peak_bytes / 2**20]
-        texts = ["" if row.failed or value is None else f"{value:.2f}" for value in numbers]
-        name = row.what if row.what == row.loss else f"  {row.what}"
-        cells.append([row.shape, name, *texts, row.failed or str(row.rounds)])
-    columns = ["shape", "loss and its peers", "ms", "x floor", "x loss", "peak MiB", "rounds"]
-    print_table(columns, cells, right=range(2, 7))
+        numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20]
+        texts = ["" if row.failed else f"{value:.2f}" for value in numbers]
+        cells.append([row.shape, row.loss, *texts, row.failed or str(row.rounds)])
+    print_table(["shape", "loss", "ms", "x floor", "peak MiB", "rounds"], cells, right=range(2, 6))

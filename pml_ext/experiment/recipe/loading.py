@@ -99,7 +99,7 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     plugins = {}
     for kind, name in sorted(set(_names(tables))):
         try:
-            plugin = registry.plugin_of(kind, name)
+            plugin = registry.find(kind, name)[0]
         except PmlExtError:  # "shuffle" and "folder:PATH" are of no plugin
             continue
         if about := registry.version_of(plugin):
