@@ -45,7 +45,7 @@ def choose_device(name: str, option: str = "--device") -> str:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
         return available
-    place, count = int(os.environ["LOCAL_RANK"]), _module(available).device_count()
+    place, count = int(os.environ["LOCAL_RANK"]), getattr(torch, available).device_count()
     if place >= count:
         raise ConfigError(
             f"process {place} of this machine has no {available} device of its own ({count} seen); type "
@@ -56,7 +56,7 @@ def choose_device(name: str, option: str = "--device") -> str:
 
 def device_name(device: torch.device) -> str:
     """Return the name of a device in reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
-    name = getattr(_module(device.type), "get_device_name", None)
+    name = getattr(getattr(torch, device.type), "get_device_name", None)
     return f"{device.type} ({name(device)})" if name is not None else str(device)
 
 
@@ -83,7 +83,7 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 
 def random_states() -> list[Tensor]:
     """Return the states of the random generators of all accelerators of this machine."""
-    module = _module(accelerator() or "cpu")
+    module = getattr(torch, accelerator() or "cpu")
     if hasattr(module, "get_rng_state_all"):
         return list(module.get_rng_state_all())
     return [module.get_rng_state()] if hasattr(module, "get_rng_state") else []
@@ -91,7 +91,7 @@ def random_states() -> list[Tensor]:
 
 def set_random_states(states: Sequence[Tensor]) -> None:
     """Restore what :func:`random_states` returned; nothing happens on a machine without an accelerator."""
-    module, on_cpu = _module(accelerator() or "cpu"), [state.cpu() for state in states]
+    module, on_cpu = getattr(torch, accelerator() or "cpu"), [state.cpu() for state in states]
     if hasattr(module, "set_rng_state_all"):
         module.set_rng_state_all(on_cpu)
     elif hasattr(module, "set_rng_state"):
@@ -100,7 +100,7 @@ def set_random_states(states: Sequence[Tensor]) -> None:
 
 def generator_states(device: torch.device) -> list[Tensor]:
     """Return the states of the generators that draw on a device: the CPU's, and an accelerator's own."""
-    states, module = [torch.get_rng_state()], _module(device.type)
+    states, module = [torch.get_rng_state()], getattr(torch, device.type)
     if hasattr(module, "get_rng_state"):
         states.append(module.get_rng_state() if device.type == "mps" else module.get_rng_state(device))
     return states
@@ -111,7 +111,7 @@ def set_generator_states(device: torch.device, states: Sequence[Tensor]) -> None
     torch.set_rng_state(states[0].cpu())
     for state in states[1:]:
         given = (state.cpu(),) if device.type == "mps" else (state.cpu(), device)
-        _module(device.type).set_rng_state(*given)
+        getattr(torch, device.type).set_rng_state(*given)
 
 
 @contextlib.contextmanager
@@ -137,8 +137,3 @@ def read_numbers(values: Sequence[Any]) -> list[Any]:
         value if not isinstance(value, Tensor) else value.item() if value.device.type == "cpu" else next(numbers)
         for value in values
     ]
-
-
-def _module(kind: str) -> Any:
-    """Return ``torch.cuda``, ``torch.mps`` or ``torch.xpu``."""
-    return getattr(torch, kind, None)

@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.error import URLError
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +33,8 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
         width: channels of every block, at least 1.
     """
     if image_size < 2**blocks:
-        most = image_size.bit_length() - 1
-        raise ConfigError(
-            f"convnet: {blocks} blocks halve images of {image_size} pixels to nothing; blocks can be up to {most}"
-        )
+        reason = f"{blocks} blocks halve images of {image_size} pixels to nothing"
+        raise ConfigError(f"convnet: {reason}; blocks can be up to {image_size.bit_length() - 1}")
     layers: list[nn.Module] = []
     for channels in (in_channels, *[width] * (blocks - 1)):
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
@@ -82,32 +79,25 @@ def torchvision_trunk(
     Raises:
         ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
     """
-    if name not in (known := _zoo().list_models(module=_zoo())):
-        raise ConfigError(f"{PREFIX}{name}: {unknown('classification model of torchvision', name, known)}")
     tags = ["DEFAULT", *(each.name for each in _zoo().get_model_weights(name))]
     if weights is not None and weights not in tags:
         raise ConfigError(f"{PREFIX}{name}: {unknown('weights', weights, tags)}")
-    untrained = name in ("googlenet", "inception_v3") and weights is None  # weights come with the auxiliary heads
+    options: dict[str, Any] = {"weights": weights}
+    if name in ("googlenet", "inception_v3") and weights is None:  # weights come with the auxiliary heads
+        options |= {"aux_logits": False, "init_weights": False}
     try:
-        model = _zoo().get_model(
-            name, weights=weights, **({"aux_logits": False, "init_weights": False} if untrained else {})
-        )
-    except (URLError, OSError, RuntimeError) as error:
+        model = _zoo().get_model(name, **options)
+    except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
             f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
         ) from None
     if hasattr(model, "aux_logits"):
         model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
-    path, last = "", model
-    while children := [(child_name, child) for child_name, child in last.named_children() if child is not None]:
-        path, last = f"{path}.{children[-1][0]}", children[-1][1]
+    path, last = list(model.named_modules())[-1]
     if not isinstance(last, nn.Linear):
-        raise ConfigError(
-            f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off; "
-            "pml-ext list trunks has the models that fit"
-        )
-    parent, _, child = path[1:].rpartition(".")
+        raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
+    parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
     return _adapted(model, in_channels, dropout)
 
@@ -127,18 +117,13 @@ def timm_trunk(
     Raises as :func:`torchvision_trunk`; MissingExtraError where timm is not installed.
     """
     timm = timm_library(name)
-    if not timm.is_model(name):
-        raise ConfigError(unknown("model of timm", name, timm.list_models()))
-    tags = [full.partition(".")[2] for full in timm.list_models(f"{name}.*", pretrained=True)]
-    if weights is not None and weights not in tags:
-        raise ConfigError(f"{TIMM}{name}: {unknown('weights', weights, tags)}")
     full = name if weights is None else f"{name}.{weights}"
-    fixed = (timm.get_pretrained_cfg(full, allow_unregistered=True) or timm.models.PretrainedCfg()).fixed_input_size
+    options: dict[str, Any] = {"pretrained": weights is not None, "num_classes": 0}
+    if getattr(timm.get_pretrained_cfg(full, allow_unregistered=True), "fixed_input_size", False):
+        options["img_size"] = image_size
     try:
-        model: nn.Module = timm.create_model(
-            full, pretrained=weights is not None, num_classes=0, **({"img_size": image_size} if fixed else {})
-        )
-    except (URLError, OSError, RuntimeError, ImportError) as error:
+        model: nn.Module = timm.create_model(full, **options)
+    except (OSError, RuntimeError, ImportError) as error:
         raise ConfigError(f"{TIMM}{full}: cannot be built, or its weights be downloaded ({one_line(error)})") from None
     return _adapted(model, in_channels, dropout)
 
@@ -154,12 +139,10 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
     for module in () if dropout else model.modules():
         if isinstance(module, nn.Dropout | nn.Dropout2d):
             module.p = 0.0
-    return model if in_channels == 3 else nn.Sequential(_Repeated(), model)
+    return model if in_channels == 3 else nn.Sequential(_RepeatedGray(), model)
 
 
-class _Repeated(nn.Module):
-    """Repeats the gray channel."""
-
+class _RepeatedGray(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return images.expand(-1, 3, -1, -1)
 
@@ -169,20 +152,17 @@ _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
     """Return the factory of one of the core's trunks, which its bare name always means; None for others."""
-    if name.startswith(PREFIX) and name.removeprefix(PREFIX) in _zoo().list_models(module=_zoo()):
-        return _factory(name.removeprefix(PREFIX))
-    return _OWN.get(name)
+    return builtin_trunks().get(name) if name.startswith(PREFIX) else _OWN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     """Return the core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
-    return _OWN | {PREFIX + name: _factory(name) for name in _zoo().list_models(module=_zoo())}
-
-
-def _factory(name: str) -> Callable[..., nn.Module]:
-    factory = functools.partial(torchvision_trunk, name)
-    factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
-    return factory
+    factories = {
+        PREFIX + name: functools.partial(torchvision_trunk, name) for name in _zoo().list_models(module=_zoo())
+    }
+    for factory in factories.values():
+        factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
+    return _OWN | factories
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
@@ -191,20 +171,18 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     Raises:
         ConfigError: the trunk refuses images of that size, or gives something else than vectors ``[B, F]``.
     """
-    training = trunk.training
+    training, shape = trunk.training, (in_channels, image_size, image_size)
     trunk.eval()
     try:
         with torch.no_grad():
-            output = trunk(torch.zeros(2, in_channels, image_size, image_size))
+            output = trunk(torch.zeros(2, *shape))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ConfigError(
-            f"model.trunk refuses images of {in_channels} x {image_size} x {image_size}: {error}"
-        ) from None
+        raise ConfigError(f"model.trunk refuses images of {' x '.join(map(str, shape))}: {error}") from None
     finally:
         trunk.train(training)
     if not isinstance(output, Tensor) or output.ndim != 2:
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {shape}")
+        gave = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {gave}")
     return int(output.shape[1])
 
 

@@ -36,12 +36,18 @@ SLOW = 2.0  # seconds of import after which a plugin of others is named
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 _KEBAB, _NAME, _SNAKE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), re.compile(r"[^\s:@]+"), re.compile("[a-z][a-z0-9_]*")
-# What hooks register by name beside components and recipes: the hook, the form of a name, what a value has and is.
-TABLES: dict[str, tuple[str, re.Pattern[str], str, str]] = {
-    "data set": ("pml_ext_datasets", _NAME, "__call__", "a function (and a name without space, ':' and '@')"),
-    "trunk": ("pml_ext_trunks", _NAME, "__call__", "a function (and a name without space, ':' and '@')"),
-    "metric": ("pml_ext_metrics", _SNAKE, "__call__", "a function (and a name in snake_case)"),
-    "paper": ("pml_ext_papers", _KEBAB, "is_file", 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'),
+
+
+def _is_file(value: Any) -> bool:
+    return hasattr(value, "is_file") and value.is_file()
+
+
+# What hooks register by name beside components and recipes: the hook, the form of a name, whether a value serves, what is wanted.
+TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
+    "data set": ("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "metric": ("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
+    "paper": ("pml_ext_papers", _KEBAB, _is_file, 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'),
 }
 
 
@@ -228,12 +234,12 @@ class Plugins:
         return self._claims[what]
 
     def _call(self, plugin: str, what: str, function: Callable[[], Any]) -> None:
-        hook, form, attribute, wanted = TABLES[what]
+        hook, form, serves, wanted = TABLES[what]
         answer = function()
         if not isinstance(answer, Mapping):
             raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
         for name, value in answer.items():
-            if not form.fullmatch(name) or not hasattr(value, attribute):
+            if not form.fullmatch(name) or not serves(value):
                 raise PluginError(f"{hook}: {name!r} is {value!r}, wanted {wanted}")
         for name, value in answer.items():
             self._claim(what, name, plugin, value)

@@ -65,7 +65,6 @@ def test_torchvision_models_lose_their_last_linear_layer(name, size, features):
     [
         ("squeezenet1_0", None, "squeezenet1_0: its last module is AdaptiveAvgPool2d, no linear layer to take off"),
         ("resnet18", "BEST", "resnet18: no weights 'BEST'; known: DEFAULT, IMAGENET1K_V1"),
-        ("resnet", None, "no classification model of torchvision 'resnet'; nearest: resnet"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name, weights, message):

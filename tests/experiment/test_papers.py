@@ -195,9 +195,7 @@ def test_hooks_that_give_no_file(install_plugin):
     bad = PLUGIN.replace('/ "mine.toml"', '/ "absent.toml"')
     with registry.isolated():
         (install_plugin("mine", bad) / "recipes").mkdir()
-        with pytest.warns(
-            PluginWarning, match="pml_ext_papers: 'mine' is .*absent.toml'., wanted a file of the package"
-        ):
+        with pytest.warns(PluginWarning, match="pml_ext_papers: 'mine' is .*absent.toml'., wanted a file: importlib"):
             assert "mine" not in registry.factories("paper")
 
 
