@@ -57,15 +57,11 @@ def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
 
 
 def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
-    """Finish or undo what killed processes were replacing in a folder and its subfolders.
-
-    The caller has the folder for itself; what a living process writes stays.
-    """
+    """Finish or undo what killed processes were replacing in a folder, which the caller has for itself."""
     sums = read_sums(folder)
     for place in (folder, *(folder / name for name in subfolders)):
         for temporary in place.glob(".*.tmp"):
-            path, process = left_over(temporary)
-            if path is None or (process != os.getpid() and _is_alive(process)):
+            if (path := left_over(temporary)) is None:
                 continue
             if sums.get(path.relative_to(folder).as_posix()) == sha256_of(temporary):
                 os.replace(temporary, path)
@@ -73,22 +69,9 @@ def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
                 temporary.unlink()
 
 
-def _is_alive(process: int) -> bool:
-    if os.name == "nt":  # os.kill would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def changed_files(folder: Path) -> list[str]:
     """Return the files of a folder that differ from their checksums, by path, and ``SHA256SUMS`` if it is damaged."""
-    sums = read_sums(folder)
-    if not sums:
+    if not (sums := read_sums(folder)):
         return [SUMS] if (folder / SUMS).exists() else []
     return [name for name in sums if (folder / name).is_file() and sha256_of(folder / name) != sums[name]]
 
@@ -100,8 +83,7 @@ def missing_files(folder: Path) -> list[str]:
 
 def is_unchanged(folder: Path, name: str) -> bool:
     """Whether a file is there and has its checksum."""
-    wanted = read_sums(folder).get(name)
-    return wanted is not None and (folder / name).is_file() and sha256_of(folder / name) == wanted
+    return (folder / name).is_file() and read_sums(folder).get(name) == sha256_of(folder / name)
 
 
 def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:

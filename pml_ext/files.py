@@ -16,17 +16,17 @@ from filelock import FileLock, Timeout
 
 from .errors import ConfigError, UnwritableError
 
-_LEFT_OVER = re.compile(r"\.(.+)\.(\d+)(?:-\d+)?\.tmp")
+_LEFT_OVER = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
 
 
 class DamagedError(ValueError):
     """A file that cannot be read; the text says why, without the path."""
 
 
-def left_over(path: Path) -> tuple[Path | None, int]:
-    """Return the file that a temporary file was to become, and the number of its process; None for other files."""
+def left_over(path: Path) -> Path | None:
+    """Return the file that a temporary file was to become; None for other files."""
     match = _LEFT_OVER.fullmatch(path.name)
-    return (path.with_name(match[1]), int(match[2])) if match is not None else (None, 0)
+    return path.with_name(match[1]) if match is not None else None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
@@ -41,8 +41,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
     Raises:
         UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
     """
-    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{thread}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with writing(path):
         path.parent.mkdir(exist_ok=True)
         try:
@@ -57,7 +56,6 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
                 with contextlib.suppress(OSError):  # the first error says more
                     temporary.unlink(missing_ok=True)
             raise
-        temporary.unlink(missing_ok=True)  # stays where it was another link to the same file
         if os.name != "nt":  # which opens no folders
             handle = os.open(path.parent, os.O_RDONLY)
             try:
@@ -102,12 +100,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a value as indented JSON, in one step."""
-    write_text(path, json_text(value))
-
-
-def json_text(value: Mapping[str, Any]) -> str:
-    """Return a value as indented JSON."""
-    return json.dumps(value, indent=2) + "\n"
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

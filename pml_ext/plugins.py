@@ -42,7 +42,7 @@ def _is_file(value: Any) -> bool:
     return hasattr(value, "is_file") and value.is_file()
 
 
-# What hooks register by name beside components and recipes: the hook, the form of a name, whether a value serves, what is wanted.
+# What hooks register by name: the hook, the form of a name, whether a value serves, and what is wanted.
 TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
     "data set": ("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),

@@ -118,7 +118,7 @@ def _check_same(plan: Plan) -> None:
         text = shortened(f"{folder} cannot be resumed ({reason})")
         raise ConfigError(f"{text}; delete {saved} and train with --resume: training begins again")
     if tables is None:
-        if any(path.name not in {*FILES, LOCK, SUMS} and left_over(path)[0] is None for path in folder.iterdir()):
+        if any(path.name not in {*FILES, LOCK, SUMS} and left_over(path) is None for path in folder.iterdir()):
             raise ConfigError(f"{folder} holds no run ({reason}); choose another --out")
         return
     if (seed := tables.pop("run").get("seed")) != plan.seed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import time
 import warnings
@@ -19,7 +20,7 @@ from ..checksums import SUMS, replace_file, write_sums
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning
 from ..evaluation import nmi
-from ..files import json_text, left_over
+from ..files import left_over
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all
 from .engine import Engine, NotFiniteError, Objective, bad_weight
@@ -347,7 +348,7 @@ class Run(View):
         self._write_report(metrics, lost)
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        replace_file(self.folder, name, lambda path: path.write_text(json_text(value), "utf-8"))
+        replace_file(self.folder, name, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
 
     def _write_report(self, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
         """Write the report, and the checksums of the run's own files but for those that are lost."""
@@ -356,7 +357,7 @@ class Run(View):
         names = [
             path.relative_to(self.folder).as_posix()
             for path in self.folder.rglob("*")
-            if path.is_file() and left_over(path)[0] is None
+            if path.is_file() and left_over(path) is None
         ]
         own = [
             name
