@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -136,13 +136,25 @@ def _download(archive: Archive, place: Path) -> None:
 
 def _unpack(path: Path, place: Path) -> None:
     """Unpack a tar or zip archive; its files appear in the folder when the whole archive has been read."""
-    tar = {} if path.suffix == ".zip" or not hasattr(tarfile, "data_filter") else {"filter": "data"}
     try:
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as temporary:
-            shutil.unpack_archive(path, temporary, **tar)  # type: ignore[arg-type]
+            if path.suffix == ".zip":
+                shutil.unpack_archive(path, temporary)
+            else:
+                with tarfile.open(path) as tar:
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has no filters
+                    tar.extractall(temporary, members=_files_and_folders(tar))
             shutil.copytree(temporary, place, copy_function=os.replace, dirs_exist_ok=True)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:  # ReadError is an OSError
         raise DataError(f"{path}: not a readable archive ({one_line(error)}); delete it and get it again") from None
+
+
+def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive; a TarError names a link, a device, or a path outside of the folder."""
+    for member in tar:
+        if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
+            raise tarfile.TarError(f"{member.name} is not a file or a folder inside of the archive")
+        yield member
 
 
 def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:

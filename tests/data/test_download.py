@@ -100,14 +100,14 @@ def test_a_file_is_under_its_name_only_when_it_is_the_expected_one(server, tmp_p
 def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, body in entries.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            tar.addfile(info, io.BytesIO(body))
         for name, target in links.items():
             info = tarfile.TarInfo(name)
             info.type, info.linkname = tarfile.SYMTYPE, target
             tar.addfile(info)
+        for name, body in entries.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
     return buffer.getvalue()
 
 
@@ -133,25 +133,36 @@ def test_archives_are_unpacked_over_what_is_there(tmp_path, pack, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set", name]
 
 
+@pytest.mark.parametrize("filtered", [True, False], ids=["filter", "no filter"])  # Python 3.11.2 has no data_filter
 @pytest.mark.parametrize(
-    ("name", "body"),
+    ("name", "pack"),
     [
-        ("set.tgz", tarred({"../out.txt": b"x"})),
-        ("set.tgz", tarred({}, {"set/link": "/etc"})),
-        ("set.tgz", tarred({}, {"link": "../.."})),
-        ("set.zip", zipped({"../out.txt": b"x"})),
-        ("set.zip", zipped({"/tmp/out.txt": b"x"})),
+        ("set.tgz", lambda other: tarred({"../out.txt": b"x"})),
+        ("set.tgz", lambda other: tarred({}, {"set/link": str(other)})),
+        ("set.tgz", lambda other: tarred({}, {"link": "../../other"})),
+        ("set.tgz", lambda other: tarred({"set/link/out.txt": b"x"}, {"set/link": "../../../other"})),
+        ("set.zip", lambda other: zipped({"../out.txt": b"x"})),
+        ("set.zip", lambda other: zipped({"/tmp/out.txt": b"x"})),
     ],
-    ids=["tar above", "tar link to root", "tar link above", "zip above", "zip at root"],
+    ids=["tar above", "tar link to root", "tar link above", "tar through a link", "zip above", "zip at root"],
 )
-def test_archives_cannot_write_outside_of_their_folder(tmp_path, name, body):
-    place = tmp_path / "place"
+def test_archives_cannot_write_outside_of_their_folder(tmp_path, monkeypatch, name, pack, filtered):
+    place, other = tmp_path / "place", tmp_path / "other"
     place.mkdir()
-    (place / name).write_bytes(body)
+    other.mkdir()
+    (other / "kept.txt").write_bytes(b"kept")
+    (place / name).write_bytes(pack(other))
+    if not filtered:
+        monkeypatch.setattr(tarfile, "data_filter", getattr(tarfile, "fully_trusted_filter", None), raising=False)
     with contextlib.suppress(DataError):  # zips lose such files
         get_archives(about(Archive(name, 1)), place)
     assert [path.name for path in place.iterdir()] == [name]
-    assert [path.name for path in tmp_path.iterdir()] == ["place"]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
+        "other",
+        "other/kept.txt",
+        "place",
+        f"place/{name}",
+    ]
     assert not Path("/tmp/out.txt").exists()
 
 
