@@ -46,15 +46,11 @@ class Ear:
     def step(self, text: str) -> None:
         self.told.append(text)
 
-    def epoch(self, epoch: int, epochs: int, iterations: int) -> None: ...
-
-    def iteration(self, loss: float) -> None:
+    def iteration(self, *_: float) -> None:
         if self._left is not None:
             self._left -= 1
             if self._left < 0:
                 raise KeyboardInterrupt
-
-    def epoch_done(self, *values: float) -> None: ...
 
     def warn(self, text: str) -> None:
         self.told.append(text)
@@ -83,7 +79,6 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
 
 
 def _small_report(view: Any, *_: Any) -> None:
-    view.embeddings_before()
     (view.folder / "report.html").write_text("the report " * 40)
     (view.folder / "figures").mkdir(exist_ok=True)
     (view.folder / "figures" / "one.png").write_bytes(b"a figure " * 40)

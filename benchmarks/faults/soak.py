@@ -35,15 +35,11 @@ class Watcher:
 
     def step(self, text: str) -> None: ...
 
-    def epoch(self, epoch: int, epochs: int, iterations: int) -> None: ...
-
-    def iteration(self, loss: float) -> None:
+    def iteration(self, *_: float) -> None:
         self._done += 1
         if self._done % FIRST == 0:
             self.seen[self._done] = now()
             print(self._done, self.seen[self._done], flush=True)
-
-    def epoch_done(self, *values: float) -> None: ...
 
     def warn(self, text: str) -> None:
         print(text, file=sys.stderr)

@@ -102,7 +102,7 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
 
 
 class Progress:
-    """Progress on stderr: a bar on a terminal; elsewhere a line for each epoch, or every ten seconds."""
+    """Progress on stderr: a line for each epoch, and a bar on a terminal, or a line every ten seconds."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich import progress
@@ -128,20 +128,10 @@ class Progress:
         """Write a warning."""
         self.step(f"warning: {text}")
 
-    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
-        """Begin the bar of an epoch."""
-        self._epoch = f"epoch {epoch} of {epochs}"
-        self._bar.update(self._task, completed=0, total=iterations, visible=True)
-
-    def iteration(self, loss: float) -> None:
+    def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Move the bar."""
-        self._bar.update(self._task, advance=1, description=f"{self._epoch}: loss {loss:.4f}")
-
-    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
-        """Write a line where there is no bar."""
-        if self._bar.disable:
-            left = datetime.timedelta(seconds=round(seconds_left))
-            self.step(f"epoch {epoch} of {epochs}: loss {loss:.4f}, {images_per_second:.0f} images/s, {left} left")
+        text = f"epoch {epoch}: loss {loss:.4f}"
+        self._bar.update(self._task, description=text, completed=done, total=iterations, visible=True)
 
     def embedding(self, now: Embedded) -> None:
         """Draw how many images are embedded."""

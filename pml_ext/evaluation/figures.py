@@ -126,15 +126,15 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     return figure
 
 
-def recall_curve(curves: Mapping[str, Mapping[int, float]], ylabel: str = "Recall@K, %") -> Figure:
-    """Draw Recall@K, or precision@K, over K: ``{label: {K: fraction}}``."""
+def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Draw Recall@K over K: ``{label: {K: fraction}}``."""
     figure, (axes,) = panels_of(5.2, 1, 3.4)
     _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
-    finish(axes, legend=True, xlabel="K", ylabel=ylabel)
+    finish(axes, legend=True, xlabel="K", ylabel="Recall@K, %")
     return figure
 
 

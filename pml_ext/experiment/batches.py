@@ -44,11 +44,10 @@ def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoc
 
 
 class EpochBatches(BatchSampler):
-    """An epoch's batches, of which this process gets its part.
+    """An epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
 
-    Rank r of W gets the r-th of W consecutive parts of each batch, so that the parts joined in the order of the ranks
-    are the batch. The augmentation of an image depends on the seed, the epoch and the place in it, and on nothing else:
-    not on the number of processes, nor on that of a data loader's workers.
+    The augmentation of an image depends on the seed, the epoch and the place in it, and on nothing else: not on the
+    number of processes, nor on that of a data loader's workers.
     """
 
     def __init__(self, joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> None:
@@ -76,14 +75,7 @@ class EpochBatches(BatchSampler):
 
 
 class BatchReader:
-    """Reads one epoch's batches after another's; its workers live as long as it does.
-
-    Args:
-        images: items are ``(image, label)``.
-        workers: processes that read; 0 for this one.
-        device: where batches are wanted; a GPU gets them through pinned memory.
-        memory_format: how images lie in memory there.
-    """
+    """Reader of one epoch's batches after another's, by processes (``workers``) that live as long as it does."""
 
     def __init__(
         self,
@@ -110,28 +102,21 @@ class BatchReader:
     def read(self, batches: EpochBatches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
 
-        One number is drawn from torch's generator of the CPU at once, as a data loader made for the epoch draws it:
-        with any number of workers, and in a resumed run, random numbers are the same. Take the batches inside of
-        :meth:`Watched.naming_images` of :attr:`images`.
-
-        Args:
-            batches: the epoch's.
-            labels: of all images, in place of their own, ``[N]``.
+        ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator of
+        the CPU at once, as a data loader made for the epoch draws it: with any number of workers, and in a resumed run,
+        random numbers are the same. Take the batches inside of :meth:`Watched.naming_images` of :attr:`images`.
         """
-        if self._loader is None:
-            raise RuntimeError("the reader is closed")
+        assert self._loader is not None
         self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._now[:] = batches
-        return self._read(self._loader, batches, labels)
 
-    def _read(
-        self, loader: DataLoader[Any], batches: EpochBatches, others: NDArray[np.int64] | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        for number, (images, labels) in enumerate(loader):
-            if others is not None:
-                labels = torch.from_numpy(others[batches.indices(number).numpy()])
+        def on_device(number: int, images: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+            if labels is not None:
+                own = torch.from_numpy(labels[batches.indices(number).numpy()])
             images = images.to(self._device, non_blocking=self._pinned, memory_format=self._memory_format)
-            yield self.images.finish(images), labels.to(self._device, non_blocking=self._pinned)
+            return self.images.finish(images), own.to(self._device, non_blocking=self._pinned)
+
+        return (on_device(number, *batch) for number, batch in enumerate(self._loader))
 
     def close(self) -> None:
         """End the workers."""
@@ -150,7 +135,7 @@ def embed_batches(
     """Yield a split batch by batch: images, features ``[B, F]``, embeddings ``[B, D]`` and labels, on the device.
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends. Torch's generators are left
-    alone. ``workers`` is how many processes read, 0 for this one.
+    alone.
     """
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(images, workers)
@@ -177,15 +162,11 @@ _read: weakref.WeakSet[Watched] = weakref.WeakSet()  # images that workers of th
 
 
 class Watched(Dataset[tuple[Tensor, int]]):
-    """Images of which it is known which one each worker reads.
+    """Images ``(image, label)`` of which it is known which one each worker reads.
 
     An item is asked for by its index, or by its index and the seed of torch's generator for random transforms; the
-    generator is afterwards as it was.
-
-    Args:
-        images: items are ``(image, label)``; with workers, :class:`LabeledImages` are read by
-            :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest.
-        workers: how many read; 0 for none but this process.
+    generator is afterwards as it was. Workers read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and
+    :attr:`finish` does the rest.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
@@ -226,11 +207,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
-        """Inside, torch's error about a worker that died, which it raises at any line, has the image that it read.
-
-        Raises:
-            DataError: a worker died.
-        """
+        """Inside, torch's error about a worker that died is a DataError with the image that it read."""
         try:
             yield
         except RuntimeError as error:
@@ -261,10 +238,7 @@ def _end_workers() -> None:
 
 
 def begin(_worker: int) -> None:
-    """Begin a worker that ignores the signals which a scheduler sends to every process of a job.
-
-    The run ends it: it must not end before the iteration that the run finishes. A second SIGTERM ends it.
-    """
+    """Begin a worker that leaves a scheduler's signals to its run, which ends it; a second SIGTERM does too."""
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGINT", "SIGHUP"):

@@ -30,16 +30,6 @@ from ..devices import random_states, set_random_states
 from ..errors import DataError, PluginWarning, shortened
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
-_STATE = ("epoch", "parts", "samplers", "random", "processes", "metrics", "best")
-_WEIGHTS = ("trunk", "embedder", "loss")
-_KEYS = {
-    "last.pt": _STATE,
-    "previous.pt": _STATE,
-    "within.pt": (*_STATE, "losses"),
-    "model.pt": _WEIGHTS,
-    "best.pt": _WEIGHTS,
-    "before.pt": ("embeddings",),
-}
 # Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
 _SAFE: list[Any] = [
     *(np.dtype, np.ndarray, np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]),  # type: ignore[index]
@@ -49,11 +39,7 @@ _SAFE: list[Any] = [
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint and its checksum; the old one stays until the new one is whole.
-
-    Args:
-        path: ``RUN/checkpoints/NAME.pt``.
-        state: tensors, numbers, texts, containers of these, and numpy's arrays.
+    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; the old one stays until the new one is whole.
 
     Raises:
         UnwritableError: the disk is full, or the folder gone.
@@ -71,8 +57,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
     """Write ``last.pt``, and keep the one that it replaces as ``previous.pt``."""
     if path.exists():
-        copy = functools.partial(shutil.copyfile, path)
-        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", copy)
+        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(shutil.copyfile, path))
     save(path, state)
 
 
@@ -93,8 +78,7 @@ def load(
         digest: the file's SHA-256, where the caller has it.
 
     Raises:
-        DataError: no such file, an empty or damaged one, one of another run or with something else in it; the text
-            says what to do.
+        DataError: the file is missing, damaged or of another run; the text says what to do.
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
@@ -110,10 +94,7 @@ def load(
         raise
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
-    missing = [key for key in _KEYS.get(path.name, ()) if not isinstance(state, dict) or key not in state]
-    if missing:
-        raise _refused(path, f"the file holds something else (no {missing[0]!r} in it)")
-    if of is not None and state.get("of", of) != of:
+    if not isinstance(state, dict) or (of is not None and state.get("of") != of):
         raise _refused(path, "it is of another run, of another recipe or seed")
     return state  # type: ignore[no-any-return]
 
@@ -121,13 +102,7 @@ def load(
 def load_to_resume(
     path: Path, device: torch.device | str = "cpu", of: str | None = None
 ) -> tuple[dict[str, Any], str] | None:
-    """Return the state of ``last.pt``, or if that cannot be read, of ``previous.pt`` beside it, and a warning or "".
-
-    Returns None where there is neither.
-
-    Raises:
-        DataError: none of the two can be read.
-    """
+    """Return the state of ``last.pt``, or if that is damaged of ``previous.pt``, and a warning, perhaps empty."""
     previous = path.with_name("previous.pt")
     if not path.exists() and not previous.exists():
         return None
@@ -160,7 +135,7 @@ def taking(path: Path, state: Mapping[str, Any] | None = None) -> Iterator[None]
 def _refused(path: Path, reason: str) -> DataError:
     remedies = {
         "model.pt": "train with --resume: it is made again from last.pt",
-        "before.pt": "pml-ext report makes it again",
+        "before.pt": "the report leaves out its figure",
         "within.pt": "the epoch begins again",
     }
     anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
@@ -171,15 +146,18 @@ def _refused(path: Path, reason: str) -> DataError:
 
 
 def state_of_sampler(sampler: Any) -> Any:
-    """Return a sampler's ``state_dict()``, or those attributes that a checkpoint can hold; warn of the others, once."""
+    """Return a sampler's ``state_dict()``, or a copy of its attributes but for generators, with a warning of these."""
     if hasattr(sampler, "state_dict"):
         return sampler.state_dict()
     state = {}
     for name, value in vars(sampler).items():
-        held = _state_of(value)
-        if _can_be_held(held):
-            state[name] = held
-        else:
+        file = io.BytesIO()
+        try:
+            torch.save(_plain(value), file)
+            file.seek(0)
+            with torch.serialization.safe_globals(_SAFE):
+                state[name] = torch.load(file, weights_only=True)
+        except Exception:  # of any kind, as pickling raises them
             _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
     return state
 
@@ -196,45 +174,16 @@ def set_state_of_sampler(sampler: Any, state: Any) -> None:
         sampler.load_state_dict(state)
         return
     for name, held in state.items():
-        match vars(sampler).get(name):
-            case np.random.Generator() as generator:
-                generator.bit_generator.state = held
-            case random.Random() as generator:
-                generator.setstate(held)
-            case np.random.RandomState() as generator:
-                generator.set_state(held)
-            case torch.Generator() as generator:
-                generator.set_state(held.cpu())
-            case dict() as own:  # of its own class, which may be a defaultdict
-                own.clear()
-                own.update(held)
-            case _:
-                setattr(sampler, name, held)
+        own = vars(sampler).get(name)
+        if isinstance(own, dict):  # perhaps a defaultdict, which stays one
+            own.clear()
+            own.update(held)
+        else:
+            setattr(sampler, name, held)
 
 
-def _state_of(value: Any) -> Any:
-    match value:
-        case np.random.Generator():
-            return value.bit_generator.state
-        case random.Random():
-            return value.getstate()
-        case np.random.RandomState() | torch.Generator():
-            return value.get_state()
-        case dict():
-            return {key: _state_of(item) for key, item in value.items()}
-    return value
-
-
-def _can_be_held(value: Any) -> bool:
-    file = io.BytesIO()
-    try:
-        torch.save(value, file)
-        file.seek(0)
-        with torch.serialization.safe_globals(_SAFE):
-            torch.load(file, weights_only=True)
-    except Exception:  # of any kind, as pickling raises them
-        return False
-    return True
+def _plain(value: Any) -> Any:
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def random_state() -> dict[str, Any]:

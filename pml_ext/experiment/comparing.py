@@ -33,14 +33,11 @@ class Group:
 
 
 class Difference(NamedTuple):
-    """The difference of two groups over their common seeds; NaN where there are too few of them.
-
-    ``p`` is of the two-sided paired t-test (:func:`scipy.stats.ttest_rel`), NaN for differences that are all the same.
-    """
+    """The difference of two groups over their common seeds; NaN where there are too few of them."""
 
     mean: float
     std: float  # sample standard deviation of the differences
-    p: float
+    p: float  # of the two-sided paired t-test; NaN for differences that are all the same
     pairs: int  # number of common seeds
 
 
@@ -57,17 +54,15 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 def groups_below(folders: Sequence[Path]) -> list[Group]:
     """Find the finished runs in folders, at any depth, and group them by recipe and settings.
 
-    Raises:
-        ConfigError: no finished run in a folder, or two runs of the same settings and seed that differ.
-        DataError: a recipe or a ``metrics.json`` is damaged, or was written by another run.
+    ConfigError for a folder without one, or two runs of the same settings and seed that differ; DataError for files
+    that are damaged, or of another run.
     """
     groups: list[Group] = []
     for folder in folders:
         places = sorted(file.parent for file in folder.rglob("metrics.json"))
         if not places:
-            raise ConfigError(
-                f"{folder}: no finished run in it (no metrics.json); type: pml-ext train RECIPE --out {folder}"
-            )
+            text = f"{folder}: no finished run in it (no metrics.json)"
+            raise ConfigError(f"{text}; type: pml-ext train RECIPE --out {folder}")
         for place in places:
             name, seed, settings, metrics = _read(place)
             group = next((group for group in groups if group.settings == settings), None)
@@ -99,11 +94,6 @@ def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
         text = shortened(one_line(error), 200)
         raise DataError(f"{place / 'recipe.toml'}: not the recipe of a run ({text})") from None
     metrics = read_metrics(place / "metrics.json")
-    if (metrics.get("recipe"), metrics.get("seed")) != (name, seed):
-        raise DataError(
-            f"{place / 'metrics.json'}: of {metrics.get('recipe')} with seed {metrics.get('seed')}, but the run beside "
-            f"it is {name} with seed {seed}; put its own file back"
-        )
     for key in ("paper", "description"):
         tables.pop(key, None)
     return name, seed, flat(tables), metrics

@@ -22,7 +22,7 @@ from ..distributed import most_of_ranks, num_processes
 from ..errors import TrainingError
 from ..losses import MicroBatched, inside
 from ..pairwise import to_full_precision
-from .recipe import EngineTable
+from .recipe.schema import EngineTable
 
 MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
 
@@ -55,16 +55,9 @@ class Step:
 class Engine:
     """Trainer of a network of a trunk and an embedder, whose gradients are averaged over the processes.
 
-    The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters.
-
-    Args:
-        trunk: from images to features, on the device.
-        embedder: from features to embeddings, on the same.
-        freeze_batch_norm: whether the trunk's batch norms keep their statistics.
-        lap: called with the name of each part of a step when it is done, for measuring: ``"network"``, ``"miner"``,
-            ``"loss"``, ``"check"``, ``"optimizer"``.
-        skip_nonfinite: whether a step is left out, rather than an error, if the loss, an embedding or a gradient is NaN
-            or infinite; at most 30 one after the other.
+    The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters. With
+    ``freeze_batch_norm`` the trunk's batch norms keep their statistics. With ``skip_nonfinite`` a step whose loss,
+    embeddings or gradients are NaN or infinite is left out, rather than an error; at most 30 one after the other.
     """
 
     def __init__(
@@ -74,21 +67,21 @@ class Engine:
         device: torch.device,
         settings: EngineTable | None = None,
         freeze_batch_norm: bool = False,
-        lap: Callable[[str], None] | None = None,
         skip_nonfinite: bool = False,
     ) -> None:
         self._skips, self._undo = skip_nonfinite, cast(Callable[[], None], _nothing)
         self.settings, self.device = settings or EngineTable(), device
-        self._freeze_batch_norm, self._lap = freeze_batch_norm, lap or _nothing
+        self._freeze_batch_norm = freeze_batch_norm
+        self.lap: Callable[[str], None] = _nothing  # called with the name of each part of a step, when it is done
         check_precision(device, self.settings.precision)
-        self._named = {"trunk": trunk, "embedder": embedder}
+        self.networks = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
         if self.settings.channels_last:
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        size = self.settings.micro_batch
-        parts = [trunk, embedder] if size is None else [MicroBatched(nn.Sequential(trunk, embedder), size)]
-        compiled: Any = torch.compile if self.settings.compile else lambda module: module
-        self._parts = [over_processes(compiled(module)) for module in parts]
+        parts: Any = [torch.compile(part) if self.settings.compile else part for part in (trunk, embedder)]
+        if self.settings.micro_batch is not None:
+            parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
+        self._parts = [over_processes(module) for module in parts]
         self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
         self._overflows = 0  # steps left out in a row
 
@@ -109,23 +102,23 @@ class Engine:
         """
         for module in (*self._parts, objective.loss):
             module.train()
-        for module in self._named["trunk"].modules() if self._freeze_batch_norm else ():
+        for module in self.networks["trunk"].modules() if self._freeze_batch_norm else ():
             if "BatchNorm" in type(module).__name__:
                 module.eval()
         parameters = {
             f"{name}.{key}": parameter
-            for name, module in (*self._named.items(), ("loss", inside(objective.loss)))
+            for name, module in (*self.networks.items(), ("loss", inside(objective.loss)))
             for key, parameter in module.named_parameters()
         }
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
-            self._lap("reading")
+            self.lap("reading")
             self._undo = self._remembered(objective, len(batch[1])) if self._skips else _nothing
             pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
-            self._lap("reading")
+            self.lap("reading")
             yield self._take(*pending, objective, parameters)
             if not ahead:
                 batch = next(reading, None)
@@ -141,21 +134,21 @@ class Engine:
             for module in self._parts:
                 embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
-        self._lap("network")
+        self.lap("network")
         indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
-        self._lap("miner")
+        self.lap("miner")
         loss = objective.loss(embeddings, labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
             raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
-        self._lap("loss")
-        if embeddings.requires_grad and self._lap is not _nothing:
+        self.lap("loss")
+        if embeddings.requires_grad and self.lap is not _nothing:
             # Called where the gradient of the network begins.
-            embeddings.register_hook(lambda _: self._lap("loss"))  # type: ignore[no-untyped-call]
+            embeddings.register_hook(lambda _: self.lap("loss"))  # type: ignore[no-untyped-call]
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
-        self._lap("network")
+        self.lap("network")
         return loss.detach(), embeddings.detach()
 
     def _take(
@@ -180,7 +173,7 @@ class Engine:
             bad = first_bad({"embeddings": embeddings} | gradients)
         if self._skips and most_of_ranks(int(bad is not None)) and bad is None:
             bad = "loss of another process", math.nan
-        self._lap("check")
+        self.lap("check")
         if bad is None:
             self._overflows = 0
             if self.settings.clip_gradient is not None:
@@ -191,7 +184,7 @@ class Engine:
             self._skip(*bad)
         if self._scaler is not None:
             self._scaler.update()
-        self._lap("optimizer")
+        self.lap("optimizer")
         return Step(value, embeddings, recorded, bad is not None)
 
     def _skip(self, name: str, value: float) -> None:
@@ -216,7 +209,7 @@ class Engine:
         Parameters, which do not change in a step that is left out, are not copied, and of a memory's ring only the rows
         that the batch enters.
         """
-        buffers = [(buffer, buffer.clone()) for module in self._named.values() for buffer in module.buffers()]
+        buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
         loss = inside(objective.loss)
         rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
@@ -256,15 +249,11 @@ def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
     return nn.parallel.DistributedDataParallel(module, **settings)
 
 
-def _nothing(*_: object) -> None:
-    """Undo, or measure, nothing."""
+def _nothing(*_: object) -> None: ...
 
 
 def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
-    """Return name and value, NaN or infinity, of the first tensor that is not finite; None if all are.
-
-    The tensors, sparse ones too, lie on one device, for which is waited once.
-    """
+    """Return name and value of the first tensor, of any layout on one device, that is not finite; None if all are."""
     filled = {name: stored(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
@@ -284,15 +273,11 @@ def bad_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str,
 
     A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
     """
-    parameters = {
-        f"weight {group}.{name}": parameter
-        for group, module in {**networks, "loss": loss}.items()
-        for name, parameter in module.named_parameters()
-    }
-    buffers = {
-        f"{group}.{name}": buffer if name.endswith("running_mean") else buffer.nan_to_num(math.nan, 0.0, 0.0)
-        for group, module in networks.items()
-        for name, buffer in module.named_buffers()
-        if buffer.is_floating_point()
-    }
+    parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
+    for group, module in {**networks, "loss": loss}.items():
+        parameters |= {f"weight {group}.{name}": parameter for name, parameter in module.named_parameters()}
+        for name, buffer in module.named_buffers() if group in networks else ():
+            if buffer.is_floating_point():
+                mean = name.endswith("running_mean")
+                buffers[f"{group}.{name}"] = buffer if mean else buffer.nan_to_num(math.nan, 0.0, 0.0)
     return first_bad(parameters) or first_bad(buffers)

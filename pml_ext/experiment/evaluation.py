@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import raw_pixels
-from ..devices import device_name
 from ..errors import DataError, TrainingError
 from ..evaluation import (
     Evaluation,
@@ -28,9 +27,7 @@ from ..evaluation import (
 from ..evaluation.calculator import needs_clusters, plugin_metrics
 from ..evaluation.metrics import metrics_of
 from ..pml import BaseDistance
-from . import checkpoint
 from .engine import first_bad
-from .recipe import plugins_in
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
 from .view import View
@@ -64,23 +61,20 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
         metrics["learned_metric"] = nearest_by(view, metric).accuracies
         if shortlist := view.recipe.evaluation.shortlist:
             # one more than the recipe says, where the query itself is among its own nearest
-            search = reranked_under(metric, shortlist + int(view.gallery_of(split) == split))
-            metrics["shortlist"] = _searched(view, split, _points(view, split), search, keep=0).accuracies
+            search, where = (
+                reranked_under(metric, shortlist + int(view.gallery_of(split) == split)),
+                view.gallery_of(split),
+            )
+            points = {part: view.embeddings(part) for part in (split, where)}
+            metrics["shortlist"] = _searched(view, split, points, search, keep=0).accuracies
     return metrics
 
 
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
     """Return the metrics of a split, computed once for each state of the network.
 
-    Each image is searched by cosine similarity among all others of the split; a query is searched in the gallery.
-
-    Args:
-        view: of the run.
-        split: a key of its splits.
-        clustering: whether the split's images are clustered and classified too.
-
-    Raises:
-        TrainingError: embeddings that are not finite.
+    Each image is searched by cosine similarity among all others of the split; a query is searched in the gallery. With
+    ``clustering`` the images are clustered and classified too. TrainingError for embeddings that are not finite.
     """
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
@@ -106,22 +100,8 @@ def nearest(view: View, split: str) -> Evaluation:
 def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
     """Return the same of the queries by a learned metric, whose values are the distances; computed once."""
     split = view.queries
-    return view.once(
-        ("nearest by", id(metric)),
-        lambda: _searched(view, split, _points(view, split), neighbors_under(metric)),
-    )
-
-
-def facts_of(view: View) -> dict[str, Any]:
-    """Return the part of ``metrics.json`` that is about the run itself."""
-    return {
-        "seed": view.seed,
-        "device": device_name(view.device),
-        "processes": view.processes,
-        "versions": checkpoint.versions(),
-        "plugins": plugins_in(view.recipe.as_dict()),
-        "images": counts(view),
-    }
+    points = {part: view.embeddings(part) for part in (split, view.gallery_of(split))}
+    return view.once(("nearest by", id(metric)), lambda: _searched(view, split, points, neighbors_under(metric)))
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
@@ -131,10 +111,6 @@ def counts(view: View) -> dict[str, dict[str, int]]:
         name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
         for name, images in view.splits.items()
     }
-
-
-def _points(view: View, split: str) -> dict[str, Tensor]:
-    return {part: view.embeddings(part) for part in (split, view.gallery_of(split))}
 
 
 def _directions(view: View, split: str) -> Tensor:
@@ -212,15 +188,11 @@ def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
 
 
 def collapse(embeddings: Tensor, labels: Any) -> float | None:
-    """Return the mean cosine similarity of different images where embeddings have collapsed, else None.
+    """Return the mean cosine similarity of different images where embeddings ``[N, D]`` have collapsed, else None.
 
     Similar directions alone are no collapse: a search compares differences. Embeddings have collapsed if their mean
     cosine similarity is above :data:`COLLAPSED` and the nearest other image is of the same class less often than
     halfway from chance to always. Images that a search in float32 cannot tell apart share a rank.
-
-    Args:
-        embeddings: ``[N, D]``.
-        labels: ``[N]``, integers.
     """
     count = len(embeddings)
     if count < 2:

@@ -6,30 +6,29 @@ import contextlib
 import datetime
 import hashlib
 import os
+import re
 import shlex
-import socket
 import statistics
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from filelock import FileLock, Timeout
 
 from .. import checksums
 from ..checksums import SUMS, read_sums
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
-from ..files import DamagedError, left_over, read_json, read_toml, write_json, writing
+from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json, writing
 from . import checkpoint, signals
 from .recipe import Recipe, flat, load_recipes, plugins_in
 from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
 Metrics = dict[str, Any]
-LOCK = "run.lock"
+LOCK = ".lock"
 MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
@@ -57,10 +56,9 @@ def plan(
     Raises:
         ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
     """
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: wanted 1 or more")
-    if seed < 0:
-        raise ConfigError(f"--seed {seed}: wanted 0 or more")
+    for option, value, least in (("--seeds", seeds, 1), ("--seed", seed, 0)):
+        if value < least:
+            raise ConfigError(f"{option} {value}: wanted {least} or more")
     if out is None and resume:
         raise ConfigError("--resume needs --out, the folder of the run to go on with")
     if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
@@ -89,10 +87,10 @@ def plan(
 
 def _folder_name(variant: str) -> str:
     """Return a variant's name as that of a folder, which lies in the run's folder and nowhere else."""
-    name = printable(variant).replace("/", "-").replace("\\", "-")
+    name = re.sub(r"[/\\]", "-", printable(variant))
     if len(name) > 100:
         name = f"{name[:80]}-{hashlib.sha256(variant.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
-    return name.replace(".", "-") if name.strip(".") == "" else name
+    return name if name.strip(".") else name.replace(".", "-")
 
 
 def _restarted() -> bool:
@@ -126,41 +124,20 @@ def _check_same(plan: Plan) -> None:
     old, new = flat(tables), flat(plan.recipe.as_dict())
     for key in [*old, *new]:
         if old.get(key) != new.get(key):
-            raise ConfigError(
-                f"{saved}: {key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now; resume it with "
-                "the same"
-            )
+            there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
+            raise ConfigError(f"{saved}: {there}; resume it with the same")
 
 
 # One run
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a run's folder, so that one process at a time writes it; the system unlocks it when that process ends.
+def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock a run's folder, so that one process at a time writes it; ConfigError if another does."""
 
-    Raises:
-        ConfigError: another process has it; the text says which, on which machine, and since when.
-    """
-    path = folder / LOCK
-    lock, holder = FileLock(path), ""
-    with writing(path):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                holder = printable(path.read_text("utf-8").strip())
-            raise ConfigError(
-                f"{folder} is being written by another run ({holder or 'of this machine'}); wait for it or stop it, "
-                "or choose another --out"
-            ) from None
-        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n", "utf-8")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
+    def refuse() -> None:
+        raise ConfigError(f"{folder} is being written by another run; wait for it or stop it, or choose another --out")
+
+    return alone_in(folder, refuse)
 
 
 def execute(
@@ -176,22 +153,18 @@ def execute(
     metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
     if metrics is not None and not damaged:
         return metrics  # type: ignore[no-any-return]
+    run = Run(plan.recipe, plan.name, folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
+    run.listener.step(f"{plan.name}, seed {plan.seed}, in {folder}")
+    again = metrics is not None and MODEL not in damaged  # else the run goes on from its last checkpoint
     with contextlib.ExitStack() as stack:
-        existed = folder.exists()
-        if existed and rank() == 0:
-            stack.enter_context(locked(folder))
-        run = Run(plan.recipe, plan.name, folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
-        run.listener.step(f"{plan.name}, seed {plan.seed}, in {folder}")
-        again = metrics is not None and MODEL not in damaged  # else the run goes on from its last checkpoint
         if rank() == 0:
-            if not existed:
-                with writing(folder):
-                    folder.mkdir(parents=True)
-                stack.enter_context(locked(folder))
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
             if MODEL in damaged:
                 run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
-            if not again:
-                _tidy(folder)
+            if not again:  # what a killed run has left
+                checksums.recover(folder, ("checkpoints", "figures", "records"))
             if not again or RECIPE in damaged:
                 tables = plan.recipe.as_dict()
                 tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
@@ -206,24 +179,8 @@ def execute(
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what a killed run has left: temporary files, and checkpoints whose recipe is not known."""
-    checksums.recover(folder, ("checkpoints", "figures", "records"))
-    if (folder / SUMS).exists():  # of a run that had ended, whose records and report are written anew
-        checksums.write_sums(
-            folder, (), keep=lambda name: name.startswith("checkpoints/") or name in (RECIPE, "network.json")
-        )
-    if not (folder / RECIPE).exists() and not (folder / LAST).exists():
-        for name in ("before", "best", "within"):
-            (folder / "checkpoints" / f"{name}.pt").unlink(missing_ok=True)
-
-
 def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
-    """Return the metrics of a finished run, else None, and which of its files are gone or damaged.
-
-    Raises:
-        DataError: ``metrics.json`` is damaged, or neither the model nor a checkpoint of it is left.
-    """
+    """Return the metrics of a finished run, else None, and which of its files are gone or damaged."""
     if not (folder / METRICS).exists():
         return None, []
     checksums.check_unchanged(folder, METRICS)
@@ -233,25 +190,21 @@ def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
     damaged += [name for name in (SUMS, MODEL) if not (folder / name).exists()]
     if MODEL in damaged and not (folder / LAST).exists():
         raise DataError(
-            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone "
-            f"too; delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
+            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
+            f"delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
         )
     return metrics, sorted(set(damaged))
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
-    """Draw the report of a finished run again, and write its derived files again where they are damaged or gone.
+    """Draw the report of a finished run again, with other derived files that are damaged or gone; return its path.
 
-    Arguments as of :func:`train`; returns the HTML file.
-
-    Raises:
-        DataError: no finished run in the folder, or a checkpoint that cannot be read.
+    Arguments as of :func:`train`; DataError if the folder holds no finished run, or its model is damaged.
     """
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
-            raise DataError(
-                f"{folder}: no finished run (no {name} in it); type: pml-ext train RECIPE --out {folder} --resume"
-            )
+            text = f"{folder}: no finished run (no {name} in it)"
+            raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
     recipe = next(iter(load_recipes(str(folder / RECIPE)).values()))
     metrics, damaged = _finished(folder)
     assert metrics is not None
@@ -267,10 +220,8 @@ def read_metrics(path: Path) -> Metrics:
     try:
         return read_json(path)
     except DamagedError as error:
-        raise DataError(
-            f"{path}: not the metrics of a run ({shortened(error, 200)}); delete it and train with --resume: they are "
-            "measured and written again"
-        ) from None
+        text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
+        raise DataError(f"{text}; delete it and train with --resume: they are measured again") from None
 
 
 # Several runs
@@ -295,7 +246,7 @@ def train(
     Args:
         name: a recipe's name or file.
         out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
-        seed: the first seed.
+        seed: the first of ``seeds`` seeds.
         seeds: how many seeds, counted up from the first.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
@@ -305,12 +256,11 @@ def train(
         on_nonfinite: as of :class:`Run`.
 
     Returns:
-        The contents of each run's ``metrics.json``, with its ``folder``. For more than one run, ``summary.json`` in
-        the common folder has mean and spread.
+        The contents of each run's ``metrics.json``, with its ``folder``; of several runs, ``summary.json`` in the
+        common folder has mean and spread.
 
     Raises:
-        FailedRunsError: some of several runs failed; the others were done, and are in the error and the summary. With
-            several processes the first run that fails ends them all.
+        FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
         StoppedError: a signal ended it; the text says what to type to go on.
     """
     resume = resume or _restarted()
@@ -323,6 +273,7 @@ def train(
             with process_group(choose_device(device).partition(":")[0]):
                 # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
                 plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
+                place = plans[0].folder.parent if len(plans) > 1 else plans[0].folder
                 for each in plans:
                     signals.check("before a run began")
                     try:
@@ -338,7 +289,6 @@ def train(
                         notes += traceback.format_exception(error)
                         if listener is not None:
                             listener.warn(_FAILURE.format(**failures[-1]))
-                place = plans[0].folder.parent
                 if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
                     checksums.recover(place)
                     failed_too = {"failures": failures} if failures else {}
@@ -348,10 +298,10 @@ def train(
                 raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
             processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
             words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
-            words += ["train", name, "--out", str(plans[0].folder.parent if len(plans) > 1 else plans[0].folder)]
-            options = {"--seed": (seed, 0), "--seeds": (seeds, 1), "--device": (device, "auto"), "--data": (data, None)}
-            for option, (value, default) in (options | {"--on-nonfinite": (on_nonfinite, "stop")}).items():
-                words += [option, str(value)] if value != default else []
+            words += ["train", name, "--out", str(place)]
+            given = {"seed": (seed, 0), "seeds": (seeds, 1), "device": (device, "auto"), "data": (data, None)}
+            for option, (value, default) in (given | {"on-nonfinite": (on_nonfinite, "stop")}).items():
+                words += [f"--{option}", str(value)] if value != default else []
             words += [word for override in overrides for word in ("--set", override)]
             raise StoppedError(error.signal, f"{error}; go on with: {shlex.join([*words, '--resume'])}") from None
     if failures:
@@ -364,9 +314,7 @@ def train(
 class FailedRunsError(PmlExtError):
     """Some runs of several failed.
 
-    Args:
-        results: the metrics of the others, as :func:`train` returns them.
-        failures: ``recipe``, ``seed``, ``folder`` and ``error`` of each run that failed.
+    ``results`` are the metrics of the others; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error`` of each.
     """
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:

@@ -44,30 +44,27 @@ class StepProfile:
 
 
 def profile_steps(
-    trunk: nn.Module,
-    embedder: nn.Module,
+    engine: Engine,
     images: Dataset[tuple[Tensor, int]],
     batches: EpochBatches,
     objective: Objective,
-    device: torch.device,
     workers: int = 0,
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
-    **engine_settings: Any,
 ) -> StepProfile:
-    """Time the engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
+    """Time an engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
 
     The bare loop has copies of the network, the loss, the miner and the optimizers. The first ``warm_up`` steps do not
     count. ``record`` is called with every step of the engine.
     """
-    network, own = copy.deepcopy((nn.Sequential(trunk, embedder), objective))
+    network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
 
     def bare_loop() -> Iterator[None]:
         indices: Any = [[index for index, _ in batch] for batch in batches]
         network.train()
         own.loss.train()
         for pixels, labels in DataLoader(images, batch_sampler=indices, num_workers=workers):
-            pixels, labels = pixels.to(device), labels.to(device)
+            pixels, labels = pixels.to(engine.device), labels.to(engine.device)
             for optimizer in own.optimizers.values():
                 optimizer.zero_grad()
             embeddings = network(pixels)
@@ -77,10 +74,7 @@ def profile_steps(
                 optimizer.step()
             yield
 
-    bare = bare_loop()
-    parts: list[dict[str, float]] = []
-    others: list[float] = []
-    last = 0.0
+    bare, parts, others, last = bare_loop(), list[dict[str, float]](), list[float](), 0.0
 
     def lap(part: str) -> None:
         nonlocal last
@@ -88,25 +82,19 @@ def profile_steps(
         parts[-1][part] += now - last
         last = now
 
-    engine = Engine(trunk, embedder, device, lap=lap, **engine_settings)
-    reader = BatchReader(images, workers, device, engine.memory_format)
+    engine.lap = lap
+    reader = BatchReader(images, workers, engine.device, engine.memory_format)
     steps = engine.epoch(reader.read(batches), objective)
-
-    def engine_step() -> None:
-        nonlocal last
-        parts.append(dict.fromkeys(PARTS, 0.0))
-        last = timer()
-        record(next(steps))
-        lap("records")
-
-    def bare_step() -> None:
-        started = timer()
-        next(bare)
-        others.append(timer() - started)
-
-    for number in range(len(batches)):
-        for turn in (engine_step, bare_step) if number % 2 else (bare_step, engine_step):
-            turn()
+    for number in range(2 * len(batches)):
+        if number % 4 in (0, 3):  # the two take turns in going first
+            started = timer()
+            next(bare)
+            others.append(timer() - started)
+        else:
+            parts.append(dict.fromkeys(PARTS, 0.0))
+            last = timer()
+            record(next(steps))
+            lap("records")
     reader.close()
     parts, others = parts[warm_up:], others[warm_up:]
     whole = [sum(each.values()) for each in parts]
@@ -128,10 +116,9 @@ def profile_recipe(
     steps: int = 60,
     warm_up: int = 5,
 ) -> StepProfile:
-    """Profile training steps of a recipe, with the records of a run, in a temporary folder.
+    """Profile ``steps`` training steps of a recipe after ``warm_up`` others, with records, in a temporary folder.
 
-    Args are those of :func:`pml_ext.experiment.train`; ``steps`` are measured after ``warm_up`` others, with this
-    number of ``threads`` of torch on the CPU.
+    The other arguments are those of :func:`pml_ext.experiment.train`; ``threads`` are torch's on the CPU.
 
     Raises:
         ConfigError: a recipe with several variants, or a wrong device.
@@ -159,16 +146,9 @@ def profile_recipe(
         objective, held = run.objective(stage, recorded=True)
         numbers = itertools.count(1)
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
-        return profile_steps(
-            run.trunk,
-            run.embedder,
-            images,
-            EpochBatches(batches, run.seed, run.epoch),
-            objective,
-            run.device,
-            recipe.data.workers,
-            lambda step: records.add(next(numbers), held.rows(step)),
-            warm_up,
-            settings=recipe.engine,
-            freeze_batch_norm=recipe.model.freeze_batch_norm,
-        )
+
+        def record(step: Step) -> None:
+            records.add(next(numbers), held.rows(step))
+
+        drawn = EpochBatches(batches, run.seed, run.epoch)
+        return profile_steps(run.engine, images, drawn, objective, recipe.data.workers, record, warm_up)

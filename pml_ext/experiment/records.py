@@ -35,15 +35,9 @@ _SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who wat
 class Records:
     """The records of a run, in ``records/`` and ``tensorboard/``.
 
-    Rows are kept in memory and written together, at the end of an epoch or after 30 seconds. A resumed run deletes
-    what was recorded after its checkpoint. An error of the disk, or a damaged database, is a warning and never ends a
-    training.
-
-    Args:
-        folder: the run's folder.
-        iteration: the last iteration to keep, counted over all epochs from 1; 0 for a new run.
-        epoch: the last epoch to keep.
-        warn: called with a line about records that could not be read or written, perhaps again and again.
+    Rows are kept in memory and written together, at the end of an epoch or after 30 seconds. What an earlier process
+    recorded after ``iteration`` and ``epoch`` is deleted. An error of the disk, or a damaged database, is a warning and
+    never ends a training.
     """
 
     def __init__(
@@ -68,12 +62,7 @@ class Records:
             self._events[True] = SummaryWriter(str(place / "epochs"), purge_step=epoch + 1)
 
     def add(self, number: int, rows: Rows) -> None:
-        """Record values of an iteration or an epoch.
-
-        Args:
-            number: of the iteration, or of the epoch for tables whose name begins with "accuracies".
-            rows: values by table and column.
-        """
+        """Record values of an iteration, or of an epoch for tables whose name begins with "accuracies"."""
         self._rows.append((number, rows))
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
@@ -88,22 +77,21 @@ class Records:
         with self._forgiving():
             summaries = []
             for number, tables in rows:
-                values = []
+                summary = Summary()
                 for name, row in tables.items():
                     table = re.sub(r"\W", "_", name)  # record-keeper does not quote it
                     for column, value in row.items():
                         cell = _cell(value)
                         self._writer.append(table, column, cell, number)
                         if cell is not None:
-                            values.append(Summary.Value(tag=f"{table}/{column}", simple_value=cell))
-                by_epoch = any(name.startswith(_BY_EPOCH) for name in tables)
-                summaries.append((self._events[by_epoch], Summary(value=values), number))
+                            summary.value.add(tag=f"{table}/{column}", simple_value=cell)
+                summaries.append((self._events[any(name.startswith(_BY_EPOCH) for name in tables)], summary, number))
             try:
                 self._writer.save_records()
             finally:
                 self._writer.records.clear()  # else rows that could not be written are kept for ever
-            for events, summary, number in summaries:  # add_scalar takes 50 microseconds for each value
-                events.file_writer.add_summary(summary, number)
+            for events, *summary_and_number in summaries:  # add_scalar takes 50 microseconds for each value
+                events.file_writer.add_summary(*summary_and_number)
             for events in self._events.values():
                 events.flush()
 
@@ -182,31 +170,29 @@ def _cell(value: Any) -> Any:
 
 
 class RecordedValues:
-    """The numbers that a loss, its miner and the optimizers hold for the records.
+    """The attributes that PML's hooks record of a loss, its miner and the optimizers.
 
-    PML's classes and ours list the names of such attributes in ``_record_these`` (settings) and ``_record_these_stats``
-    (measured in the last call). Parameters and buffers of one element are recorded too, and the learning rates.
+    Classes list them in ``_record_these`` and ``_record_these_stats``; parameters and buffers of one element follow.
     """
 
     def __init__(
         self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
         self._holders: dict[tuple[str, str], Any] = {}  # the object with this attribute, by table and column
-        root = f"metric_loss_{type(loss).__name__}"
+        root, owners = f"metric_loss_{type(loss).__name__}", dict[str, nn.Module]()
         for path, module in loss.named_modules():
             inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
-            self._add_module(module, root + inside)
+            owners[root + inside] = module
         if miner is not None:
-            self._add_module(miner, f"tuple_miner_{type(miner).__name__}")
+            owners[f"tuple_miner_{type(miner).__name__}"] = miner
+        for table, module in owners.items():
+            for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
+                self._holders.setdefault((table, name), module)
+            for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
+                for name, tensor in held(recurse=False):
+                    if tensor.numel() == 1:
+                        self._holders.setdefault((f"{table}__{suffix}", name), module)
         self._optimizers = {f"{name}_{type(each).__name__}": each for name, each in optimizers.items()}
-
-    def _add_module(self, module: nn.Module, table: str) -> None:
-        for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
-            self._holders.setdefault((table, name), module)
-        for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
-            for name, tensor in held(recurse=False):
-                if tensor.numel() == 1:
-                    self._holders.setdefault((f"{table}__{suffix}", name), module)
 
     def values(self) -> list[Any]:
         """Return each value now: a number, a tensor of one element, or None for anything else."""
@@ -235,7 +221,7 @@ def _number(value: Any) -> Any:
 
 
 def metric_series(folder: Path, metric: str, tables: Sequence[str] = (VALIDATION, CURVE)) -> Series:
-    """Return a metric over the epochs after which it was measured, by table; tables without it are left out."""
+    """Return epochs and values of a metric by table; tables without it are left out."""
     found = _series(folder, [metric])
     return {table: found[table][metric] for table in tables if table in found}
 
@@ -258,16 +244,12 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
 def _series(folder: Path, columns: Iterable[str]) -> dict[str, Series]:
     """Return numbers and values of those columns that tables have, where they are not empty, by table."""
     found: dict[str, Series] = {}
-    database = folder / "records" / "logs.db"
-    if not database.exists():
+    if not (database := folder / "records" / "logs.db").exists():
         return found
     with closing(sqlite3.connect(database)) as connection:
         for table in _tables(connection):
             for column in [column for column in columns if column in _columns(connection, table)]:
-                rows = connection.execute(
-                    f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
-                ).fetchall()
-                if rows:
-                    series = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
-                    found.setdefault(table, {})[column] = series
+                select = f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
+                if rows := connection.execute(select).fetchall():
+                    found.setdefault(table, {})[column] = [row[0] for row in rows], [float(row[1]) for row in rows]
     return found

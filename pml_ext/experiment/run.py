@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,24 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checksums import SUMS, replace_file, write_sums
+from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
-from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning
+from ..errors import ConfigError, DataError, TrainingError, TrainingWarning
 from ..evaluation import nmi
 from ..files import left_over
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all
 from .engine import Engine, NotFiniteError, Objective, bad_weight
-from .evaluation import collapse, evaluate_split, facts_of, metrics_after, metrics_before
-from .recipe import Recipe
+from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before
+from .recipe import Recipe, plugins_in
 from .records import CURVE, PSEUDO, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, with_clusters
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
-_NETWORK, _BEFORE = "network.json", "checkpoints/before.pt"
+_NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, _NETWORK, RECIPE, "records", REPORT, "tensorboard")
-_DERIVED = ("figures/", _BEFORE, _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
+_DERIVED = ("figures/", _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
 OnNonfinite = Literal["stop", "skip"]  # a loss, an embedding or a gradient that is NaN or infinite
 
 
@@ -42,16 +44,10 @@ class Listener(Protocol):
     """The observer of a run; the command line's draws it."""
 
     def step(self, text: str) -> None:
-        """Something begins, for example ``"testing"``."""
+        """Something begins, for example ``"testing"``, or an epoch is done."""
 
-    def epoch(self, epoch: int, epochs: int, iterations: int) -> None:
-        """An epoch of this many iterations begins."""
-
-    def iteration(self, loss: float) -> None:
-        """An iteration is done."""
-
-    def epoch_done(self, epoch: int, epochs: int, loss: float, images_per_second: float, seconds_left: float) -> None:
-        """An epoch is done: its mean loss, how fast it trained, and how long the epochs that are left will take."""
+    def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
+        """An iteration of an epoch is done, so many of which are done by now."""
 
     def warn(self, text: str) -> None:
         """Something looks wrong, but goes on."""
@@ -62,7 +58,7 @@ class Silence:
 
     def _nothing(self, *_: object) -> None: ...
 
-    step = epoch = iteration = epoch_done = warn = _nothing
+    step = iteration = warn = _nothing
 
 
 @dataclass
@@ -84,13 +80,8 @@ class Run(View):
 
     Components that have ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` or
     ``figures(run)`` are called with it. With several processes (``torchrun``) every one has a run of its own, in step
-    with the others: rank 0 tests and writes.
-
-    Arguments besides those of :class:`View`:
-        name: the recipe's name.
-        listener: hears how it goes on.
-        on_nonfinite: ``"stop"``, or ``"skip"`` to leave out iterations whose loss, embeddings or gradients are NaN or
-            infinite.
+    with the others: rank 0 tests and writes. With ``on_nonfinite="skip"`` iterations are left out whose loss,
+    embeddings or gradients are NaN or infinite.
     """
 
     def __init__(
@@ -133,7 +124,7 @@ class Run(View):
         """
         self._begin(resume)
         within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
-        before, epochs = self._iterations_done() + within, self.recipe.schedule.epochs
+        before, epochs = self.stages.iterations_until(self.epoch) + within, self.recipe.schedule.epochs
         records = Records(self.folder, before, self.epoch, self._warn) if self.rank == 0 else None
         reader = BatchReader(self.training_images, self.recipe.data.workers, self.device, self.engine.memory_format)
         begun = time.perf_counter()
@@ -142,17 +133,18 @@ class Run(View):
                 self.epoch += 1
                 started = time.perf_counter()
                 with signals.waiting():
-                    losses, similarity = self._train_epoch(reader, records)
+                    losses = self._train_epoch(reader, records)
                     seconds = time.perf_counter() - started
                     self._history.train_seconds += seconds
                     if records is not None:
-                        self._end_epoch(records, losses, similarity)
-                        if len(losses) > within:
-                            mean = float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan]))
-                            images = (len(losses) - within) * self.stages.of(self.epoch).batch_size
-                            done, total = self._iterations_done(), self._iterations_done(epochs)
-                            left = (time.perf_counter() - begun) / (done - before) * (total - done)
-                            self.listener.epoch_done(self.epoch, epochs, mean, images / seconds, left)
+                        self._end_epoch(records)
+                        mean = float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan]))
+                        images = (len(losses) - within) * self.stages.of(self.epoch).batch_size
+                        done = self.stages.iterations_until(self.epoch)
+                        left = (self.stages.iterations_until(epochs) - done) / (done - before)
+                        left *= time.perf_counter() - begun
+                        pace = f"{images / seconds:.0f} images/s, {timedelta(seconds=round(left))} left"
+                        self.listener.step(f"epoch {self.epoch} of {epochs}: loss {mean:.4f}, {pace}")
                     within = 0
                 signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
             return from_rank_0(self._finish(records) if records is not None else None)  # type: ignore[no-any-return]
@@ -172,7 +164,12 @@ class Run(View):
             self._warn(warning)
         else:
             if self.rank == 0 and self.recipe.evaluation.baselines:
-                self._test_before()
+                self.listener.step("testing raw pixels and the untrained network")
+                started = time.perf_counter()
+                self._history.metrics = {**metrics_before(self)}
+                untrained = {"embeddings": self.embeddings(self.queries).cpu(), "of": self.identity}
+                checkpoint.save(self.checkpoint("before"), untrained)
+                self._history.test_seconds += time.perf_counter() - started
             self.relabel(self.stages[0])
             self.call_parts("prepare")
         if resume and within.exists():
@@ -187,16 +184,8 @@ class Run(View):
                 within.unlink(missing_ok=True)
             self._write_json(_NETWORK, self.network_json())
 
-    def _test_before(self) -> None:
-        self.listener.step("testing raw pixels and the untrained network")
-        started = time.perf_counter()
-        self._history.metrics = {**metrics_before(self)}
-        state = {"embeddings": self.embeddings(self.queries).cpu(), "of": self.identity}
-        checkpoint.save(self.checkpoint("before"), state)
-        self._history.test_seconds += time.perf_counter() - started
-
-    def _train_epoch(self, reader: BatchReader, records: Records | None) -> tuple[list[float], float | None]:
-        """Train one epoch; return its losses and, if the last batch has collapsed, its mean cosine similarity."""
+    def _train_epoch(self, reader: BatchReader, records: Records | None) -> list[float]:
+        """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
         stage = self.stages.of(self.epoch)
         with signals.waiting(False):  # nothing of the epoch is lost yet
             self.relabel(stage, records)
@@ -205,16 +194,13 @@ class Run(View):
             objective, recorded = self.objective(stage, recorded=records is not None)
             watching = [part for part in stage.parts() if callable(getattr(part, "after_step", None))]
             batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, self.seed, self.epoch)
-        self.listener.epoch(self.epoch, self.recipe.schedule.epochs, stage.iterations)
-        before, count = self._iterations_done(self.epoch - 1), len(batches)
+        before, count = self.stages.iterations_until(self.epoch - 1), len(batches)
         within, self._within = self._within, None
         losses: list[float] = list(within["losses"]) if within is not None else []
         reading = reader.read(batches.after(len(losses)), self.pseudo_labels)
         self._saved = time.monotonic()
         if within is not None:
             self._restore(self.checkpoint("within"), within)
-            if within["ended"]:
-                return losses, within["similarity"]
         try:
             with forward_warnings(self._warn), reader.images.naming_images():
                 for step in self.engine.epoch(reading, objective):
@@ -228,7 +214,7 @@ class Run(View):
                     self._history.skipped += step.skipped
                     if records is not None:
                         records.add(before + len(losses), recorded.rows(step))
-                    self.listener.iteration(step.loss)
+                    self.listener.iteration(self.epoch, len(losses), count, step.loss)
                     if len(losses) < count:
                         self._between_iterations(records, losses)
         except NotFiniteError as error:
@@ -236,7 +222,14 @@ class Run(View):
         if (bad := bad_weight({"trunk": self.trunk, "embedder": self.embedder}, stage.loss)) is not None:
             raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
         labels = self.pseudo_labels if self.pseudo_labels is not None else self.training_images.labels
-        return losses, collapse(step.embeddings, labels[batches.indices(len(losses) - 1)])
+        similarity = collapse(step.embeddings, labels[batches.indices(len(losses) - 1)])
+        if similarity is not None and not self._history.collapsed:
+            self._warn(
+                f"epoch {self.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
+                f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
+            )
+        self._history.collapsed = similarity is not None
+        return losses
 
     def _between_iterations(self, records: Records | None, losses: list[float]) -> None:
         """Write a checkpoint if it is time for one, and end the run if any of its processes had a signal."""
@@ -246,54 +239,36 @@ class Run(View):
         if number or due_somewhere:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
-                self._save_within(records, {"losses": losses, "ranks": ranks, "ended": False, "similarity": None})
+                records.save()
+                checkpoint.save(self.checkpoint("within"), self._state() | {"losses": losses, "ranks": ranks})
             self._saved = time.monotonic()
             from_rank_0(None)  # the others wait until it is written
         if number:
-            raise signals.stopped(
-                number, f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
-            )
+            where = f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
+            raise signals.stopped(number, where)
 
-    def _end_epoch(self, records: Records, losses: list[float], similarity: float | None) -> None:
-        """Warn of a collapse, test on the held-out classes, and write the checkpoint."""
+    def _end_epoch(self, records: Records) -> None:
+        """Test what the recipe wants tested between epochs, keep the best model so far, and write the checkpoint."""
         started = time.perf_counter()
-        if similarity is not None and not self._history.collapsed:
-            self._warn(
-                f"epoch {self.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
-                f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
-            )
-        self._history.collapsed = similarity is not None
-        random = checkpoint.random_state()
-        try:
-            self._validate(records)
-        except StoppedError as error:
-            checkpoint.set_random_state(random)
-            self._save_within(records, {"losses": losses, "ranks": [], "ended": True, "similarity": similarity})
-            where = f"while epoch {self.epoch} was validated; a checkpoint is written"
-            raise signals.stopped(error.signal, where) from None
-        records.save()
-        self._history.test_seconds += time.perf_counter() - started
-        checkpoint.save_last(self.checkpoint("last"), self._state())
-        self.checkpoint("within").unlink(missing_ok=True)
-
-    def _validate(self, records: Records) -> None:
-        """Test what the recipe wants tested between epochs, and keep the model if it is the best so far."""
         table, last, best = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs, self._history.best
         deciding = self.queries if table.select_on == "test" else "validation"
         chooses = table.select is not None and (last or self.epoch % table.every == 0)
         measured: dict[str, dict[str, float]] = {}
-        with signals.waiting(False):
-            if table.test_every and (last or self.epoch % table.test_every == 0):
-                self.listener.step(f"testing epoch {self.epoch}")
-                measured[self.queries] = evaluate_split(self, self.queries, clustering=False)
-            if chooses:
-                self.listener.step(f"validating epoch {self.epoch}")
-                measured[deciding] = evaluate_split(self, deciding)
+        if table.test_every and (last or self.epoch % table.test_every == 0):
+            self.listener.step(f"testing epoch {self.epoch}")
+            measured[self.queries] = evaluate_split(self, self.queries, clustering=False)
+        if chooses:
+            self.listener.step(f"validating epoch {self.epoch}")
+            measured[deciding] = evaluate_split(self, deciding)
         for split, metrics in measured.items():
             records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
         if table.select is not None and chooses and measured[deciding][table.select] > best["value"]:
             self._history.best = {"epoch": self.epoch, "value": measured[deciding][table.select]}
             checkpoint.save(self.checkpoint("best"), self.model_state())
+        records.save()
+        self._history.test_seconds += time.perf_counter() - started
+        checkpoint.save_last(self.checkpoint("last"), self._state())
+        self.checkpoint("within").unlink(missing_ok=True)
 
     def _finish(self, records: Records) -> dict[str, Any]:
         """Test the trained network, and write what a finished run has; with ``metrics.json`` it is finished."""
@@ -309,14 +284,17 @@ class Run(View):
         if similarity := collapse(self.embeddings(self.queries), self.true_labels(self.queries)):
             self._warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
         if history.skipped:
-            self._warn(
-                f"{history.skipped} of {self._iterations_done()} iterations were left out, since a loss, an "
-                "embedding or a gradient was not finite"
-            )
+            skipped = f"{history.skipped} of {self.stages.iterations_until(self.epoch)} iterations were left out"
+            self._warn(f"{skipped}, since a loss, an embedding or a gradient was not finite")
         seconds = {"train": history.train_seconds, "test": history.test_seconds + time.perf_counter() - started}
         result = {
             "recipe": self.name,
-            **facts_of(self),
+            "seed": self.seed,
+            "device": device_name(self.device),
+            "processes": self.processes,
+            "versions": checkpoint.versions(),
+            "plugins": plugins_in(self.recipe.as_dict()),
+            "images": counts(self),
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "best_epoch": best,
             "skipped_iterations": history.skipped,
@@ -331,8 +309,7 @@ class Run(View):
         """Write the derived files of a finished run again, and warn of the damaged ones, which are gone or changed."""
         self._load_model("model")
         self.epoch = self.recipe.schedule.epochs
-        has_records = "records/logs.db" not in damaged
-        derived = (*_DERIVED, "records/") if has_records else _DERIVED
+        derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
         lost = [name for name in damaged if not name.startswith(derived)]
         made = [name for name in damaged if name not in (*lost, REPORT)]
         left = "left as it is, since a finished run does not need it"
@@ -340,9 +317,7 @@ class Run(View):
             if names:
                 listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
                 self.listener.warn(f"{self.folder}: not what {SUMS} says, and {done}: {listed}")
-        if _BEFORE in made:
-            self.checkpoint("before").unlink(missing_ok=True)  # the report makes it again
-        if has_records:
+        if "records/logs.db" not in damaged:
             write_csv_files(self.folder / "records")
         self._write_json(_NETWORK, self.network_json())
         self._write_report(metrics, lost)
@@ -354,17 +329,12 @@ class Run(View):
         """Write the report, and the checksums of the run's own files but for those that are lost."""
         self.listener.step("writing the report")
         write_run_report(self, self.stages, metrics, self.listener.warn)
-        names = [
-            path.relative_to(self.folder).as_posix()
-            for path in self.folder.rglob("*")
-            if path.is_file() and left_over(path) is None
-        ]
-        own = [
-            name
-            for name in names
-            if name.partition("/")[0] in FILES and (not name.startswith("figures/") or name.endswith(".png"))
-        ]
-        write_sums(self.folder, [name for name in own if name not in lost], lambda name: name in lost)
+        own = []
+        for path in self.folder.rglob("*"):
+            name = path.relative_to(self.folder).as_posix()
+            if path.is_file() and left_over(path) is None and name not in lost and name.partition("/")[0] in FILES:
+                own += [name] if path.suffix == ".png" or not name.startswith("figures/") else []
+        write_sums(self.folder, own, lambda name: name in lost)
 
     # Parts of an epoch
 
@@ -382,9 +352,8 @@ class Run(View):
             labels = clusters_of(self, table)
         self.pseudo_labels = self._history.pseudo_labels = labels
         images = with_clusters(self.training_images, table, labels)
-        stage.sampler, stage.batch_size = sampler_of_clusters(
-            stage.table, table, images, stage.iterations, self.seed, epoch
-        )
+        drawn = sampler_of_clusters(stage.table, table, images, stage.iterations, self.seed, epoch)
+        stage.sampler, stage.batch_size = drawn
         if records is not None:
             sizes = np.bincount(labels)
             about: dict[str, Any] = {"clusters": int((sizes > 0).sum()), "largest": float(sizes.max() / len(labels))}
@@ -399,11 +368,8 @@ class Run(View):
 
     def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
         """Return what an epoch of a stage minimizes, and the values that each step records if this process does."""
-        optimizers, schedulers = {**self.optimizers}, [*self.schedules.values()]
-        if stage.optimizer is not None:
-            optimizers["metric_loss_optimizer"] = stage.optimizer
-        if stage.scheduler is not None:
-            schedulers.append(stage.scheduler)
+        optimizers = {**self.optimizers} | ({"metric_loss_optimizer": stage.optimizer} if stage.optimizer else {})
+        schedulers = [*self.schedules.values(), *([stage.scheduler] if stage.scheduler else [])]
         held = RecordedValues(stage.loss, stage.miner, optimizers)
         return Objective(stage.trained, optimizers, stage.mining, schedulers, held.values if recorded else tuple), held
 
@@ -411,12 +377,7 @@ class Run(View):
         what, _, remedy = str(problem).partition("; ")
         exists = self.checkpoint("last").exists()
         kept = f"the checkpoint of epoch {self.epoch - 1} is kept" if exists else "there is no checkpoint yet"
-        remedy = remedy[:1].upper() + remedy[1:] or "Try a lower optimizer.lr"
-        return TrainingError(f"{what} {when}; {kept}. {remedy}")
-
-    def _iterations_done(self, epoch: int | None = None) -> int:
-        """Return how many iterations the run has at the end of an epoch, by default of the current one."""
-        return self.stages.iterations_before((self.epoch if epoch is None else epoch) + 1)
+        return TrainingError(f"{what} {when}; {kept}. {remedy[:1].upper()}{remedy[1:] or 'Try a lower optimizer.lr'}")
 
     def _warn(self, text: str) -> None:
         """Keep and show a warning that is not empty; once, also where a resumed run meets it again."""
@@ -469,10 +430,6 @@ class Run(View):
             "random": checkpoint.random_state(),
         }
 
-    def _save_within(self, records: Records, place: dict[str, Any]) -> None:
-        records.save()
-        checkpoint.save(self.checkpoint("within"), self._state() | place)
-
     def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
         if (before := state["processes"]) != self.processes:
             raise ConfigError(
@@ -484,7 +441,7 @@ class Run(View):
                 part.load_state_dict(state["parts"][name])
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
                 checkpoint.set_state_of_sampler(stage.sampler, sampler)
-            checkpoint.set_random_state(state["ranks"][self.rank] if state.get("ranks") else state["random"])
+            checkpoint.set_random_state(state["ranks"][self.rank] if "ranks" in state else state["random"])
             self._history = RunHistory(**{name: state[name] for name in vars(self._history)})
         self.epoch = state["epoch"]
         self.changed()
@@ -497,10 +454,7 @@ def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
         shown = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, TrainingWarning):
-                warn(str(message))
-            else:
-                shown(message, category, *where, **more)
+            warn(str(message)) if issubclass(category, TrainingWarning) else shown(message, category, *where, **more)
 
         warnings.showwarning = show
         warnings.filterwarnings("always", category=TrainingWarning)

@@ -29,7 +29,7 @@ class _Now:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Inside, signals end a run as this module says; in another thread than the main one, nothing changes."""
+    """Inside, signals end a run as this module says; outside of the main thread, nothing changes."""
     if threading.current_thread() is not threading.main_thread() or _Now.process == os.getpid():
         yield
         return

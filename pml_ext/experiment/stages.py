@@ -17,17 +17,9 @@ from ..errors import ConfigError, PmlExtError, shortened
 from ..evaluation import kmeans
 from ..registry import BuildContext
 from .engine import over_processes
-from .recipe import (
-    SHUFFLE,
-    PseudoTable,
-    Recipe,
-    SamplerTable,
-    ScheduleTable,
-    build_loss,
-    build_optimizer,
-    loss_context,
-    own_optimizer,
-)
+from .recipe import Recipe, build_loss, loss_context, own_optimizer
+from .recipe.building import build_optimizer
+from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable
 from .view import View
 
 Labels = NDArray[np.int64]
@@ -64,9 +56,9 @@ class Stages(list[Stage]):
         """Return the stage of an epoch."""
         return next(stage for stage in self if stage.first <= epoch <= stage.last)
 
-    def iterations_before(self, epoch: int) -> int:
-        """Return how many iterations all epochs before one have together."""
-        return sum(stage.iterations * max(0, min(epoch - 1, stage.last) - stage.first + 1) for stage in self)
+    def iterations_until(self, epoch: int) -> int:
+        """Return how many iterations all epochs up to the end of one have together."""
+        return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
@@ -74,11 +66,7 @@ class Stages(list[Stage]):
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
-    """Return the stages of a recipe, the recipe's own loss in the last.
-
-    Raises:
-        ConfigError: a sampler that cannot compose its batches from these images.
-    """
+    """Return the stages of a recipe, the recipe's own loss in the last; ConfigError for samplers as below."""
     context = loss_context(recipe, np.unique(images.labels).tolist())
     stages, first, joined = Stages(), 1, num_processes() > 1
     for table in recipe.all_stages():
@@ -94,26 +82,14 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
         optimizer, scheduler = build_optimizer(optimizer_table, own) if own else None, None
         if optimizer is not None and optimizer_table.scheduled:
             scheduler = _scheduler(optimizer, recipe.schedule, first)
-        stages.append(
-            Stage(
-                first,
-                first + table.epochs - 1,
-                loss,
-                miner,
-                sampler,
-                table.sampler,
-                table.sampler.batch_size,
-                iterations,
-                optimizer,
-                scheduler,
-                # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
-                over_processes(
-                    DistributedLoss(loss) if joined else loss, find_unused_parameters=True, broadcast_buffers=False
-                ),
-                DistributedMiner(miner) if miner is not None and joined else miner,
-            )
-        )
-        first += table.epochs
+        # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
+        trained = DistributedLoss(loss) if joined else loss
+        trained = over_processes(trained, find_unused_parameters=True, broadcast_buffers=False)
+        mining = DistributedMiner(miner) if miner is not None and joined else miner
+        last, size = first + table.epochs - 1, table.sampler.batch_size
+        optimized = optimizer, scheduler, trained, mining
+        stages.append(Stage(first, last, loss, miner, sampler, table.sampler, size, iterations, *optimized))
+        first = last + 1
     return stages
 
 
@@ -122,8 +98,7 @@ def build_optimizers(
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
     """Return the optimizers ``"trunk_optimizer"`` and ``"embedder_optimizer"``, and their schedules by the same names.
 
-    The embedder's learning rate is ``head_lr_factor`` times the trunk's. A network without parameters to train has no
-    optimizer, and a constant learning rate no schedule.
+    A network without parameters to train has no optimizer, and a constant learning rate no schedule.
     """
     table = recipe.optimizer
     optimizers = {
@@ -147,11 +122,7 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
 
 
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
-    """Return a sampler, and how many batches an epoch has.
-
-    Raises:
-        ConfigError: a sampler that cannot compose its batches from these images.
-    """
+    """Return a sampler, and how many batches an epoch has; ConfigError if it cannot compose them from the images."""
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
         if iterations * table.batch_size > len(images):
@@ -171,12 +142,9 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
     except PmlExtError:
         raise
     except Exception as error:  # what constructors raise is not limited
-        raise ConfigError(
-            shortened(
-                f"sampler: {table.name} refuses batches of {table.batch_size} from {len(images)} images of "
-                f"{len(np.unique(images.labels))} classes: {error}"
-            )
-        ) from None
+        there = f"{len(images)} images of {len(np.unique(images.labels))} classes"
+        text = f"sampler: {table.name} refuses batches of {table.batch_size} from {there}: {error}"
+        raise ConfigError(shortened(text)) from None
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
     if passes < (table.iterations or 1):
         raise ConfigError(
@@ -206,12 +174,9 @@ def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> 
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """Return a sampler of clusters of one size, to check before training that batches can be composed at all.
+    """Return what :func:`build_sampler` does, of clusters of one size, in place of those that training makes.
 
-    Arguments and results as of :func:`build_sampler`; labels of the images are not looked at.
-
-    Raises:
-        ConfigError: more clusters than images, or a sampler that cannot compose batches of a size that may be drawn.
+    ConfigError for more clusters than images, or a batch size of the range that cannot be composed.
     """
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
@@ -227,11 +192,7 @@ def sampler_before_clusters(
 def sampler_of_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, iterations: int, seed: int, epoch: int
 ) -> tuple[Any, int]:
-    """Return the sampler of an epoch for images with clusters as labels, and its batch size, which is drawn too.
-
-    Raises:
-        ConfigError: a sampler that cannot compose its batches from these clusters.
-    """
+    """Return the sampler of an epoch for images with clusters as labels, and its batch size, which is drawn too."""
     generator = np.random.default_rng((seed, epoch))
     if pseudo.batch_size is not None:
         low, high = pseudo.batch_size

@@ -7,7 +7,8 @@ from typing import Any
 
 from .. import registry
 from ..errors import ConfigError, UnknownNameError
-from .recipe import PrintedTable, is_full, papers, variant_tables
+from .recipe.loading import variant_tables
+from .recipe.papers import PrintedTable, is_full, papers
 
 Variants = dict[str, dict[str, Any]]  # tables of a recipe's variants, by full name
 
@@ -15,12 +16,18 @@ Variants = dict[str, dict[str, Any]]  # tables of a recipe's variants, by full n
 def tables() -> list[dict[str, Any]]:
     """Return every table and figure of every paper.
 
-    Returns:
-        One entry each with ``name``, ``title``, ``paper``, ``recipes`` (names by scale, ``"full"`` and ``"small"``),
-        ``rows`` (``row``, ``recipes``, ``reason``), ``measured`` (recipes whose results stand in a README) and
-        ``reason``: why there is no recipe, where there is none.
+    The entries have ``name``, ``title``, ``paper``, ``recipes`` (by scale, ``"full"`` and ``"small"``), ``rows``
+    (``row``, ``recipes``, ``reason``), ``measured`` (recipes whose results stand in a README) and ``reason``: why there
+    is no recipe, where there is none.
     """
-    named = _recipes_by_table()
+    named: dict[str, dict[str, Variants]] = collections.defaultdict(dict)  # by table and recipe
+    for recipe in registry.recipes():
+        try:
+            variants = variant_tables(recipe)
+        except (ConfigError, UnknownNameError):
+            continue
+        for variant, mine in variants.items():
+            named[str((mine.get("paper") or {}).get("table"))].setdefault(recipe, {})[variant] = mine
     entries = []
     for paper, read in papers().items():
         for number, table in read.tables.items():
@@ -41,19 +48,6 @@ def tables() -> list[dict[str, Any]]:
                 }
             )
     return entries
-
-
-def _recipes_by_table() -> dict[str, dict[str, Variants]]:
-    """Return ``{table: {recipe: variants}}`` of the recipes that can be read."""
-    named: dict[str, dict[str, Variants]] = collections.defaultdict(dict)
-    for recipe in registry.recipes():
-        try:
-            variants = variant_tables(recipe)
-        except (ConfigError, UnknownNameError):
-            continue
-        for variant, mine in variants.items():
-            named[str((mine.get("paper") or {}).get("table"))].setdefault(recipe, {})[variant] = mine
-    return named
 
 
 def _rows(table: PrintedTable, recipes: dict[str, Variants]) -> list[dict[str, Any]]:

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import LabeledImages, Steps, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..evaluation import some_of_each_class
 from ..plugin import RunView
 from . import checkpoint
@@ -29,13 +29,8 @@ Layer = Literal["embedder", "trunk"]
 class View:
     """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings.
 
-    Args:
-        recipe: what to train.
-        folder: where everything is written.
-        seed: of all generators.
-        device: ``"cpu"``, or an accelerator as torch names it.
-        root: the folder of the data, where the data set wants one.
-        tell: called with a line before something that takes long.
+    ``root`` is the folder of the data, where the data set wants one; ``tell`` is called with a line before something
+    that takes long.
     """
 
     def __init__(
@@ -52,7 +47,6 @@ class View:
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
         self.identity = checkpoint.identity(recipe.as_dict(), seed)
-        self._root = root
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
@@ -62,6 +56,7 @@ class View:
         if self.processes > 1:
             self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
         self.network.to(self.device)
+        self.trunk, self.embedder = self.network.trunk, self.network.embedder
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
         table, evaluation = self.recipe.data, self.recipe.evaluation
@@ -70,10 +65,8 @@ class View:
         splits = build_dataset(table, root)
         self.parents = splits.parents
         if "zero-shot" in evaluation.protocols and not self.parents:
-            raise ConfigError(
-                f"evaluation.protocols: 'zero-shot' wants classes with parents, which {table.name} does not have here; "
-                "omniglot has, and imagenet with a hierarchy"
-            )
+            lacks = f"'zero-shot' wants classes with parents, which {table.name} does not have here"
+            raise ConfigError(f"evaluation.protocols: {lacks}; omniglot has, and imagenet with a hierarchy")
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
 
@@ -96,17 +89,11 @@ class View:
         if 0 < evaluation.training_images < len(train):
             sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
             self.splits[SAMPLE] = self.splits["train"].subset(sample)
+        # The split whose images are searched for in a test, and that of the training images that are tested.
+        self.queries = "query" if "query" in self.splits else "test"
+        tested_training = SAMPLE if SAMPLE in self.splits else "train"
+        self.tested_training = tested_training if evaluation.training_images else None
         self.training_images = train.with_transform(augmented)
-
-    @property
-    def trunk(self) -> nn.Module:
-        """From images to features."""
-        return self.network.trunk
-
-    @property
-    def embedder(self) -> nn.Module:
-        """From features to embeddings."""
-        return self.network.embedder
 
     def network_json(self) -> dict[str, Any]:
         """Return what is needed besides the recipe and ``model.pt`` to use the networks."""
@@ -114,27 +101,17 @@ class View:
         named = {"classes": classes, "class_names": [names[label] for label in classes]}
         return self._preprocessing.model_dump() | {"features": self.network.features} | named
 
-    @property
-    def queries(self) -> str:
-        """The split whose images are searched for in a test: ``"test"``, or ``"query"`` where the data have one."""
-        return "query" if "query" in self.splits else "test"
-
-    @property
-    def tested_training(self) -> str | None:
-        """The split of training images that are tested: ``"train"``, a sample of it, or None for no such test."""
-        if self.recipe.evaluation.training_images == 0:
-            return None
-        return SAMPLE if SAMPLE in self.splits else "train"
-
     def gallery_of(self, split: str) -> str:
         """Return the split in which a split's images are searched: ``"gallery"`` for queries, else the split itself."""
         return "gallery" if split == "query" else split
 
-    def _test_batch(self) -> int:
-        """Return images per forward pass of a test; on a CPU larger passes take more memory and no less time."""
-        most, images = self.recipe.evaluation.batch_size, self._preprocessing
-        fewer = max(_CPU_BATCH, _CPU_VALUES // (images.channels * images.image_size**2))
-        return min(most, fewer) if self.device.type == "cpu" else most
+    def _passing(self, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield a split's batches as :func:`embed_batches`; on a CPU larger ones take more memory and no less time."""
+        size, images = self.recipe.evaluation.batch_size, self._preprocessing
+        if self.device.type == "cpu":
+            size = min(size, max(_CPU_BATCH, _CPU_VALUES // (images.channels * images.image_size**2)))
+        workers = self.recipe.data.workers
+        return embed_batches(self.trunk, self.embedder, self.images(split), self.device, size, workers)
 
     # What components see
 
@@ -148,14 +125,8 @@ class View:
         """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
-        size = self._test_batch()
-        if layer == "embedder" and (kept := self._kept.get(("embedded", split))) is not None:
-            yield from zip(kept["embeddings"].split(size), kept["labels"].split(size), strict=True)
-            return
-        images, workers, trunk = self.images(split), self.recipe.data.workers, layer == "trunk"
-        passing = embed_batches(self.trunk, self.embedder, images, self.device, size, workers)
-        for _, features, embeddings, labels in passing:
-            yield (features if trunk else embeddings).float(), labels
+        for _, features, embeddings, labels in self._passing(split):
+            yield (features if layer == "trunk" else embeddings).float(), labels
 
     def labels(self, split: str) -> Tensor:
         """Return the labels of a split, ``[N]``, int64, on the run's device; of ``"train"``, perhaps clusters."""
@@ -184,10 +155,7 @@ class View:
         if also is None and key in self._kept:
             return self._kept[key]  # type: ignore[no-any-return]
         images, held, start = self.images(split), dict[str, Tensor](), 0
-        passing = embed_batches(
-            self.trunk, self.embedder, images, self.device, self._test_batch(), self.recipe.data.workers
-        )
-        for batch, _, embeddings, labels in passing:
+        for batch, _, embeddings, labels in self._passing(split):
             parts = {"embeddings": embeddings, "labels": labels} | ({"also": also(batch)} if also is not None else {})
             for name, part in parts.items():  # filled in place: joining batches at the end would hold everything twice
                 if name not in held:
@@ -206,23 +174,6 @@ class View:
     def changed(self) -> None:
         """Forget what was computed of the network, which has changed."""
         self._kept.clear()
-
-    def embeddings_before(self) -> Tensor:
-        """Return the untrained network's embeddings of test images or queries, ``[N, D]``."""
-        path = self.checkpoint("before")
-        try:
-            return checkpoint.load(path, self.device, self.identity)["embeddings"]  # type: ignore[no-any-return]
-        except DataError:
-            if self.processes > 1:  # the others would have to load the data with this one
-                raise
-        random = checkpoint.random_state()
-        try:
-            view = View(self.recipe, self.folder, self.seed, str(self.device), self._root)
-            untrained = view.embeddings(view.queries)
-        finally:
-            checkpoint.set_random_state(random)
-        checkpoint.save(path, {"embeddings": untrained.cpu(), "of": self.identity})
-        return untrained
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of ``"before"``, ``"last"``, ``"within"``, ``"best"`` or ``"model"``."""

@@ -15,7 +15,8 @@ from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched, begin, draw, embed_batches
-from pml_ext.experiment.recipe import DataTable, build_dataset, load_recipes
+from pml_ext.experiment.recipe import build_dataset, load_recipes
+from pml_ext.experiment.recipe.schema import DataTable
 from pml_ext.experiment.stages import build_stages
 
 CPU = torch.device("cpu")

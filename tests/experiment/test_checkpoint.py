@@ -3,7 +3,6 @@
 import collections
 import errno
 import os
-import random
 
 import numpy as np
 import pytest
@@ -20,12 +19,12 @@ REMEDY = {
     "within": r"the epoch begins again",
     "model": r"train with --resume: it is made again from last.pt",
     "best": ANEW,
-    "before": r"pml-ext report makes it again",
+    "before": r"the report leaves out its figure",
 }
 
 
 def a_state(name):
-    return {key: torch.zeros(400) for key in checkpoint._KEYS[f"{name}.pt"]}
+    return {"weights of " + name: torch.zeros(400), "epoch": 1}
 
 
 @pytest.fixture
@@ -53,9 +52,9 @@ def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
             checkpoint.load(path)
         assert "\n" not in str(caught.value)
         assert "weights_only" not in str(caught.value)  # what torch advises instead
-    checkpoint.save(path, {"something": "else"})
-    with pytest.raises(DataError, match=rf"{name}.pt: the file holds something else \(no '.*' in it\); {REMEDY[name]}"):
-        checkpoint.load(path)
+    checkpoint.save(path, a_state(name) | {"of": "another run"})
+    with pytest.raises(DataError, match=rf"{name}.pt: it is of another run, of another recipe or seed; {REMEDY[name]}"):
+        checkpoint.load(path, of="this run")
 
 
 def test_the_checkpoint_before_the_last_is_kept_and_used(folder):
@@ -130,38 +129,13 @@ def test_disk_errors_have_the_path(folder, monkeypatch):
     assert not list(folder.iterdir())
 
 
-class OfItsOwn:
-    """A sampler without a ``state_dict``, with generators and containers of every kind."""
-
-    def __init__(self, seed):
-        self.numpy, self.old = np.random.default_rng(seed), np.random.RandomState(seed)
-        self.python, self.torch = random.Random(seed), torch.Generator().manual_seed(seed)
-        self.members = collections.defaultdict(list, {np.int64(3): np.arange(seed, seed + 5)})
-        self.order, self.seen, self.pair, self.all = [seed, 2.5, "x", None], {seed}, (seed, True), range(seed)
-
-    def draw(self):
-        self.numpy.shuffle(self.members[3])
-        drawn = self.numpy.random(), self.old.rand(), self.python.random(), float(torch.rand((), generator=self.torch))
-        return (*drawn, self.members[3].tolist(), self.order, self.seen, self.pair, self.all)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_sampler_without_a_state_dict_goes_on_where_it_was_saved(folder):
-    one, other = OfItsOwn(1), OfItsOwn(2)
-    one.draw()
-    checkpoint.save(folder / "x.pt", {"sampler": checkpoint.state_of_sampler(one)})
-    checkpoint.set_state_of_sampler(other, checkpoint.load(folder / "x.pt")["sampler"])
-    assert [other.draw() for _ in range(3)] == [one.draw() for _ in range(3)]
-    assert other.members[99] == []  # still a defaultdict
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "make",
     [
         lambda: samplers.MPerClassSampler(np.arange(40) % 4, 2, 8, 40),
         lambda: samplers.HierarchicalSampler(np.stack([np.arange(400) % 8, np.arange(400) % 4]).T, 8, 4, 4),
-        lambda: torch.utils.data.RandomSampler(range(40), generator=torch.Generator()),
+        lambda: torch.utils.data.RandomSampler(range(40)),
     ],
     ids=["m-per-class", "hierarchical", "random"],
 )
@@ -177,12 +151,25 @@ def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
     assert [list(other), list(other)] == wanted
 
 
-def test_an_attribute_that_no_checkpoint_can_hold_is_named_once(recwarn):
-    sampler = OfItsOwn(1)
-    sampler.secret = object()
-    with pytest.warns(PluginWarning, match=r"OfItsOwn: checkpoints leave out its secret \(a object\); a state_dict"):
-        state = checkpoint.state_of_sampler(sampler)
-    assert "secret" not in state
+class OfItsOwn:
+    """A sampler without a ``state_dict``, with containers and a generator of its own."""
+
+    def __init__(self, seed):
+        self.generator = np.random.default_rng(seed)
+        self.members = collections.defaultdict(list, {np.int64(3): np.arange(seed, seed + 5)})
+        self.order, self.seen, self.pair, self.all = [seed, 2.5, "x", None], {seed}, (seed, True), range(seed)
+
+
+def test_attributes_are_kept_and_one_that_no_checkpoint_can_hold_is_named_once(folder, recwarn):
+    one, other = OfItsOwn(1), OfItsOwn(2)
+    with pytest.warns(
+        PluginWarning, match=r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
+    ):
+        checkpoint.save(folder / "x.pt", {"sampler": checkpoint.state_of_sampler(one)})
     recwarn.clear()
-    checkpoint.state_of_sampler(sampler)
+    assert "generator" not in checkpoint.state_of_sampler(one)
     assert not recwarn.list
+    checkpoint.set_state_of_sampler(other, checkpoint.load(folder / "x.pt")["sampler"])
+    assert other.members.pop(3).tolist() == one.members.pop(3).tolist()
+    assert other.members[99] == []  # still a defaultdict
+    assert (other.order, other.seen, other.pair, other.all) == (one.order, one.seen, one.pair, one.all)

@@ -17,7 +17,7 @@ from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched
 from pml_ext.experiment.engine import Engine, NotFiniteError, Objective, first_bad
-from pml_ext.experiment.recipe import EngineTable
+from pml_ext.experiment.recipe.schema import EngineTable
 
 CPU = torch.device("cpu")
 EPOCHS, ITERATIONS, BATCH = 2, 4, 12
@@ -191,8 +191,6 @@ def test_micro_batches_train_as_the_whole_batch_does(images, batches):
         torch.testing.assert_close(other.embeddings, one.embeddings, rtol=1e-4, atol=1e-5)
     for name, value in whole.state().items():
         torch.testing.assert_close(cut.state()[name], value, rtol=1e-3, atol=1e-4)
-    with pytest.raises(ValueError, match="micro_batch does not go with compile"):
-        EngineTable(micro_batch=5, compile=True)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -224,7 +222,8 @@ def test_channels_last_changes_nothing_but_the_order_of_sums(images, batches):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_network_trains_the_same_weights_under_the_same_names(images, batches, monkeypatch):
+@pytest.mark.parametrize("settings", [{}, {"micro_batch": 5}])
+def test_a_compiled_network_trains_the_same_weights_under_the_same_names(images, batches, monkeypatch, settings):
     calls = []
 
     def backend(graph, inputs):
@@ -233,7 +232,7 @@ def test_a_compiled_network_trains_the_same_weights_under_the_same_names(images,
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     ours, plain = Parts(), Parts()
-    freeze = ours.train(images, batches[:1], freeze=True, compile=True)
+    freeze = ours.train(images, batches[:1], freeze=True, compile=True, **settings)
     assert len(calls) >= 2  # trunk and embedder
     assert [step.loss for step in freeze] == pytest.approx([s.loss for s in plain.train(images, batches[:1], 0, True)])
     for (name, one), (other_name, other) in zip(ours.state().items(), plain.state().items(), strict=True):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext.experiment.launch import LOCK, locked
+from pml_ext.experiment.launch import locked
 
 HOLDS = """
 import os, pathlib, sys
@@ -20,18 +20,15 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_living_holder_is_named_and_a_killed_one_keeps_nobody_waiting(tmp_path):
+def test_a_living_holder_keeps_others_out_and_a_killed_one_nobody(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdout.readline() == b"held\n"
-    wanted = rf"is being written by another run \(process {holder.pid} on \S+, since 20.*\); wait for it or stop it"
-    with pytest.raises(ConfigError, match=wanted), locked(tmp_path):
+    with pytest.raises(ConfigError, match="is being written by another run; wait for it or stop"), locked(tmp_path):
         pass
-    assert (tmp_path / LOCK).exists()
     holder.kill()
     holder.wait()
     with locked(tmp_path):
-        assert (tmp_path / LOCK).exists()
-    assert not (tmp_path / LOCK).exists()
+        pass
     holder.communicate()

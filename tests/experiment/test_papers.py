@@ -12,7 +12,7 @@ from pml_ext.cli.app import app
 from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginWarning
 from pml_ext.experiment.recipe import is_full, load_recipes, papers, quoted, texts
-from pml_ext.experiment.report.content import paper_tables
+from pml_ext.experiment.report import paper_tables
 from pml_ext.experiment.tables import tables
 
 PLUGIN = """

@@ -92,7 +92,8 @@ WHERE = "reading, network forward, network backward, miner, loss forward, loss b
 def test_time_is_found_in_its_part(slow, monkeypatch):
     monkeypatch.setattr(profile, "timer", clock := Clock())
     trunk, embedder, images, objective, record = parts(clock, slow)
-    found = profile_steps(trunk, embedder, images, BATCHES, objective, CPU, warm_up=1, record=lambda step: record())
+    engine = Engine(trunk, embedder, CPU)
+    found = profile_steps(engine, images, BATCHES, objective, warm_up=1, record=lambda step: record())
     part = slow.partition(" ")[0]
     assert found.milliseconds == pytest.approx({name: 1e3 * (name == part) for name in PARTS}, abs=0.1)
     assert found.step == pytest.approx(1e3, abs=0.1)
@@ -102,7 +103,7 @@ def test_time_is_found_in_its_part(slow, monkeypatch):
 
 def test_a_measured_step_trains_like_any_other():
     (trunk, embedder, images, objective, _), plain = parts(Clock()), parts(Clock())
-    profile_steps(trunk, embedder, images, BATCHES, objective, CPU)
+    profile_steps(Engine(trunk, embedder, CPU), images, BATCHES, objective)
     reader = BatchReader(plain[2], 0, CPU)
     list(Engine(plain[0], plain[1], CPU).epoch(reader.read(BATCHES), plain[3]))
     for one, other in zip(trunk.parameters(), plain[0].parameters(), strict=True):

@@ -19,8 +19,8 @@ from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
-from pml_ext.experiment.recipe import PseudoTable
-from pml_ext.experiment.report.figures import pseudo_labels_over_epochs
+from pml_ext.experiment.recipe.schema import PseudoTable
+from pml_ext.experiment.records import PSEUDO, metric_series
 from pml_ext.experiment.stages import clusters_of, sampler_of_clusters
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
@@ -129,9 +129,8 @@ def test_how_the_clusters_change_is_recorded(looked):
     assert [int(row["clusters"]) for row in rows] == [len(set(each.tolist())) for each in labels]
     largest = [max(np.bincount(each)) / len(each) for each in labels]
     assert [float(row["largest"]) for row in rows] == pytest.approx(largest)
-    panels = pseudo_labels_over_epochs(SimpleNamespace(folder=folder / "true"))
-    assert list(panels) == ["NMI with the epoch before", "images in the largest cluster"]
-    assert [len(curve["training images"][0]) for curve in panels.values()] == [3, 4]
+    curves = [metric_series(folder / "true", name, (PSEUDO,)) for name in ("nmi_to_epoch_before", "largest")]
+    assert [len(curve[PSEUDO][0]) for curve in curves] == [3, 4]
 
 
 def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(tmp_path):

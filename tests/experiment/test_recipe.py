@@ -9,7 +9,8 @@ import pytest
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
 from pml_ext.data import DataSplits
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.experiment.recipe import build_dataset, build_loss, load_recipes, merged, read_tables
+from pml_ext.experiment.recipe import build_dataset, build_loss, load_recipes, read_tables
+from pml_ext.experiment.recipe.building import merged
 
 
 def one(name: str, *overrides: str):

@@ -9,8 +9,7 @@ import jinja2
 import pytest
 
 from pml_ext.experiment.recipe.schema import EvaluationTable
-from pml_ext.experiment.report.content import metrics_table
-from pml_ext.experiment.report.figures import PHASES
+from pml_ext.experiment.report import PHASES, metrics_table
 
 METRICS = [
     "recall_at_1",

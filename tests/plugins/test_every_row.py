@@ -17,11 +17,10 @@ from pml_ext.data.published import Count
 from pml_ext.experiment.recipe import (
     build_dataset,
     load_recipes,
-    metric_names,
     preprocessing_of,
     quoted,
 )
-from pml_ext.experiment.recipe.building import build_trunk
+from pml_ext.experiment.recipe.building import build_trunk, metric_names
 from pml_ext.experiment.stages import build_stages
 from pml_ext.network import Network
 

@@ -77,14 +77,19 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
-    return _call("data", table, _dataset_factory(table.name), {"root": root}, table.settings)  # type: ignore[no-any-return]
+    factory = _dataset_factory(table.name)
+    options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
+    with _located("data", table):
+        return factory(root, **options)  # type: ignore[no-any-return]
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
     """Build a trunk from ``[model] trunk``; a ``trained`` one gets a run's weights, and fetches no pretrained ones."""
     given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
-    filled = {"in_channels": channels, "image_size": image_size}
-    return _call("model.trunk", table, _trunk_factory(table.name), filled, given)  # type: ignore[no-any-return]
+    factory = _trunk_factory(table.name)
+    options = _options("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
+    with _located("model.trunk", table):
+        return factory(channels, image_size, **options)  # type: ignore[no-any-return]
 
 
 def build_network(
@@ -103,9 +108,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
-        raise ConfigError(
-            f"data.images.resize: found {images.resize}; wanted at least the {size} pixels of data.images.crop"
-        )
+        raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
     pretrained = models.pretrained_normalization(trunk.name, trunk.settings)
     values = [list(each)[:: -1 if images.bgr else 1] for each in pretrained or ()]
     if images.mean is not None and images.std is not None:
@@ -118,9 +121,8 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         **images.model_dump(include={"resize", "squash", "bgr", "value_range"}),
     )
     area = images.random_crop_scale
-    return preprocessing, Pipeline(
-        random_crop=images.random_crop, random_crop_scale=(area[0], area[1]) if area else None, flip=images.flip
-    )
+    scale = (area[0], area[1]) if area else None
+    return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
 
 
 def _dataset_factory(name: str) -> Callable[..., Any]:
@@ -143,19 +145,13 @@ def _trunk_factory(name: str) -> Callable[..., Any]:
     return models.builtin_trunk(name) or registry.factory("trunk", name)
 
 
-def _options(factory: Callable[..., Any], filled: Iterable[str]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a factory that a recipe may set."""
+def _options(
+    key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a table as the factory's annotations want them: a path for a text, say."""
     taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
-    return {name: parameter for name, parameter in registry.settings_of(factory).items() if name not in taken}
-
-
-def _call(
-    key: str, table: NamedTable, factory: Callable[..., Any], filled: Mapping[str, Any], given: Mapping[str, Any]
-) -> Any:
-    """Call a factory with the options of a table as its annotations want them: a path for a text, say."""
-    converted = _settings(key, table.name, _options(factory, filled), given)
-    with _located(key, table):
-        return factory(*filled.values(), **converted)
+    accepted = {name: each for name, each in registry.settings_of(factory).items() if name not in taken}
+    return _settings(key, name, accepted, given)
 
 
 # Losses and optimizers
@@ -174,8 +170,7 @@ def build_loss(
 ) -> tuple[torch.nn.Module, torch.nn.Module | None]:
     """Build a loss with its regularizer and memory, and its miner unless the memory has that.
 
-    Raises:
-        ConfigError: a name or a setting is wrong, or the components do not fit; the text begins with the key.
+    ConfigError, beginning with the key, for a wrong name or setting, or components that do not fit.
     """
     from ...losses import CrossBatchMemory, RegularizedLoss
 
@@ -227,32 +222,29 @@ def metric_names(recipe: Recipe) -> list[str]:
 
 
 def check_names(recipe: Recipe) -> None:
-    """Look up every name of a recipe, check every setting and build the losses and optimizers.
-
-    Raises:
-        ConfigError: beginning with the key.
-    """
+    """Look up every name of a recipe, check every setting and build the losses and optimizers."""
     data, trunk = recipe.data, recipe.model.trunk
     with _located("data.name"):
         factory = _dataset_factory(data.name)
-    _settings("data", data.name, _options(factory, _FILLED_FOR_DATA), data.settings)
-    _settings("data.augment", "augment", _options(build_transforms, _FILLED_FOR_TRANSFORMS), data.augment)
+    _options("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
+    _options("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
     with _located("model.trunk.name"):
         factory = _trunk_factory(trunk.name)
-    _settings("model.trunk", trunk.name, _options(factory, _FILLED_FOR_TRUNK), trunk.settings)
-    _check_optimizer("optimizer", recipe.optimizer)
-    metrics, context = [], loss_context(recipe, [0, 1])
+    _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, trunk.settings)
+    optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1])
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""
         metrics.append(learned_metric(build_loss(stage.loss, context, f"{prefix}loss")[0].modules()))
-        _check_optimizer(f"{prefix}loss.optimizer", own_optimizer(recipe.optimizer, stage.loss))
+        optimizers[f"{prefix}loss.optimizer"] = own_optimizer(recipe.optimizer, stage.loss)
         if stage.sampler is not None and stage.sampler.name != SHUFFLE:
             _component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
+    for key, table in optimizers.items():
+        _settings(key, table.name, inspect.signature(OPTIMIZERS[table.name]).parameters, table.settings, ("params",))
+        with _located(key, table):
+            build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
     shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
     if shortlist is not None and not any(metrics):
-        raise ConfigError(
-            f"evaluation.shortlist: found {shortlist}, but no loss of the recipe has a learned metric to re-rank by"
-        )
+        raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
     if select is not None and select not in (known := metric_names(recipe)):
         raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
 
@@ -261,11 +253,8 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
     """Return a component of a table; of a sampler nothing, which is built when the data's labels are there."""
     with _located(f"{key}.name"):
         component = registry.get(table.name, kind)
-    if (
-        kind != "sampler"
-        and "num_classes" not in context
-        and component.settings.keys() & {"num_classes", "class_labels"}
-    ):
+    by_class = component.settings.keys() & {"num_classes", "class_labels"}
+    if kind != "sampler" and by_class and "num_classes" not in context:
         raise ConfigError(
             f"{key}: {table.name} keeps something for each class (num_classes), and with data.labels = 'clusters' "
             "each epoch has other classes; take a loss of pairs or triplets"
@@ -276,12 +265,6 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
         return None
     with _located(key, table):
         return registry.build(table.name, kind, context, **table.settings)
-
-
-def _check_optimizer(key: str, table: OptimizerTable) -> None:
-    _settings(key, table.name, inspect.signature(OPTIMIZERS[table.name]).parameters, table.settings, ("params",))
-    with _located(key, table):
-        build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
 
 
 @contextlib.contextmanager
@@ -307,7 +290,7 @@ def _settings(
     given: Mapping[str, Any],
     filled: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return settings as their annotations want them; refuse unknown and missing ones, and those of another type."""
+    """Return settings converted by their annotations; refuse unknown and missing ones."""
     for name in given:
         if name not in accepted:
             raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")

@@ -54,13 +54,8 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
 def validate(tables: Mapping[str, Any], source: str, quotes: bool = True) -> Recipe:
     """Return the recipe of plain tables, with every name and setting checked.
 
-    Args:
-        tables: the recipe's tables.
-        source: its file or name, for error texts.
-        quotes: check that a paper has the quoted rows; a finished run's paper may have changed since.
-
-    Raises:
-        ConfigError: naming the source, the key, what was found and what is wanted.
+    ConfigError names the source, the key, what was found and what is wanted. With ``quotes`` a paper must have the
+    quoted rows; a finished run's paper may have changed since.
     """
     try:
         recipe = Recipe.model_validate(tables)
@@ -130,15 +125,19 @@ def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[str, Tables]]:
     """Return a recipe's file name, its ``[run]``, and the tables of its variants by their full names."""
-    base, variant = _without_variant(name)
-    if name.endswith("@"):
-        raise UnknownNameError(f"no variant {name!r}; all are {base!r}")
+    base = _without_variant(name)
     source, tables, run = _read(base)
     sweep = tables.pop("sweep", {})
-    given = [_parsed(override) for override in sorted(overrides, key=_is_name, reverse=True)]
-    for key, _ in given:
+    given = []
+    for override in overrides:
+        key, separator, text = (part.strip() for part in override.partition("="))
+        if not separator or not key:
+            raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+        given.append((key, toml_value(text)))
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
+    # Names of components and data sets go first, since another name begins the table anew.
+    given.sort(key=lambda pair: "." in pair[0] and pair[0].rpartition(".")[2] not in ("name", *_NAMES_ALONE))
     result = {}
     for label, settings in _combinations(sweep, source).items():
         mine = tables
@@ -151,7 +150,7 @@ def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[st
             row = {"row": rows[label]} if label in rows else {}
             mine = {**mine, "paper": {key: value for key, value in paper.items() if key != "variants"} | row}
         result[f"{base}@{label}" if sweep else base] = mine
-    if not variant:
+    if name == base:
         return source, run, result
     if name not in result:
         raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(result)}")
@@ -178,24 +177,10 @@ def _combinations(sweep: Any, source: str) -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-def _parsed(override: str) -> tuple[str, Any]:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-    return key.strip(), toml_value(text.strip())
-
-
-def _is_name(override: str) -> bool:
-    """Whether an override names a component or data set; those go first, since another name begins the table anew."""
-    key = override.partition("=")[0].strip()
-    return "." not in key or key.rpartition(".")[2] in ("name", *_NAMES_ALONE)
-
-
-def _without_variant(name: str) -> tuple[str, str]:
-    """Split a recipe's name or path from the variant after its ``@``; folders of a path may have an ``@`` too."""
+def _without_variant(name: str) -> str:
+    """Return a recipe's name or path without the variant after its ``@``; folders of a path may have an ``@`` too."""
     end = ".toml" if ".toml" in name else ""
-    base, _, variant = name.removesuffix(end).partition(f"{end}@")
-    return base + end, variant
+    return name.removesuffix(end).partition(f"{end}@")[0] + end
 
 
 def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Tables]:
@@ -230,7 +215,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
         if parent.endswith(".toml") and isinstance(file, Path):
             parent = str(file.parent / parent)
         try:
-            more = variant_tables(parent)[parent] if _without_variant(parent)[1] else _read(parent, children)[1]
+            more = variant_tables(parent)[parent] if _without_variant(parent) != parent else _read(parent, children)[1]
         except UnknownNameError as error:
             raise ConfigError(f"{file}: {where}extends: {error}") from None
         more.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them

@@ -56,11 +56,7 @@ class PrintedTable(Table):
         return [", ".join(map(str, row[: len(self.heads)])) for row in self.rows]
 
     def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
-        """Return the names of the rows of a recipe's ``[paper] row``: a name, several, or texts of heads.
-
-        Raises:
-            ValueError: no such row.
-        """
+        """Return the names of the rows of ``[paper] row``: a name, several, or texts of heads; else ValueError."""
         names, by_heads = self.row_names(), isinstance(row, dict)
         wanted, known = [row] if isinstance(row, str) else list(row), self.heads if by_heads else names
         if absent := next((name for name in wanted if name not in known), None):
@@ -112,15 +108,15 @@ class Printed(Table):
 
 
 class Quoted(NamedTuple):
-    """A value that a recipe quotes, as a fraction and as printed, with a run's metric ("" for none) and phase."""
+    """A value that a recipe quotes."""
 
     row: str
     heading: str
     column: str
-    metric: str
+    metric: str  # a run's name of it; "" for none
     phase: str
-    value: float
-    text: str
+    value: float  # as a fraction
+    text: str  # as printed
 
 
 def papers() -> dict[str, Printed]:
@@ -137,9 +133,7 @@ def papers() -> dict[str, Printed]:
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
     """Return a table, ``"cbml/7"``, and its paper; None if the name is of no paper, ``"Table 7"``, say.
 
-    Raises:
-        UnknownNameError: the paper has no such table.
-        ConfigError: the paper's file cannot be read, naming it, the key and what is wanted.
+    UnknownNameError if the paper has no such table; ConfigError if its file cannot be read.
     """
     paper, _, number = name.partition("/")
     files = registry.factories("paper")
@@ -154,8 +148,7 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
 def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
     """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row.
 
-    Raises:
-        ConfigError: no such table, row or column, beginning with the key.
+    ConfigError, beginning with the key, for a table, row or column that is not there.
     """
     if paper is None:
         return []
@@ -208,10 +201,9 @@ def texts(values: list[Quoted]) -> list[str]:
 def _parsed(file: Traversable) -> Printed:
     try:
         return _printed_of(file.read_text("utf-8"))
-    except ValidationError as error:
-        raise ConfigError(shortened(f"{file}: {problem_of(error)}")) from None
     except ValueError as error:  # also of bytes that are not UTF-8
-        raise ConfigError(shortened(f"{file}: not valid TOML: {error}")) from None
+        problem = problem_of(error) if isinstance(error, ValidationError) else f"not valid TOML: {error}"
+        raise ConfigError(shortened(f"{file}: {problem}")) from None
 
 
 @functools.lru_cache(maxsize=64)

@@ -207,12 +207,6 @@ class EngineTable(Table):
     clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
     checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
 
-    @model_validator(mode="after")
-    def _no_compiled_micro_batches(self) -> Self:
-        if self.micro_batch is not None and self.compile:
-            raise ValueError("micro_batch does not go with compile; leave out compile or micro_batch")
-        return self
-
 
 class EvaluationTable(Table):
     """``[evaluation]``: metrics, and the choice of the tested epoch; docs/recipes.md describes the protocols."""
@@ -235,14 +229,12 @@ class EvaluationTable(Table):
 
     @model_validator(mode="after")
     def _selection_has_images(self) -> Self:
-        if self.select_on == "test" and (self.select is None or self.validation):
-            raise ValueError(
-                "select_on = 'test' goes with select (a metric to choose the epoch by), without validation"
-            )
-        if self.select_on != "test" and (self.select is None) != (self.validation == 0):
+        if (self.select is None) != (self.select_on == "validation" and self.validation == 0) or (
+            self.select_on == "test" and self.validation
+        ):
             raise ValueError(
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
-                "out for that), for example validation = 0.2, select = 'map_at_r'"
+                "out for that) or select_on = 'test', for example validation = 0.2, select = 'map_at_r'"
             )
         for key in ("recall_at", "precision_at", "clusters_per_class"):
             if 1 not in getattr(self, key):
@@ -283,8 +275,7 @@ class Recipe(Table):
             raise ValueError(f"schedule.epochs: found {epochs}; the stages take {warm} epochs, so it must be more")
         if clusters and self.evaluation.validation:
             raise ValueError(
-                "evaluation.validation: it holds out classes by their labels, which data.labels = 'clusters' does "
-                "without; leave it out"
+                "evaluation.validation: it holds out classes by labels, and data.labels = 'clusters' has none"
             )
         for stage in self.all_stages():
             memory, batch = stage.loss.memory, stage.sampler.batch_size if stage.sampler else 0

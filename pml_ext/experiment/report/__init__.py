@@ -1,5 +1,284 @@
 """The report of a run: one HTML file that opens without a network, and its figures."""
 
-from .content import write_run_report
+from __future__ import annotations
 
-__all__ = ["write_run_report"]
+import base64
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+import tomli_w
+import torch
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from ...errors import ConfigError, UnknownNameError, one_line
+from ...evaluation import Evaluation, figures
+from ...evaluation.fonts import short_name
+from ...evaluation.metrics import metrics_of
+from ...files import write_atomically, write_text
+from ..checkpoint import load
+from ..evaluation import counts, metric_of, nearest, nearest_by
+from ..recipe import Recipe, is_full, printed, quoted
+from ..recipe.schema import TOP
+from ..records import CURVE, PSEUDO, VALIDATION, loss_series, metric_series
+from ..stages import Stages
+from ..view import View
+
+PHASES = {
+    "raw": "raw pixels",
+    "before": "untrained network",
+    "after": "trained network",
+    "training": "trained network, training classes",
+    "learned_metric": "trained network, learned metric",
+    "shortlist": "trained network, learned metric on a shortlist",
+}
+GALLERY_QUERIES = 8
+_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
+Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
+
+
+class ReportFigure(NamedTuple):
+    """A figure with its title and caption, or the reason why it could not be drawn."""
+
+    title: str
+    png: bytes = b""
+    caption: str = ""
+    problem: str = ""
+
+
+def draw(title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "") -> ReportFigure:
+    """Draw a figure; an error is kept as its problem, after the owner's name, and costs no other figure."""
+    try:
+        buffer = io.BytesIO()
+        figure().savefig(buffer, format="png")
+    except (Exception, SystemExit) as error:  # components draw figures of their own
+        return ReportFigure(title, problem=owner + one_line(error))
+    return ReportFigure(title, buffer.getvalue(), caption)
+
+
+def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
+    table, queries = view.recipe.evaluation, view.queries
+    losses = (module for stage in stages for module in stage.loss.modules())
+    terms = [name for module in losses for name in getattr(module, "_record_these_stats", [])]
+    if series := loss_series(view.folder, [name for name in terms if name.endswith(("_loss", "_value"))]):
+        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
+        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
+    names = {"nmi_to_epoch_before": "NMI with the epoch before", "largest": "images in the largest cluster"}
+    found = {title: metric_series(view.folder, name, (PSEUDO,)) for name, title in names.items()}
+    if clusters := {title: {"training images": curve[PSEUDO]} for title, curve in found.items() if curve}:
+        yield draw(
+            "Clusters as labels, over the epochs",
+            lambda: figures.epoch_curves(clusters),
+            "Agreement of an epoch's clusters with the clusters of the epoch before (NMI), and the share of the "
+            "training images in the largest cluster. Labels of training images are not used.",
+        )
+    kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
+    if panels := _metrics_over_epochs(view, kind, metrics.get("before", {})):
+        images = f"the {kind} themselves" if table.select_on == "test" else "held-out training classes alone"
+        chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
+        yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    yield draw(
+        "Recall@K before and after training",
+        lambda: figures.recall_curve(_by_k(metrics, "recall_at_")),
+        f"The share of {kind} with an image of their class among the K nearest.",
+    )
+    test, labels = view.embeddings(queries), view.true_labels(queries)
+    compared = {kind: (test, labels)}
+    if (training := view.tested_training) is not None:
+        compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
+    yield draw(
+        "Similarities of positive and negative pairs",
+        lambda: figures.similarity_distributions(compared),
+        "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation.",
+    )
+
+    def projected() -> Figure:
+        parts = {}
+        if table.baselines:
+            before = load(view.checkpoint("before"), view.device, view.identity)
+            parts["before training"] = before["embeddings"], labels
+        parts["after training"] = test, labels
+        return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
+
+    when = "Before and after training, the same images" if table.baselines else "After training"
+    yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, f"{when}, colored by class.")
+    yield draw(
+        f"Queries and their nearest {gallery_kind}",
+        lambda: _gallery(view, nearest(view, queries)),
+        "Half of the queries have a wrong nearest image, where available. Frames: green (✓) for the query's class, "
+        "red (✗) for another. Numbers: Euclidean distances.",
+    )
+    if (metric := metric_of(stages)) is not None:
+        yield draw(
+            f"Queries and their nearest {gallery_kind} by the learned metric",
+            lambda: _gallery(view, nearest_by(view, metric)),
+            "As above. Numbers: the learned metric.",
+        )
+
+
+def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
+    """Draw the figures that components of the run offer by a method ``figures(run)``."""
+    for part in stages.parts():
+        name = type(part).__name__
+        try:
+            drawn = dict(view.call(part, "figures") or {})
+        except (Exception, SystemExit) as error:  # of somebody else's code
+            yield ReportFigure(f"Figures of {name}", problem=one_line(error))
+            continue
+        for title, figure in drawn.items():
+            yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
+
+
+def _metrics_over_epochs(view: View, kind: str, before: Mapping[str, float]) -> Curves:
+    """Return the metrics measured between epochs; on test images with those of the untrained network as epoch 0."""
+    panels: Curves = {}
+    for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", view.recipe.evaluation.select])):
+        if curves := metric_series(view.folder, metric):
+            if CURVE in curves and metric in before:
+                epochs, values = curves[CURVE]
+                curves[CURVE] = [0, *epochs], [before[metric], *values]
+            names = {VALIDATION: "held-out training classes", CURVE: kind}
+            panels[metric] = {names[table]: curve for table, curve in curves.items()}
+    return panels
+
+
+def _by_k(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
+    """Return the values at each K by phase, of metrics with a prefix."""
+    return {
+        PHASES[phase]: {
+            int(name.removeprefix(prefix)): value for name, value in metrics[phase].items() if name.startswith(prefix)
+        }
+        for phase in ("raw", "before", "after", "training")
+        if phase in metrics
+    }
+
+
+def _gallery(view: View, result: Evaluation) -> Figure:
+    """Draw queries, half of them failures, with the nearest images that a search has found and their distances."""
+    queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
+    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
+    wrong = ~result.right[:, :1].any(dim=1)
+    failures, successes = order[wrong[order]], order[~wrong[order]]
+    rows = []
+    for query in torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist():
+        label = int(queries.labels[query])
+        rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)])
+        for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
+            other = int(shown.labels[index])
+            caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
+            rows[-1].append(figures.answer(shown.image(index), caption, other == label))
+    return figures.gallery(rows)
+
+
+# The page
+
+
+class ReportTable(NamedTuple):
+    """A table of the report."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
+    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    for figure in drawn:
+        name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
+        place = view.folder / "figures" / f"{name}.png"
+        if figure.problem:
+            warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
+            place.unlink(missing_ok=True)  # of an earlier report
+        else:
+            write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
+    seconds, table, warnings = metrics["seconds"], view.recipe.evaluation, list(metrics["warnings"])
+    chosen = f", chosen by {table.select} on held-out training classes" if table.select else ""
+    if table.select_on == "test":
+        chosen = f", chosen by {table.select} on the test images"
+        warnings.insert(
+            0,
+            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test"), '
+            "so that the numbers after training are too good for unseen images",
+        )
+    images = ([name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items())
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    text = environment.get_template("report.html.jinja").render(
+        title=metrics["recipe"],
+        subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
+        f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
+        f"of {view.recipe.schedule.epochs}{chosen}.",
+        tables=[metrics_table(view, metrics), ReportTable("Images", ["split", "images", "classes"], [*images])],
+        figures=drawn,
+        appendix=[
+            *paper_tables(view.recipe, metrics),
+            ReportTable("Versions", ["package", "version"], [*metrics["versions"].items()]),
+        ],
+        warnings=warnings,
+        recipe=tomli_w.dumps(view.recipe.as_dict()),
+    )
+    write_text(view.folder / "report.html", text)
+
+
+def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
+    """Return one row per metric and one column per phase; the best value on the tested images is bold."""
+    table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
+    titles = {
+        each.name: each.title for each in metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
+    }
+    titles |= {f"{prefix}_top_{k}": f"{text}, top-{k}" for prefix, text in _PROTOCOLS.items() for k in TOP}
+    rows = []
+    for name in metrics["after"]:
+        best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
+        values = ((phase, metrics[phase].get(name)) for phase in phases)
+        cells = (_percent(value, bold=phase != "training" and value == best) for phase, value in values)
+        rows.append([titles.get(name, name), *cells])
+    apart, training = view.queries == "query", view.tested_training
+    searched = "query is searched in the gallery" if apart else "test image is searched among all others"
+    caption = f"Every {searched} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
+    if training is not None:
+        sampled = "" if training == "train" else f", {len(view.images(training)):,} images of them,"
+        caption += f" The column of the training classes{sampled} shows how much is lost on unseen ones."
+    where = "of the queries" if apart else "on the test images"
+    return ReportTable(f"Retrieval and clustering {where}", ["%", *(PHASES[phase] for phase in phases)], rows, caption)
+
+
+def _percent(value: float | None, bold: bool = False) -> str:
+    text = "" if value is None else f"{100 * value:.1f}"
+    return Markup("<b>{}</b>").format(text) if bold else text
+
+
+def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Return the recipe's ``[paper]``, and the values of the paper's table beside the run's."""
+    if recipe.paper is None:
+        return
+    try:
+        place, values = printed(recipe.paper.table), quoted(recipe.paper, recipe.data.name)
+    except (ConfigError, UnknownNameError):  # the paper's file has changed since the run
+        place, values = None, []
+    entries = recipe.paper.model_dump()
+    if place is not None:
+        paper, table = place
+        entries |= {"row": "", "column": "", "table": f"{recipe.paper.table}: {table.title}"}
+        entries |= {"paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"}
+        entries["note"] = ". ".join(filter(None, (recipe.paper.note, table.note)))
+    rows = [[key, str(value)] for key, value in entries.items() if value]
+    yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+    if values:
+        rows = [
+            [
+                f"{value.row}, {value.heading}, {value.column}",
+                _percent(value.value),
+                _percent(metrics.get(value.phase, {}).get(value.metric)),
+            ]
+            for value in values
+        ]
+        own = is_full(recipe.paper.table, recipe.data.name)
+        caption = "" if own else f"The paper's are of its own data, this run's of {recipe.data.name}."
+        yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)
