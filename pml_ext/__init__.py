@@ -41,11 +41,6 @@ def __getattr__(name: str) -> Any:
     try:
         return registry.find("class", name)[1].cls
     except UnknownNameError as error:
-        if registry.load():  # an AttributeError's text is lost in "from pml_ext import X"
-            raise ImportError(
-                f"pml_ext has no {name} yet, since plugins are being imported; import it from the package that defines "
-                "it, or inside of the function that needs it"
-            ) from None
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
 
 

@@ -84,18 +84,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     known, name = list(dict.fromkeys(known)), shortened(name, 100)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
-    if near:
-        return f"no {what} {name!r}; nearest: {', '.join(near)}"
-    return f"no {what} {name!r}; known: {', '.join(known[:12])}{' ...' if len(known) > 12 else ''}"
+    listed = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:12])}{' ...' * (len(known) > 12)}"
+    return f"no {what} {name!r}; {listed}"
 
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn a failing import inside the block into a :class:`MissingExtraError` that says what to install.
-
-    ``extra`` is the extra of ``pml-ext`` that holds the package, ``what`` the feature that needs it, as the start of a
-    sentence: ``needs_extra("train", "training")``.
-    """
+    """Turn a failing import inside the block into a :class:`MissingExtraError`: ``what`` needs an ``extra``."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -104,15 +99,12 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         ) from error
 
 
-MOST = 600  # characters of a message on the command line
-
-
 def printable(text: str) -> str:
     """Return a text with line breaks, control characters and bytes of file names that are no UTF-8 escaped."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-def shortened(text: object, most: int = MOST) -> str:
+def shortened(text: object, most: int = 600) -> str:
     """Return a text as one printable line of at most ``most`` characters; dots in the middle mark a gap."""
     whole = str(text)
     if len(whole) > 8 * most:  # not all of a megabyte is looked at

@@ -105,15 +105,3 @@ def reduced_alike(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: 
         divisor = count
     there = torch.as_tensor(divisor, device=total.device) != 0
     return total / torch.where(there, divisor, 1) * there
-
-
-class SumOfReducedReducer(MultipleReducers):  # type: ignore[misc]
-    """The sum of sub-losses that are all reduced already; PML's, which it replaces, writes them into a tensor first."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__({}, **kwargs)
-
-    def forward(self, loss_dict: dict[str, dict[str, Any]], embeddings: Tensor, labels: Tensor | None) -> Any:
-        """The sum."""
-        self.reset_stats()
-        return sum(info["losses"] for info in loss_dict.values())

@@ -30,10 +30,9 @@ from .plugins import TABLES, PluginRecord, Plugins, checked
 _plugins = Plugins()
 
 
-def load() -> bool:
-    """Load the plugins, unless that was done; return whether that goes on, so that later ones are not there yet."""
+def load() -> None:
+    """Load the plugins, unless that was done."""
     _plugins.load()
-    return _plugins.loading
 
 
 def plugins() -> list[PluginRecord]:
@@ -233,29 +232,18 @@ def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
 class BuildContext(TypedDict, total=False):
     """Values known beside a component's own settings, by the name of the setting that each fills.
 
-    A component may rely on these names and no others. Recipes, ``pml-ext bench`` and the conformance kit fill in what
-    they know. ``embedding_size`` and ``num_classes`` fill settings without a default alone, the others any.
-
-    Attributes:
-        embedding_size: D.
-        num_classes: of the training images, or of the batches that are timed or checked.
-        class_labels: the labels of the training images, each once, sorted. Recipes alone.
-        collect_stats: True, since a run records what is collected. Recipes alone, for the component itself; the others
-            are for the components in its settings too.
-        labels: one per training image, in their order. For samplers, as the following.
-        batch_size: images per batch, of all processes together.
-        length_before_new_iter: images per epoch.
-        seed: the run's. Recipes alone.
+    A component may rely on these names and no others. Recipes fill in all of them, ``pml-ext bench`` and the
+    conformance kit what they know. ``embedding_size`` and ``num_classes`` fill settings without a default alone.
     """
 
-    embedding_size: int
-    num_classes: int
-    class_labels: list[int]
-    collect_stats: bool
-    labels: Any
-    batch_size: int
-    length_before_new_iter: int
-    seed: int
+    embedding_size: int  # D
+    num_classes: int  # of the training images, or of the batches that are timed or checked
+    class_labels: list[int]  # of the training images, each once, sorted
+    collect_stats: bool  # True, of the component itself; all others are for the components in its settings too
+    labels: Any  # one per training image, in their order; for samplers, as the following
+    batch_size: int  # of all processes together
+    length_before_new_iter: int  # images per epoch
+    seed: int  # the run's
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:

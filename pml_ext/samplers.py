@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,8 @@ from torch.utils.data import Sampler
 class WholeClassSampler(Sampler[int]):
     """All images of randomly drawn classes, one class after the other, until a batch is full.
 
-    Of the last class of a batch as many images as still fit are drawn at random; no class is twice in a batch. Every
-    class is drawn once, in a random order that goes on from epoch to epoch, before one is drawn again. A pass gives as
-    many whole batches as there are images for.
+    Of the last class as many images as still fit are drawn at random. Every class is drawn once, in a random order that
+    goes on from epoch to epoch, before one is drawn again. A pass gives whole batches alone.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
@@ -77,16 +75,3 @@ class WholeClassSampler(Sampler[int]):
         """Go on where :meth:`state_dict` was taken."""
         self._generator.bit_generator.state = state["generator"]
         self._waiting = list(state["waiting"])
-
-
-def sampler_state(sampler: Any) -> Any:
-    """Return a sampler's state: its ``state_dict()``, or all attributes (PML's shuffle their label lists in place)."""
-    return sampler.state_dict() if hasattr(sampler, "state_dict") else copy.deepcopy(vars(sampler))
-
-
-def set_sampler_state(sampler: Any, state: Any) -> None:
-    """Put a sampler back to what :func:`sampler_state` returned."""
-    if hasattr(sampler, "load_state_dict"):
-        sampler.load_state_dict(state)
-    else:
-        vars(sampler).update(state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-import keyword
 import re
 from pathlib import Path
 
@@ -35,12 +34,9 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-        raise ConfigError(
-            f"{name}: a plugin's name is kebab-case: small letters, digits and single hyphens, such as my-loss"
-        )
+        raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and hyphens, such as my-loss")
     module = name.replace("-", "_")
-    words = name.removesuffix("-loss").split("-")
-    class_name = "".join(map(str.capitalize, words)) + "Loss"
+    class_name = "".join(map(str.capitalize, name.removesuffix("-loss").split("-"))) + "Loss"
     if by := _taken_by(name, module, class_name):
         raise ConfigError(f"{name}: that name is taken by {by}; choose another, such as my-{name}")
     place = Path(name) if folder is None else folder
@@ -66,6 +62,4 @@ def _taken_by(name: str, module: str, class_name: str) -> str:
     if any(name == component.name for component in registry.components()) or class_name in registry.class_names():
         return "a component (pml-ext list shows which)"
     spec = importlib.util.find_spec(module)  # a folder without code has no origin
-    if keyword.iskeyword(module) or keyword.issoftkeyword(module) or (spec is not None and spec.origin is not None):
-        return "Python or an installed package"
-    return ""
+    return "an installed package" if spec is not None and spec.origin is not None else ""

@@ -226,10 +226,3 @@ def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):
     module = importlib.import_module("aardvark")
     assert registry.get("aardvark").cls is module.AardvarkLoss
     assert (record("aardvark").status, record("aardvark").components) == ("ok", 1)
-
-
-def test_a_class_that_is_not_there_yet_says_what_to_write(install_plugin, install_loss):
-    install_plugin("early", "from pml_ext import LateLoss")
-    install_loss("late", "Late", "late")
-    with pytest.warns(PluginWarning, match="no LateLoss yet.* from the package that defines it"):
-        assert registry.get("late").plugin == "late"

@@ -112,8 +112,7 @@ def show(
             print_table(item["table"]["columns"], item["table"]["rows"])
         if item["settings"]:
             console.print()
-            rows = [[each["name"], each["default"], each["text"]] for each in item["settings"]]
-            print_table(["setting", "default", "meaning"], rows)
+            print_table(["setting", "default"], [[each["name"], each["default"]] for each in item["settings"]])
         for label in ("capabilities", "paper", "recipes"):
             if value := item[label]:
                 console.print(f"\n{label}: {value if isinstance(value, str) else ', '.join(value)}")

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..components import capabilities
 from ..pairwise import FullPrecisionForward
 from ..pml import BaseMetricLossFunction, LossSettings
-from ..reducers import SumOfReducedReducer
 from ..settings import check_number
 from .calling import WrapperCapabilities, call_loss, takes_all_pairs
 from .pairs import Terms, reduced
@@ -46,7 +45,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
                     f"{name} of RegularizedLoss must be an object such as {_EXAMPLES[name]}; got {module!r}"
                 )
         check_number(self, "weight", weight)
-        super().__init__(**({"reducer": SumOfReducedReducer()} | kwargs))
+        super().__init__(**kwargs)
         self.loss = loss
         self.regularizer = regularizer
         self.weight = weight
