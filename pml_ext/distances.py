@@ -81,22 +81,20 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
 
 
-def require_similarity(owner: object, distance: BaseDistance) -> None:
+def require_similarity(owner: object, distance: BaseDistance, inverted: bool = True) -> None:
     """Raise TypeError for no PML distance, and ValueError for one where smaller values mean nearer."""
-    _require(owner, distance, True, "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)")
-
-
-def require_distance(owner: object, distance: BaseDistance) -> None:
-    """Raise TypeError for no PML distance, and ValueError for one where larger values mean nearer."""
-    _require(owner, distance, False, "a distance, where smaller means nearer (LpDistance)")
-
-
-def _require(owner: object, distance: BaseDistance, inverted: bool, wanted: str) -> None:
     name = type(owner).__name__
     if not isinstance(distance, BaseDistance):
         raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
     if distance.is_inverted != inverted:
+        similarity = "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)"
+        wanted = similarity if inverted else "a distance, where smaller means nearer (LpDistance)"
         raise ValueError(f"{name} needs {wanted}; got distance={type(distance).__name__}")
+
+
+def require_distance(owner: object, distance: BaseDistance) -> None:
+    """Raise TypeError for no PML distance, and ValueError for one where larger values mean nearer."""
+    require_similarity(owner, distance, inverted=False)
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
@@ -117,8 +115,7 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
 class TileMatrix:
     """The matrix of a distance, a tile of anchors at a time, with the random numbers of the whole matrix in each tile.
 
-    A distance without parameters, or in ``eval()``, is taken to draw no numbers. ``points`` and ``columns`` are as
-    ``distance.maybe_normalize`` gives them.
+    A distance without parameters, or in ``eval()``, is taken to draw no numbers.
     """
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:

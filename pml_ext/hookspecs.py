@@ -5,8 +5,8 @@
     [project.entry-points.pml_ext]
     mine = "my_package"
 
-In ``my_package``, functions with these names, marked with :data:`pml_ext.plugin.hookimpl`, are found and called. A
-function with another ``pml_ext_...`` name is an error, so that a misspelt hook is noticed. All hooks are optional.
+Functions of ``my_package`` with these names, marked with :data:`pml_ext.plugin.hookimpl`, are called; one with another
+``pml_ext_...`` name is an error. All hooks are optional.
 """
 
 from __future__ import annotations
@@ -57,20 +57,16 @@ def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
 
 @hookspec
 def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
-    """Return files with the tables of papers, by name.
-
-    With ``{"mine": importlib.resources.files(__name__) / "papers" / "mine.toml"}`` a recipe that says
-    ``[paper] table = "mine/2", row = "Ours"`` quotes from it; docs/recipes.md describes such a file.
-    """
+    """Return files with the tables of papers, by name: a recipe with ``[paper] table = "mine/2"`` quotes from one."""
 
 
 @hookspec
 def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of data sets by name; called when a data set is first looked up.
 
-    A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the folder given by ``--data`` (a
-    :class:`pathlib.Path`) or None, ``options`` are the table's keys that the factory's signature names. It returns a
-    :class:`pml_ext.plugin.DataSplits`; missing or unreadable files raise :class:`pml_ext.errors.DataError`.
+    A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the :class:`pathlib.Path` of ``--data``
+    or None, ``options`` are the table's keys that the factory's signature names. It returns a
+    :class:`pml_ext.plugin.DataSplits`, or raises :class:`pml_ext.errors.DataError`.
     """
 
 

@@ -80,12 +80,11 @@ class Network(nn.Module):
         preprocessing: of its images.
         trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
         embedding_size: length of an embedding.
-        hidden_sizes: widths of the embedder's hidden layers; None for no embedder, so that features are embeddings.
-        features: F, where it is known; by default the trunk is asked with one image of zeros.
+        hidden_sizes: widths of the embedder's hidden layers; None for no embedder: features are embeddings.
+        features: F, where it is known.
 
     Raises:
-        ConfigError: the trunk refuses images of that size, or gives something else than vectors; or there is no
-            embedder, and features have another length than ``embedding_size``.
+        ConfigError: the trunk does not fit to the images, or without an embedder to ``embedding_size``.
     """
 
     def __init__(
@@ -97,17 +96,16 @@ class Network(nn.Module):
         features: int | None = None,
     ) -> None:
         super().__init__()
-        self.preprocessing, self.embedding_size = preprocessing, embedding_size
+        self.preprocessing, self.embedding_size, self.trunk = preprocessing, embedding_size, trunk
         self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
-        self.trunk = trunk
         if hidden_sizes is None and self.features != embedding_size:
             raise ConfigError(
                 f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
                 f"wanted embedding_size = {self.features}, not {embedding_size}"
             )
-        self.embedder: nn.Module = (
-            nn.Identity() if hidden_sizes is None else models.embedder(self.features, embedding_size, hidden_sizes)
-        )
+        self.embedder: nn.Module = nn.Identity()
+        if hidden_sizes is not None:
+            self.embedder = models.embedder(self.features, embedding_size, hidden_sizes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""

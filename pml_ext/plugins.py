@@ -87,10 +87,9 @@ class PluginRecord:
 class Plugins:
     """The offers of all plugins, with PML's own classes and the components registered by the running process.
 
-    Entry points are read once, those of this distribution first. A plugin that fails to load is reported in a
-    :class:`PluginWarning`, recorded as broken, and otherwise ignored; a hook that is called later and fails costs what
-    it offers. ``PML_EXT_PLUGINS`` is an allow list of entry-point names, comma-separated (empty: none),
-    ``PML_EXT_BLOCK`` a deny list.
+    Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
+    :class:`PluginWarning`; a hook that is called later and fails costs what it offers. ``PML_EXT_PLUGINS`` is an allow
+    list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
     """
 
     def __init__(self) -> None:
