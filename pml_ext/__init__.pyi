@@ -9,6 +9,7 @@ from pml_ext_cbml.miners import HardPairMiner as HardPairMiner
 from pml_ext_cbml.regularizers import MetricVarianceRegularizer as MetricVarianceRegularizer
 from pml_ext_cbml.softmax import SoftmaxLoss as SoftmaxLoss
 from pml_ext_density.regularizers import DensityRegularizer as DensityRegularizer
+from pml_ext_density.samplers import WholeClassSampler as WholeClassSampler
 from pml_ext_density.spreading import EntropyRegularizer as EntropyRegularizer
 from pml_ext_density.spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
 from pml_ext_pddm.distances import PDDMDistance as PDDMDistance
@@ -38,7 +39,6 @@ from . import reducers as reducers
 from . import registry as registry
 from . import regularizers as regularizers
 from . import retrieval as retrieval
-from . import samplers as samplers
 from . import settings as settings
 from . import testing as testing
 from .components import Component as Component
@@ -69,7 +69,6 @@ from .registry import register as register
 from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .regularizers import LabelledRegularizer as LabelledRegularizer
 from .retrieval import load_run as load_run
-from .samplers import WholeClassSampler as WholeClassSampler
 
 __version__: str
 

@@ -27,7 +27,7 @@ from .errors import ConfigError, one_line
 from .losses import RegularizedLoss
 from .pairwise import in_tiles, rows_per_tile, tiles_of_rows
 from .pml import ContrastiveLoss
-from .registry import BuildContext, required
+from .registry import BuildContext, filled
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
@@ -103,7 +103,7 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 def default_losses() -> list[str]:
     """Return the names of registered losses and regularizers, PML's left out, that can be built without settings."""
     candidates = [*registry.components("loss"), *registry.components("regularizer")]
-    ours = [c for c in candidates if not c.name.startswith("pml/") and not required(c.cls, SHAPES[0].context)[1]]
+    ours = [c for c in candidates if not c.name.startswith("pml/") and not filled(c.cls, SHAPES[0].context)[1]]
     return [registry.short_name(c) for c in ours]
 
 
@@ -190,7 +190,7 @@ def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if not isinstance(loss, str):
         return loss
     kind = "regularizer" if {c.kind for c in registry.candidates(loss)} == {"regularizer"} else "loss"
-    if missing := required(registry.get(loss, kind).cls, shape.context)[1]:
+    if missing := filled(registry.get(loss, kind).cls, shape.context)[1]:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.benchmark.bench instead"

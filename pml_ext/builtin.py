@@ -12,10 +12,9 @@ from .hookspecs import hookimpl, packaged
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """Return the wrappers, miners and samplers of the core, and PML's losses in tiles."""
+    """Return the wrappers and the miner of the core, and PML's losses in tiles."""
     from . import losses
     from .miners import SemiHardTripletMiner
-    from .samplers import WholeClassSampler
 
     return [
         Component(losses.RegularizedLoss, name="regularized"),
@@ -25,7 +24,6 @@ def pml_ext_components() -> list[Component]:
         Component(losses.TiledSupConLoss, name="tiled-sup-con"),
         Component(losses.TiledTripletMarginLoss, name="tiled-triplet-margin"),
         Component(SemiHardTripletMiner, name="semi-hard-triplet"),
-        Component(WholeClassSampler, name="whole-class"),
     ]
 
 

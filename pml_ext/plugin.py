@@ -1,13 +1,8 @@
 """Everything that a plugin may import of ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
 
-.. code-block:: python
-
-    from pml_ext.plugin import BaseMetricLossFunction, Component, FullPrecisionForward, hookimpl, pair_masks
-
-The plugins of this distribution import this module and nothing else of ``pml_ext``. PML's own base classes are here
-too, so that they are found whatever PML's version; its losses and miners are components: ``build("pml/contrastive",
-"loss")``. Importing it needs torch and PML; what needs the extra ``train`` (data sets, clustering, figures) is imported
-when it is asked for.
+The plugins of this distribution import nothing else of ``pml_ext``. PML's own base classes are here too; its losses and
+miners are components: ``build("pml/contrastive", "loss")``. Importing it needs torch and PML; what needs the extra
+``train`` (data sets, clustering, figures) is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -29,7 +24,6 @@ from .distances import NormalizedRows as NormalizedRows
 from .distances import matrix_of as matrix_of
 from .distances import require_distance as require_distance
 from .distances import require_similarity as require_similarity
-from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
 from .hookspecs import hookimpl as hookimpl
@@ -57,7 +51,6 @@ from .pairwise import check_batch as check_batch
 from .pairwise import check_references as check_references
 from .pairwise import class_members as class_members
 from .pairwise import cosine_similarity as cosine_similarity
-from .pairwise import euclidean_distances as euclidean_distances
 from .pairwise import exp_bounded as exp_bounded
 from .pairwise import gram as gram
 from .pairwise import hard_pair_masks as hard_pair_masks
@@ -79,11 +72,9 @@ from .pml import BaseMetricLossFunction as BaseMetricLossFunction
 from .pml import BaseMiner as BaseMiner
 from .pml import BaseReducer as BaseReducer
 from .pml import BaseRegularizer as BaseRegularizer
-from .pml import CosineSimilarity as CosineSimilarity
 from .pml import DotProductSimilarity as DotProductSimilarity
 from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
 from .pml import LossSettings as LossSettings
-from .pml import LpDistance as LpDistance
 from .pml import MinerSettings as MinerSettings
 from .pml import ModuleSettings as ModuleSettings
 from .pml import RegularizerSettings as RegularizerSettings
@@ -96,7 +87,6 @@ from .settings import check_count as check_count
 from .settings import check_flag as check_flag
 from .settings import check_number as check_number
 from .settings import check_tile_size as check_tile_size
-from .settings import own_settings as own_settings
 
 if TYPE_CHECKING:
     from .data import DataSplits as DataSplits
@@ -111,8 +101,6 @@ __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pm
 @runtime_checkable
 class RunView(Protocol):
     """The part of a run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` of a component may use.
-
-    A run has more; that is its own and changes.
 
     Attributes:
         folder: the run's; a component's own tables belong into its ``records``.

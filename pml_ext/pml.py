@@ -5,7 +5,6 @@ A name that moves in another version of PML moves here. Importing this module im
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pytorch_metric_learning import distances, miners, regularizers, samplers
@@ -19,11 +18,14 @@ from pytorch_metric_learning.miners import EmbeddingsAlreadyPackagedAsTriplets a
 from pytorch_metric_learning.reducers import BaseReducer as BaseReducer
 from pytorch_metric_learning.reducers import MultipleReducers as MultipleReducers
 from pytorch_metric_learning.reducers import per_anchor_reducer
+from pytorch_metric_learning.trainers import MetricLossOnly as MetricLossOnly  # PML 3 takes away
+from pytorch_metric_learning.utils import common_functions as common_functions  # PML 3 takes away
 from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY as EQUALITY
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
 from pytorch_metric_learning.utils.inference import FaissKMeans as FaissKMeans
 from pytorch_metric_learning.utils.inference import FaissKNN as FaissKNN
+from pytorch_metric_learning.utils.logging_presets import HookContainer as HookContainer  # PML 3 takes away
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs as convert_to_pairs
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets as convert_to_triplets
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as get_all_pairs_indices
@@ -97,13 +99,6 @@ else:
     MultipleLosses, SelfSupervisedLoss = losses.MultipleLosses, losses.SelfSupervisedLoss
     BaseMiner, BaseRegularizer, BaseDistance = miners.BaseMiner, regularizers.BaseRegularizer, distances.BaseDistance
 
-# What PML 3 takes away, imported when it is asked for: only the checks of a component's surroundings do.
-_GONE_IN_3 = {
-    "HookContainer": "pytorch_metric_learning.utils.logging_presets",
-    "MetricLossOnly": "pytorch_metric_learning.trainers",
-    "common_functions": "pytorch_metric_learning.utils",
-}
-
 per_anchor_mean = per_anchor_reducer.aggregation_func
 
 # The base classes that say what kind a class is. A sampler is any of torch's.
@@ -117,9 +112,3 @@ BASES: dict[str, tuple[type, ...]] = {
 }
 # The modules that have the classes which PML offers.
 MODULES = (losses, miners, regularizers, distances, samplers, reducers)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _GONE_IN_3:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_GONE_IN_3[name]), name)

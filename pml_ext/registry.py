@@ -261,7 +261,7 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
         if isinstance(value, Mapping) and "name" in value and of in KINDS:
             more = {name: setting for name, setting in value.items() if name != "name"}
             settings[key] = build(value["name"], of, inner, **more)
-    return component.cls(**filled(component.cls, context, settings), **settings)
+    return component.cls(**filled(component.cls, context, settings)[0], **settings)
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
@@ -272,25 +272,27 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
             raise ConfigError(unknown(f"setting of {owner}", name, accepted))
 
 
-def required(
+def filled(
     target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return values of the settings of ``target`` without a default, and the names of those still missing.
+    """Return values of the settings of ``target`` that are not ``given``, and the names of required ones still missing.
 
-    Values come from a :class:`BuildContext` (ConfigError for another key in it); a setting whose annotation is a
-    component's class (``distance: My``) is an instance of that, made in the same way. Names in ``given`` need none.
+    Values come from a :class:`BuildContext` (ConfigError for another key in it); a required setting whose annotation is
+    a component's class (``distance: My``) is an instance of that, made in the same way.
     """
     check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
-    missing = []
+    missing, given = [], set(given)
     for name, parameter in settings_of(target).items():
-        if parameter.default is not parameter.empty or name in given:
+        required = parameter.default is parameter.empty
+        if name in given or (not required and name in ("embedding_size", "num_classes")):
             continue
-        value = context[name] if name in context else _of_annotation(parameter.annotation, context)
-        if value is None:
+        if name in context:
+            values[name] = context[name]
+        elif required and (instance := _of_annotation(parameter.annotation, context)) is not None:
+            values[name] = instance
+        elif required:
             missing.append(name)
-        else:
-            values[name] = value
     return values, missing
 
 
@@ -302,13 +304,6 @@ def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
         return None
     if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # any component of the kind will do
         return None
-    values, missing = required(annotation, context)
+    optional = [name for name, setting in settings_of(annotation).items() if setting.default is not setting.empty]
+    values, missing = filled(annotation, context, optional)
     return None if missing else annotation(**values)
-
-
-def filled(target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()) -> dict[str, Any]:
-    """Return all settings that a context fills; the arguments are those of :func:`required`."""
-    given = set(given)
-    values, _ = required(target, context, given)
-    with_default = settings_of(target).keys() & context.keys() - given - {"embedding_size", "num_classes"}
-    return values | {name: context[name] for name in with_default}

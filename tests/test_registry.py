@@ -16,7 +16,7 @@ from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
 from pml_ext.experiment.launch import plan
 from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
-from pml_ext.registry import BuildContext, filled, required
+from pml_ext.registry import BuildContext, filled
 from pml_ext.retrieval import load_run
 from pml_ext.testing.targets import components_of
 
@@ -315,12 +315,11 @@ class Wanting:
 
 def test_what_a_context_fills():
     context: BuildContext = {"embedding_size": 8, "num_classes": 2, "class_labels": [4, 5], "seed": 9}
-    values, missing = required(Wanting, context)
-    assert values.keys() == {"embedding_size", "metric"}
+    values, missing = filled(Wanting, context)
+    assert values.keys() == {"embedding_size", "metric", "class_labels", "seed"}
     assert (values["embedding_size"], values["metric"].embedding_size) == (8, 8)
     assert missing == ["words", "base", "sampler"]  # of a base class any component will do: somebody has to say which
-    assert filled(Wanting, context).keys() == {"embedding_size", "metric", "class_labels", "seed"}
-    given = filled(Wanting, context, given=["metric", "seed"])
+    given, _ = filled(Wanting, context, given=["metric", "seed"])
     assert given == {"embedding_size": 8, "class_labels": [4, 5]}
 
 

@@ -6,9 +6,16 @@ from pml_ext.plugin import Component, Paper, hookimpl, packaged
 
 from .functional import class_densities
 from .regularizers import DensityRegularizer
+from .samplers import WholeClassSampler
 from .spreading import EntropyRegularizer, GlobalOrthogonalRegularizer
 
-__all__ = ["DensityRegularizer", "EntropyRegularizer", "GlobalOrthogonalRegularizer", "class_densities"]
+__all__ = [
+    "DensityRegularizer",
+    "EntropyRegularizer",
+    "GlobalOrthogonalRegularizer",
+    "WholeClassSampler",
+    "class_densities",
+]
 
 LI_2019 = Paper(
     title="Deep Metric Learning with Density Adaptivity",
@@ -26,10 +33,11 @@ ZHANG_2017 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The regularizer, and those that the paper compares it with."""
+    """The regularizer, those that the paper compares it with, and its sampler for Stanford Online Products."""
     return [
         Component(DensityRegularizer, name="density", paper=LI_2019),
         Component(EntropyRegularizer, name="entropy", paper=LI_2019),
+        Component(WholeClassSampler, name="whole-class", paper=LI_2019),
         Component(GlobalOrthogonalRegularizer, name="global-orthogonal", paper=ZHANG_2017),
     ]
 

@@ -134,7 +134,7 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
     labels = torch.arange(CLASSES).repeat_interleave(4).numpy()
     kind, settings = registry.kind_of(cls), {**fixed, **first}
     context: BuildContext = {"labels": labels, "batch_size": 12, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
-    if missing := registry.required(cls, context, settings)[1]:
+    if missing := filled(cls, context, settings)[1]:
         raise ConfigError(
             f"{cls.__name__} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
@@ -144,7 +144,7 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
         chosen = copy.deepcopy({**fixed, **(first if other is None else other)})
         with torch.random.fork_rng():
             torch.manual_seed(0)  # instances with random parameters are equal
-            return _in_float64(cls(**filled(cls, context, chosen), **chosen))
+            return _in_float64(cls(**filled(cls, context, chosen)[0], **chosen))
 
     size, classes = (settings.get(name, value) for name, value in sizes.items())
     return Subject(cls.__name__, kind, make, size, classes, cls, settings)

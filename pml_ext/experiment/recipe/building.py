@@ -259,7 +259,7 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
             f"{key}: {table.name} keeps something for each class (num_classes), and with data.labels = 'clusters' "
             "each epoch has other classes; take a loss of pairs or triplets"
         )
-    lacking = registry.required(component.cls, context, table.settings)[1]
+    lacking = registry.filled(component.cls, context, table.settings)[1]
     _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
     if kind == "sampler":
         return None

@@ -1,4 +1,4 @@
-"""Samplers that compose batches as papers ask for and PML's do not."""
+"""Batches of whole classes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class WholeClassSampler(Sampler[int]):
             yield from batch
 
     def _next(self, used: set[int]) -> int:
-        """Return the next class that is not in the batch yet."""
         for place in range(len(self._waiting) - 1, -1, -1):
             if self._waiting[place] not in used:
                 return self._waiting.pop(place)
