@@ -28,13 +28,10 @@ def accelerator() -> str | None:
 
 
 def choose_device(name: str, option: str = "--device") -> str:
-    """Return the device that a user asks for, as torch names it.
+    """Return the device that a user asks for, one of :data:`CHOICES`, as torch names it; ConfigError if there is none.
 
-    ``name`` is one of :data:`CHOICES`; ``"auto"`` takes the accelerator if there is one, else the CPU. Under
-    ``torchrun`` that is the accelerator of this process: ``"cuda:1"``. ``option`` is what the user typed it after.
-
-    Raises:
-        ConfigError: an unknown name, an accelerator that torch does not find, or more processes than accelerators.
+    ``"auto"`` takes the accelerator if there is one, else the CPU. Under ``torchrun`` that is the accelerator of this
+    process: ``"cuda:1"``. ``option`` is what the user typed it after.
     """
     available = accelerator()
     if name not in CHOICES and name != available:
@@ -81,48 +78,41 @@ def check_precision(device: torch.device, precision: Precision) -> None:
         )
 
 
-def random_states() -> list[Tensor]:
-    """Return the states of the random generators of all accelerators of this machine."""
-    module = getattr(torch, accelerator() or "cpu")
-    if hasattr(module, "get_rng_state_all"):
-        return list(module.get_rng_state_all())
-    return [module.get_rng_state()] if hasattr(module, "get_rng_state") else []
-
-
-def set_random_states(states: Sequence[Tensor]) -> None:
-    """Restore what :func:`random_states` returned; nothing happens on a machine without an accelerator."""
-    module, on_cpu = getattr(torch, accelerator() or "cpu"), [state.cpu() for state in states]
-    if hasattr(module, "set_rng_state_all"):
-        module.set_rng_state_all(on_cpu)
-    elif hasattr(module, "set_rng_state"):
-        module.set_rng_state(*on_cpu)
-
-
-def generator_states(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators that draw on a device: the CPU's, and an accelerator's own."""
-    states, module = [torch.get_rng_state()], getattr(torch, device.type)
+def generator_states(device: torch.device | None = None) -> list[Tensor]:
+    """Return the states of generators: the CPU's, then an accelerator's, or all where none is named."""
+    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
+    states = [torch.get_rng_state()]
+    if device is None and hasattr(module, "get_rng_state_all"):
+        return states + list(module.get_rng_state_all())
     if hasattr(module, "get_rng_state"):
-        states.append(module.get_rng_state() if device.type == "mps" else module.get_rng_state(device))
+        states.append(module.get_rng_state(*_index(device)))
     return states
 
 
-def set_generator_states(device: torch.device, states: Sequence[Tensor]) -> None:
-    """Put generators back to what :func:`generator_states` returned for the same device."""
-    torch.set_rng_state(states[0].cpu())
-    for state in states[1:]:
-        given = (state.cpu(),) if device.type == "mps" else (state.cpu(), device)
-        getattr(torch, device.type).set_rng_state(*given)
+def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
+    """Put generators back to what :func:`generator_states` returned; an accelerator that is gone is left out."""
+    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
+    first, *others = [state.cpu() for state in states]
+    torch.set_rng_state(first)
+    if device is None and hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(others)
+    elif others and hasattr(module, "set_rng_state"):
+        module.set_rng_state(others[0], *_index(device))
+
+
+def _index(device: torch.device | None) -> tuple[torch.device, ...]:
+    return () if device is None or device.type == "mps" else (device,)  # torch.mps has one generator
 
 
 @contextlib.contextmanager
 def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
     """Draw random numbers from given states inside; afterwards generators go on as if the block had drawn none."""
     before = generator_states(device)
-    set_generator_states(device, states)
+    set_generator_states(states, device)
     try:
         yield
     finally:
-        set_generator_states(device, before)
+        set_generator_states(before, device)
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:

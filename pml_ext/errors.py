@@ -1,8 +1,4 @@
-"""The exceptions of ``pml_ext``. Each text says what was found, what is wanted and what to type.
-
-Wrong arguments of library calls raise plain :class:`ValueError` and :class:`TypeError`; the classes here are for what
-lies outside one call: plugins, recipes, data, extras and runs. ``exit_code`` is what the command line exits with.
-"""
+"""The exceptions of ``pml_ext``, with exit codes of the command line; wrong arguments raise ValueError or TypeError."""
 
 from __future__ import annotations
 

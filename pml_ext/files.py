@@ -30,16 +30,10 @@ def left_over(path: Path) -> Path | None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
-    """Call ``write(temporary_path)`` and move the result into place.
+    """Call ``write(temporary_path)`` and move the result into place, into a folder that is made if that above exists.
 
-    Args:
-        path: the file to write; its folder is made, if the folder above exists.
-        write: called with a path in the same folder.
-        ready: called with that path when all bytes are on the disk; from then on only an error removes the temporary
-            file, and no kill or Ctrl-C.
-
-    Raises:
-        UnwritableError: the disk is full, the folder is gone or may not be written; the text has the path.
+    ``ready(temporary_path)`` is called when all bytes are on the disk; from then on only an error removes the temporary
+    file, and no kill or Ctrl-C. An UnwritableError says what the disk refuses, with the path.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with writing(path):

@@ -13,10 +13,7 @@ from .errors import needs_extra, unknown
 
 
 def check_there(packages: Iterable[str], extra: str, what: str) -> None:
-    """Raise :class:`MissingExtraError` unless the packages of an extra are installed; import none of them.
-
-    ``what`` is the feature that needs them, as the start of a sentence.
-    """
+    """Raise :class:`MissingExtraError` unless the packages of an extra are installed; import none of them."""
     with needs_extra(extra, what):
         for name in packages:
             if importlib.util.find_spec(name) is None:
@@ -51,7 +48,6 @@ def relative_imports(source: str) -> dict[str, str]:
 
 def imported(package: str, module: str, name: str) -> Any:
     """Return a name of a relative module; a module itself where there is one of that name."""
-    found = None if module == "." else importlib.import_module(module, package)
-    if found is not None and hasattr(found, name):
+    if module != "." and hasattr(found := importlib.import_module(module, package), name):
         return getattr(found, name)
     return importlib.import_module(f"{module.rstrip('.')}.{name}", package)

@@ -18,9 +18,8 @@ _ENTRIES = 1 << 21  # of gathered rows held at a time
 class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners whose choice for an anchor follows from its own row. A subclass writes :meth:`choose`.
 
-    A tile of anchors is compared with all columns at a time, so that memory is linear in the batch but for what is
-    found. Mining has no gradient. ``tile_size`` is how many anchors a tile has; None chooses: all where the matrix is
-    small. Other settings are PML's: ``distance``, ``collect_stats``.
+    A tile of ``tile_size`` anchors (None chooses) is compared with all columns at a time, so that memory is linear in
+    the batch but for what is found. Other settings are PML's: ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "references"})
@@ -81,8 +80,7 @@ class SemiHardTripletMiner(TiledMiner):
     *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory of a tile and of what is
     returned, in row-major order.
 
-    *Pair with:* any loss that takes triplets, such as :class:`pml_ext.TiledTripletMarginLoss` or
-    :class:`pml_ext.BatchAllTripletLoss`.
+    *Pair with:* any loss that takes triplets, such as :class:`pml_ext.TiledTripletMarginLoss`.
 
     Args:
         margin: m, above 0, in units of the distance; 0.2.
@@ -90,9 +88,6 @@ class SemiHardTripletMiner(TiledMiner):
         tile_size: how many anchors a tile has; None chooses.
         kwargs: as in PML's miners: ``distance`` (any; Euclidean, of normalized embeddings, by default),
             ``collect_stats``.
-
-    Raises:
-        ValueError: a setting outside its range.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8]])

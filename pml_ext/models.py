@@ -24,13 +24,9 @@ def _zoo() -> Any:
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
-    """Return a small convolutional network: blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pool.
+    """Return a small convolutional network: ``blocks`` of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pool.
 
-    Args:
-        in_channels: 1 or 3.
-        image_size: height and width of the images, in pixels; every block halves it.
-        blocks: number of blocks, at least 1.
-        width: channels of every block, at least 1.
+    Each block halves images of ``image_size`` pixels and has ``width`` channels.
     """
     if image_size < 2**blocks:
         reason = f"{blocks} blocks halve images of {image_size} pixels to nothing"
@@ -42,13 +38,7 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
 
 
 def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,)) -> nn.Module:
-    """Return a multilayer perceptron over the pixels, with ReLU after every layer.
-
-    Args:
-        in_channels: 1 or 3.
-        image_size: height and width of the images, in pixels.
-        hidden_sizes: the width of every layer.
-    """
+    """Return a multilayer perceptron over the pixels, with ReLU after layers of ``hidden_sizes``."""
     return nn.Sequential(nn.Flatten(), *_layers(in_channels * image_size**2, hidden_sizes))
 
 
@@ -107,14 +97,8 @@ def timm_trunk(
 ) -> nn.Module:
     """Return a model of timm without its classifier; ``timm/NAME`` where timm is installed.
 
-    Args:
-        in_channels: 1 (the gray channel is repeated) or 3.
-        image_size: height and width of the images, in pixels.
-        name: timm's name, such as ``"resnet50"``.
-        weights: the tag of timm's weights, such as ``"a1_in1k"``, downloaded on first use; None starts from random.
-        dropout: whether the model's own dropout is kept.
-
-    Raises as :func:`torchvision_trunk`; MissingExtraError where timm is not installed.
+    ``weights`` is the tag of timm's weights, such as ``"a1_in1k"``; other arguments and errors as of
+    :func:`torchvision_trunk`. MissingExtraError where timm is not installed.
     """
     timm = timm_library(name)
     full = name if weights is None else f"{name}.{weights}"

@@ -21,10 +21,7 @@ def check_number(
     below: float = math.inf,
     or_else: str = "",
 ) -> None:
-    """Raise TypeError or ValueError unless a setting of an object is a finite number in a range.
-
-    ``or_else`` is another value that is allowed, for the text.
-    """
+    """Raise TypeError or ValueError unless a setting is a finite number in a range, or ``or_else``."""
     limits = (("at least", least), ("at most", most), ("above", above), ("below", below))
     bounds = [f"{word} {limit}" for word, limit in limits if math.isfinite(limit)]
     wanted = f"a finite number {' and '.join(bounds)}".strip() + (f" or {or_else}" if or_else else "")

@@ -26,7 +26,7 @@ import torch
 
 from .. import __version__
 from ..checksums import SUMS, read_sums, replace_file, sha256_of
-from ..devices import random_states, set_random_states
+from ..devices import generator_states, set_generator_states
 from ..errors import DataError, PluginWarning, shortened
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
@@ -189,8 +189,7 @@ def _plain(value: Any) -> Any:
 def random_state() -> dict[str, Any]:
     """Return the states of the generators of torch, numpy and Python."""
     return {
-        "torch": torch.get_rng_state(),
-        "accelerators": random_states(),
+        "torch": generator_states(),
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
@@ -198,8 +197,7 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Put the generators back to what :func:`random_state` returned."""
-    torch.set_rng_state(state["torch"].cpu())
-    set_random_states(state["accelerators"])
+    set_generator_states(state["torch"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
 
