@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
-from .fonts import drawable
+from .fonts import drawable, families
 from .neighbors import matrix_under
 
 with needs_extra("train", "a figure"):
@@ -34,13 +34,15 @@ Cell = tuple[Tensor, str, str]  # a picture, uint8 [C, H, W], its caption, the c
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
-    """A figure whose texts may come from data: no mathtext, no control characters; a letter without a font is a box."""
+    """A figure whose texts may come from data: no mathtext, no control characters; boxes for letters without a font."""
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure, its texts as they are."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
             text.set_text(drawable(text.get_text()))
+            if not text.get_text().isascii():
+                text.set_fontfamily(families())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)

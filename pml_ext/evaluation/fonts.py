@@ -1,9 +1,16 @@
-"""Names from data as texts that can be drawn."""
+"""Names from data as texts that can be drawn: DejaVu Sans, then installed fonts for the letters that it lacks."""
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 
+# Families with Chinese, Japanese and Korean letters on Linux, macOS and Windows.
+_WIDE = (
+    *("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "IPA", "TakaoGothic", "Droid Sans Fallback", "Nanum"),
+    *("PingFang", "Hiragino Sans", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic"),
+    *("Arial Unicode", "Unifont"),
+)
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # a name could show as another one
 
 
@@ -25,3 +32,26 @@ def short_name(name: str, columns: int = 18) -> str:
     while kept < len(name) and (room := room - widths[-1 - kept]) >= 0:
         kept += 1
     return f"…{name[len(name) - kept :]}"
+
+
+def families() -> list[str]:
+    """Return DejaVu Sans and the installed families with Chinese, Japanese and Korean letters."""
+    from matplotlib.font_manager import fontManager
+
+    names = {entry.name for entry in fontManager.ttflist if entry.style == "normal"}
+    return ["DejaVu Sans", *(name for start in _WIDE for name in sorted(names) if name.startswith(start))]
+
+
+def font_file(text: str) -> str:
+    """Return the file of the first family that has every letter of a text, else of DejaVu Sans."""
+    from matplotlib.font_manager import findfont
+
+    files = [findfont(family) for family in families()] if not text.isascii() else [findfont("DejaVu Sans")]
+    return next((file for file in files if set(map(ord, text)) <= _letters(file)), files[0])
+
+
+@functools.cache
+def _letters(file: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(file).get_charmap())

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from ..errors import needs_extra
 from .figures import GRAY, WRONG
-from .fonts import drawable, short_name
+from .fonts import drawable, font_file, short_name
 
 with needs_extra("train", "a contact sheet"):
-    from matplotlib.font_manager import findfont
     from PIL import Image, ImageDraw, ImageFont
 
 CELL = 108  # pixels from one picture to the next
@@ -54,7 +53,7 @@ def contact_sheet(
 
 
 def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str) -> None:
-    font = _font(findfont("DejaVu Sans"), size)
+    font = _font(font_file(text), size)
     draw.text((corner[0], corner[1] + size), text, fill=color, font=font, anchor="ls")
 
 

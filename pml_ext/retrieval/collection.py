@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -119,6 +120,13 @@ class State(BaseModel, frozen=True):
     index: Index | None = None
 
 
+@functools.lru_cache(16)
+def _state_of(about: str, crc: int) -> State:
+    if zlib.crc32(about.encode()) != crc:
+        raise ValueError("its checksum does not fit")
+    return State.model_validate_json(about)
+
+
 class Image(NamedTuple):
     """A row of the table ``images``; the path is relative to the indexed folder."""
 
@@ -162,9 +170,7 @@ class Transaction:
     def __init__(self, collection: Collection, connection: sqlite3.Connection) -> None:
         self.connection = connection
         ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
-        if zlib.crc32(about.encode()) != crc:
-            raise ValueError("its checksum does not fit")
-        self.state = State.model_validate_json(about)
+        self.state = _state_of(about, crc)
         self.vectors = collection.mapped(self.state)
 
     def save(self, **changes: Any) -> None:
@@ -210,9 +216,10 @@ class Collection:
     @contextlib.contextmanager
     def transaction(self, write: bool = False) -> Iterator[Transaction]:
         """Open a transaction; an error undoes what was written in it."""
-        if not self.database.is_file() or not self.database.stat().st_size:
+        about = self.database.stat() if self.database.is_file() else None
+        if about is None or not about.st_size:
             raise self.damaged("missing or empty")
-        with self._connection("rw", write) as connection:
+        with self._connection((os.getpid(), about.st_ino), write) as connection:
             try:
                 current = Transaction(self, connection)
             except (ValueError, TypeError, AttributeError) as error:
@@ -221,13 +228,12 @@ class Collection:
             yield current
 
     @contextlib.contextmanager
-    def _connection(self, mode: str, write: bool) -> Iterator[sqlite3.Connection]:
+    def _connection(self, key: Facts | None, write: bool) -> Iterator[sqlite3.Connection]:
         """Begin a transaction on this thread's connection, which stays open while the file is the same."""
-        key = (os.getpid(), self.database.stat().st_ino) if mode == "rw" else None
         held, connection = getattr(self._held, "connection", (None, None))
         try:
             if connection is None or held != key:
-                address = f"{self.database.as_uri()}?mode={mode}"
+                address = f"{self.database.as_uri()}?mode={'rw' if key else 'rwc'}"
                 connection = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
                 connection.execute("PRAGMA temp_store = MEMORY")
                 self._held.connection = key, connection
@@ -288,7 +294,7 @@ class Collection:
                 path.unlink(missing_ok=True)
         with writing(self.place):
             self.place.mkdir(exist_ok=True)
-        with self._connection("rwc", True) as connection:
+        with self._connection(None, True) as connection:
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for table in _SCHEMA:
                     connection.execute(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import threading
 import warnings
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 METRICS = ("euclidean", "learned")
 RADIUS = 0.1  # of near-duplicates: a cosine similarity of 0.995
 _PATHS = "SELECT path FROM images"
-_TILE, _PAIRS = 2048, 1 << 18  # images that are compared at a time; pairs whose distance is computed at a time
+_TILE, _BLOCK = 2048, 256  # images that are compared at a time, with each other and by faiss
+_PAIRS = 1 << 18  # pairs whose distance is computed at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Gallery:
     def reading(self) -> Iterator[Transaction]:
         """Begin a transaction in which the index does not change; one that was written meanwhile is opened first."""
         with self._lock:
-            if not self._collection.exists:
+            if self._opened[1] < 0 and not self._collection.exists:
                 raise DataError(f"{self.place}: no index; type: {self._collection.command()}")
             with self._collection.transaction() as current:
                 version = current.state.identity, current.state.version
@@ -192,7 +194,11 @@ class Gallery:
             own = [self._image_of(current, name) if name else None for name in names]
             numbers = self._numbers if rows is None else self._numbers[rows]
             near = np.where(places.cpu() >= 0, numbers[places.cpu()], -1).tolist()
-            found = {number: self._row(current, number) for number in {each for row in near for each in row} - {-1}}
+            wanted = {number for row in near for number in row} - {-1}
+            rows_of = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
+            found = {image.vector: image for image in (self._checked(*row) for row in rows_of)}
+            if len(found) < len(wanted):
+                raise self._collection.damaged("a vector of the index has no image")
         answers: list[Answer] = []
         for name, mine, row, values in zip(names, own, near, distances.tolist(), strict=True):
             kept = [
@@ -214,11 +220,6 @@ class Gallery:
             )
         self._warn(answers, k if radius is None else 0, images, within)
         return answers
-
-    def _row(self, current: Transaction, number: int) -> Image:
-        for row in current.images("WHERE vector = ?", number):
-            return self._checked(*row)
-        raise self._collection.damaged("a vector of the index has no image")
 
     def _rows_within(self, current: Transaction, name: str) -> Numbers:
         """Return the rows of the vectors of a class's images."""
@@ -246,7 +247,8 @@ class Gallery:
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
         """Return groups of images that are within a radius of one another, directly or over others of the group.
 
-        *Cost:* each image is compared with each: 10,000 take less than a second.
+        *Cost:* an index ``IVF...`` compares an image with the lists that a query looks at; else each is compared with
+        each: 10,000 take less than a second.
         """
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
@@ -254,9 +256,9 @@ class Gallery:
         _check_radius(radius)
         points, paths = self.embedded.embeddings, self.embedded.paths
         groups = np.arange(len(paths))
-        for ends in _near(points, radius):
+        for ends in self._near(points, radius):
             joined = torch.from_numpy(groups).to(ends.device)[ends]
-            apart = ends[:, joined[0] != joined[1]]
+            apart = ends[:, joined[0] != joined[1]].to(points.device)
             near = [(points[one] - points[other]).norm(dim=1) <= radius for one, other in torch.split(apart, _PAIRS, 1)]
             first, second = groups[apart[:, torch.cat(near)].cpu().numpy()]
             if len(first):
@@ -267,14 +269,17 @@ class Gallery:
         several = sorted((part for part in parts if len(part) > 1), key=lambda part: (-len(part), part[0]))
         return [[paths[number] for number in part.tolist()] for part in several]
 
-
-def _near(points: Tensor, radius: float) -> Iterator[Tensor]:
-    """Yield pairs ``[2, P]`` that may be within a radius."""
-    for start in range(0, len(points), _TILE):
-        for other in range(start, len(points), _TILE):
-            # |x - y|^2 = 2 - 2 x.y for length 1, a little more generous than float32's rounding
-            near = points[start : start + _TILE] @ points[other : other + _TILE].T >= 1 - radius**2 / 2 - 1e-5
-            yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
+    def _near(self, points: Tensor, radius: float) -> Iterator[Tensor]:
+        """Yield pairs ``[2, P]`` that may be within a radius."""
+        # |x - y|^2 = 2 - 2 x.y for length 1, a little more generous than float32's rounding
+        if self.faiss is not None and self.faiss.setting == "nprobe":
+            for start in range(0, len(points), _BLOCK):
+                yield self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5) + torch.tensor([[start], [0]])
+            return
+        for start in range(0, len(points), _TILE):
+            for other in range(start, len(points), _TILE):
+                near = points[start : start + _TILE] @ points[other : other + _TILE].T >= 1 - radius**2 / 2 - 1e-5
+                yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
 
 
 def _check_radius(radius: float) -> None:

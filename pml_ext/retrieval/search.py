@@ -134,6 +134,12 @@ class FaissIndex:
             distances[short], numbers[short] = self.index.search(rows[short], k)
         return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
 
+    def within(self, points: Tensor, squared: float) -> Tensor:
+        """Return pairs ``[2, P]`` of points and of indexed ones within a squared distance, as the effort finds them."""
+        self._set(self.effort)
+        limits, _, numbers = self.index.range_search(_rows(points), squared)
+        return torch.from_numpy(np.stack([np.arange(len(points)).repeat(np.diff(limits.astype(np.int64))), numbers]))
+
     def _set(self, effort: int) -> None:
         if self.setting and effort != self._effort_set:  # setting it takes as long as searching a list
             import faiss

@@ -56,26 +56,29 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
             run.query(query, 3, radius=wrong)
 
 
-def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(make, monkeypatch):
-    monkeypatch.setattr("pml_ext.retrieval.query._TILE", 33)
+@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
+def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(make, monkeypatch, factory):
+    for name in ("_TILE", "_BLOCK"):
+        monkeypatch.setattr(f"pml_ext.retrieval.query.{name}", 33)
     points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))
     points[100] = points[3]
     points[50] = torch.nn.functional.normalize(points[3] + 0.01 * points[4], dim=0)
     for step in range(3):  # a chain, of which the ends are farther than the radius
         points[120 + step] = torch.nn.functional.normalize(points[7] + 0.08 * (step + 1) * points[8], dim=0)
     paths = [f"{number:03d}.png" for number in range(150)]
-    gallery = made_up(make(), points, paths=paths)
+    gallery = made_up(make(), points, factory, paths)
     groups = gallery.duplicates()
     assert groups == [["007.png", "120.png", "121.png", "122.png"], ["003.png", "050.png", "100.png"]]
     assert (points[7] - points[122]).norm() > 0.1
     assert gallery.duplicates(1e-4) == [["003.png", "100.png"]]
 
 
-def test_a_group_of_many_is_listed_once(make):
+@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
+def test_a_group_of_many_is_listed_once(make, factory):
     """What is returned grows with the images, not with their pairs."""
     paths = [f"{number:05d}.png" for number in range(3000)]
     points = torch.nn.functional.normalize(torch.ones(3000, 64))
-    assert made_up(make(), points, paths=paths).duplicates() == [paths]
+    assert made_up(make(), points, factory, paths).duplicates() == [paths]
 
 
 def test_the_command_lists_near_duplicates(command, make, few, tmp_path):
