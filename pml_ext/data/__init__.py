@@ -10,13 +10,12 @@ from ..lazy import check_there
 check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
     from . import cars196, cub, imagenet, inshop, omniglot, sop
-    from .cache import prepare
     from .digits import digits, digits_unseen
     from .folder import folder
     from .omniglot import omniglot_small
     from .published import About, check_archives, get_archives
     from .reading import Box, image_tensor, read_image
-    from .splits import DataSplits, LabeledImages, hold_out_classes
+    from .splits import DataSplits, LabeledImages, hold_out_classes, prepare
     from .table import table
     from .transforms import Pipeline, Steps, build_transforms, raw_pixels
 

@@ -51,9 +51,7 @@ def imagenet(
     train, val = (sorted(path.name for path in (place / part).glob("n*")) for part in ("train", "val"))
     if train != val:
         first = min(set(train) ^ set(val))
-        raise DataError(
-            f"{place}: train and val have not the same folders, {first} first; both want one per WordNet id"
-        )
+        raise DataError(f"{place}: train and val differ in their folders, {first} first; both want one per WordNet id")
     tested = set(train[about.counts["train"].classes :])
     parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
     of_training, of_validation = ("gallery", "query") if "query" in about.counts else ("test", "test")
@@ -61,9 +59,8 @@ def imagenet(
         for name in train:
             files = sorted(file.name for file in os.scandir(place / folder / name))
             photographs = [file for file in files if file.upper().endswith((".JPEG", ".JPG"))]
-            parts[part if name in tested else "train"] += [
-                Entry(f"{folder}/{name}/{file}", name) for file in photographs
-            ]
+            entries = [Entry(f"{folder}/{name}/{file}", name) for file in photographs]
+            parts[part if name in tested else "train"] += entries
     splits = assemble(about, place / "train", place, parts, image_size, train)
     return dataclasses.replace(splits, parents=parents_in(hierarchy) if hierarchy is not None else None)
 

@@ -91,15 +91,14 @@ class About:
 
 def get_archives(about: About, place: Path) -> None:
     """Download a data set's missing archives to a folder, check all, and unpack them; a DataError names a bad one."""
+    check_archives(about, place)
     for archive in about.archives:
-        if not (place / archive.name).is_file() and not archive.url:
+        path = place / archive.name
+        if not path.is_file() and not archive.url:
             raise DataError(
                 f"{archive.name} of {about.name} has no address that a program may fetch it from; see {about.page}, "
                 f"and put it into {place}"
             )
-    check_archives(about, place)
-    for archive in about.archives:
-        path = place / archive.name
         if not path.is_file():
             _download(archive, place)
         if archive.unpack:

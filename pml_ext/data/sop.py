@@ -30,12 +30,8 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
     place = place_of(ABOUT, root, "Ebay_train.txt", ["Stanford_Online_Products"])
     parts: dict[str, list[Entry]] = {}
     names: dict[str, str] = {}  # by class id
-    owners: dict[str, str] = {}  # class ids by product
     for part, name in (("train", "Ebay_train.txt"), ("test", "Ebay_test.txt")):
         parts[part] = []
         for _, number, _, path in read_lines(place / name, 4, header=1):
-            product = path.rpartition("_")[0]
-            if number not in names:
-                names[number] = product if owners.setdefault(product, number) == number else f"{product} ({number})"
-            parts[part].append(Entry(path, names[number]))
+            parts[part].append(Entry(path, names.setdefault(number, path.rpartition("_")[0])))
     return assemble(ABOUT, place / "Ebay_test.txt", place, parts, image_size)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .reading import Box, read_image
 from .transforms import Steps
 
@@ -43,8 +46,6 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         self.boxes = None if self.boxes is None else np.asarray(self.boxes, dtype=np.float64)
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
-        if self.boxes is not None and self.boxes.shape != (len(self.labels), 4):
-            raise ValueError(f"{len(self.labels)} images, but boxes of the shape {list(self.boxes.shape)}")
 
     @property
     def paths(self) -> list[Path] | None:
@@ -115,8 +116,6 @@ class DataSplits:
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
             raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
-        if self.image_size < 1:
-            raise DataError(f"DataSplits: image_size must be at least 1 pixel, not {self.image_size!r}")
         if list(self.tested()) not in (["test"], ["query", "gallery"]):
             have = " and ".join(self.tested()) or "none of these"
             raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
@@ -148,3 +147,51 @@ def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[L
         members = generator.permutation(np.flatnonzero(images.labels == label))
         second[members[: round(len(members) * fraction)]] = True
     return images.subset(~second), images.subset(second)
+
+
+def prepare(
+    images: LabeledImages,
+    steps: Steps,
+    cache: Literal["none", "memory"] = "none",
+    skip_unreadable: bool = False,
+    workers: int = 0,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[LabeledImages, dict[str, str]]:
+    """Return a split ready to be read, its images cached where wanted, and ``{path: reason}`` of what it leaves out.
+
+    The result of the first of ``steps`` is cached. With ``skip_unreadable`` every file is read once to know. So many
+    ``workers`` are threads that read, 0 for as many as there are processors, up to 8. ``tell`` is called before images
+    are read. A ConfigError says that there is nothing to cache, a DataError that a file, or none, can be read.
+    """
+    in_memory, first, keep = isinstance(images.images, Tensor), steps.first, cache == "memory"
+    if in_memory and keep:
+        raise ConfigError(f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out")
+    if in_memory or not (keep or skip_unreadable):
+        return images, {}
+    if first is None and keep:
+        raise ConfigError(
+            "data.cache: training images are cut from the photographs as they are, which leaves nothing to keep; "
+            "data.images.resize resizes them before"
+        )
+
+    def read(index: int) -> Tensor | str:
+        try:
+            image = images.image(index, steps.smallest)
+        except DataError as error:
+            if not skip_unreadable:
+                raise
+            return str(error)
+        # channels last in memory
+        return first(image).permute(1, 2, 0).contiguous().permute(2, 0, 1) if first and keep else torch.empty(0)
+
+    tell(f"reading {len(images):,} images{', into memory' if keep else ''}")
+    with ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8)) as pool:
+        results = list(pool.map(read, range(len(images))))
+    unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}
+    if len(unreadable) == len(images):
+        raise DataError(f"none of {len(images)} images can be read; the first: {unreadable[0]}")
+    readable = images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable)))
+    if keep:
+        kept = [result for result in results if isinstance(result, Tensor)]
+        readable = readable.replace(cache=ResizedCache(kept, steps.first_name))
+    return readable, {str(images.images[index]): reason for index, reason in unreadable.items()}

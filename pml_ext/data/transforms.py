@@ -84,18 +84,14 @@ def build_transforms(
         ConfigError: a setting outside its range.
     """
     if not 0 <= shift < image_size:
-        raise ConfigError(
-            f"shift must be from 0 to {image_size - 1} pixels for images of size {image_size}, not {shift}"
-        )
+        raise ConfigError(f"shift must be from 0 to {image_size - 1} pixels, not {shift}")
     if pipeline.resize is not None and pipeline.resize < image_size:
         raise ConfigError(f"resize must be at least what is cut out, {image_size} pixels, not {pipeline.resize}")
     area = pipeline.random_crop_scale or ((0.2, 1.0) if random_crop else None)
     if area is not None and not 0 < area[0] <= area[1] <= 1:
         raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
     if pipeline.random_crop and area is not None:
-        raise ConfigError(
-            "random_crop of [data.images] and another setting both say how to crop; leave one of them out"
-        )
+        raise ConfigError("random_crop of [data.images] and another setting say how to crop; leave one of them out")
     first, order = _Resize(image_size, crop, pipeline), _ChannelOrder(pipeline.bgr)
     augment: list[nn.Module] = [] if area or pipeline.random_crop else [CenterCrop(image_size)]
     if area or pipeline.random_crop or shift or flip or pipeline.flip:
@@ -140,11 +136,9 @@ def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
         # A batch of one in channels-last layout: torch would take it for channels-first and copy it.
         batch = batch.as_strided(batch.shape, (image.numel(), *batch.stride()[1:]))
     on_cpu = dtype == torch.uint8 and image.device.type == "cpu"
-    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or platform.machine() in (
-        "aarch64",
-        "arm64",
-    )
-    native = dtype.is_floating_point or (on_cpu and capable)  # as v2's dispatch decides
+    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    arm = platform.machine() in ("aarch64", "arm64")
+    native = dtype.is_floating_point or (on_cpu and (capable or arm))  # as v2's dispatch decides
     points = batch if native else batch.float()
     resized = functional.interpolate(points, new, mode="bilinear", align_corners=False, antialias=True)
     return (resized if native else resized.round_().to(dtype)).reshape(*before, channels, *new)

@@ -90,7 +90,7 @@ def test_imagenet_is_divided_as_the_papers_do(tmp_path, count, monkeypatch):
     pddm = imagenet.imagenet(place, 64, "pddm")
     assert (len(pddm.train), pddm.test.labels.tolist()) == (12, [3] * 4)
     shutil.rmtree(place / "val" / "n01440764")
-    with pytest.raises(DataError, match="train and val have not the same folders, n01440764 first"):
+    with pytest.raises(DataError, match="train and val differ in their folders, n01440764 first"):
         imagenet.imagenet(place, 64)
 
 
