@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import statistics
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +50,7 @@ def plan(
     overrides: Iterable[str] = (),
     resume: bool = False,
 ) -> list[Plan]:
-    """Return the runs of a recipe, checked before any begins; see :func:`train` for the arguments.
-
-    Raises:
-        ConfigError: the recipe is wrong, or the folder exists and is not resumed, or holds another run.
-    """
+    """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
     for option, value, least in (("--seeds", seeds, 1), ("--seed", seed, 0)):
         if value < least:
             raise ConfigError(f"{option} {value}: wanted {least} or more")
@@ -110,8 +105,9 @@ def _check_same(plan: Plan) -> None:
         reason = f"no {RECIPE} in it"
     except (DamagedError, DataError) as error:
         reason = f"{RECIPE} is damaged: {str(error).partition('; ')[0]}"
-    if tables is None and (last := checkpoint.load_to_resume(folder / LAST)) is not None:
-        tables = {**last[0]["recipe"], "run": last[0]["run"]}
+    if tables is None and (folder / LAST).exists():
+        last = checkpoint.load(folder / LAST)
+        tables = {**last["recipe"], "run": last["run"]}
     if tables is None and saved.is_file():
         text = shortened(f"{folder} cannot be resumed ({reason})")
         raise ConfigError(f"{text}; delete {saved} and train with --resume: training begins again")
@@ -267,7 +263,6 @@ def train(
     plans: list[Plan] = []
     results: list[Metrics] = []
     failures: list[dict[str, Any]] = []
-    notes: list[str] = []
     with signals.listening():
         try:
             with process_group(choose_device(device).partition(":")[0]):
@@ -286,7 +281,6 @@ def train(
                         text = str(error) if isinstance(error, PmlExtError) else one_line(error)
                         about = {"recipe": each.name, "seed": each.seed, "folder": str(each.folder)}
                         failures.append(about | {"error": text})
-                        notes += traceback.format_exception(error)
                         if listener is not None:
                             listener.warn(_FAILURE.format(**failures[-1]))
                 if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
@@ -296,18 +290,10 @@ def train(
         except StoppedError as error:
             if not any(plan.folder.exists() for plan in plans):
                 raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
-            processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["pml-ext"] if processes == "1" else ["torchrun", "--nproc-per-node", processes, "-m", "pml_ext"]
-            words += ["train", name, "--out", str(place)]
-            given = {"seed": (seed, 0), "seeds": (seeds, 1), "device": (device, "auto"), "data": (data, None)}
-            for option, (value, default) in (given | {"on-nonfinite": (on_nonfinite, "stop")}).items():
-                words += [f"--{option}", str(value)] if value != default else []
-            words += [word for override in overrides for word in ("--set", override)]
-            raise StoppedError(error.signal, f"{error}; go on with: {shlex.join([*words, '--resume'])}") from None
+            again = f"the same command with --out {shlex.quote(str(place))} --resume"
+            raise StoppedError(error.signal, f"{error}; go on with {again}") from None
     if failures:
-        failed = FailedRunsError(results, failures)
-        failed.add_note("".join(notes))
-        raise failed
+        raise FailedRunsError(results, failures)
     return results
 
 

@@ -157,11 +157,8 @@ class Run(View):
         """Test the untrained network and prepare the components; or take the state of the run that goes on."""
         self.engine  # noqa: B018  # its errors come before anything is tested
         last, within = self.checkpoint("last"), self.checkpoint("within")
-        loaded = checkpoint.load_to_resume(last, self.device, self.identity) if resume else None
-        if loaded is not None:
-            state, warning = loaded
-            self._restore(last, state)
-            self._warn(warning)
+        if resume and last.exists():
+            self._restore(last, checkpoint.load(last, self.device, self.identity))
         else:
             if self.rank == 0 and self.recipe.evaluation.baselines:
                 self.listener.step("testing raw pixels and the untrained network")
@@ -267,7 +264,7 @@ class Run(View):
             checkpoint.save(self.checkpoint("best"), self.model_state())
         records.save()
         self._history.test_seconds += time.perf_counter() - started
-        checkpoint.save_last(self.checkpoint("last"), self._state())
+        checkpoint.save(self.checkpoint("last"), self._state())
         self.checkpoint("within").unlink(missing_ok=True)
 
     def _finish(self, records: Records) -> dict[str, Any]:
@@ -311,12 +308,10 @@ class Run(View):
         self.epoch = self.recipe.schedule.epochs
         derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
         lost = [name for name in damaged if not name.startswith(derived)]
-        made = [name for name in damaged if name not in (*lost, REPORT)]
-        left = "left as it is, since a finished run does not need it"
-        for names, done in ((made, "made again"), (lost, left)):
-            if names:
-                listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
-                self.listener.warn(f"{self.folder}: not what {SUMS} says, and {done}: {listed}")
+        if names := [name for name in damaged if name != REPORT]:
+            listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
+            follows = "what follows from other files is made again, the rest is left as it is"
+            self.listener.warn(f"{self.folder}: not what {SUMS} says: {listed}; {follows}")
         if "records/logs.db" not in damaged:
             write_csv_files(self.folder / "records")
         self._write_json(_NETWORK, self.network_json())
@@ -380,8 +375,8 @@ class Run(View):
         return TrainingError(f"{what} {when}; {kept}. {remedy[:1].upper()}{remedy[1:] or 'Try a lower optimizer.lr'}")
 
     def _warn(self, text: str) -> None:
-        """Keep and show a warning that is not empty; once, also where a resumed run meets it again."""
-        if text and text not in self._history.warnings:
+        """Keep and show a warning; once, also where a resumed run meets it again."""
+        if text not in self._history.warnings:
             self._history.warnings.append(text)
             self.listener.warn(text)
 

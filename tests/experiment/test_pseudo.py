@@ -137,7 +137,7 @@ def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(t
     """Right before a checkpoint is replaced, and inside of the epoch that follows."""
     scenario, out = kills.SCENARIOS["clusters"], tmp_path / "killed"
     whole = kills.Whole.of(scenario, tmp_path)
-    at = next(number for number, name in enumerate(whole.places, 1) if name == "after replace previous.pt")
+    at = next(number for number, name in enumerate(whole.places, 1) if name == "before replace last.pt")
     assert kills.execute(scenario, out, at) == -signal.SIGKILL
     log, rehearsal = tmp_path / "places again.txt", tmp_path / "rehearsal"
     kills.shutil.copytree(out, rehearsal)

@@ -102,7 +102,9 @@ def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monke
     done = pml_ext_command(*line)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr.splitlines()[-1].startswith("pml-ext: stopped by SIGTERM; ")
-    assert ("go on with: pml-ext train" in done.stderr) == (phase != "the check of the recipe")
+    assert (f"go on with the same command with --out {out} --resume" in done.stderr) == (
+        phase != "the check of the recipe"
+    )
     assert not (out / "report.html").exists()
 
 
@@ -113,6 +115,6 @@ def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", interrupting(lambda *_: None))
     execute = runs.execute
     monkeypatch.setattr(runs, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
-    with pytest.raises(StoppedError, match="--seeds 3"):
+    with pytest.raises(StoppedError, match="/out --resume"):
         runs.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=TINY)
     assert begun == [0]
