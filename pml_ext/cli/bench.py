@@ -38,7 +38,7 @@ def bench(
     """Time losses beside each other and against a floor, or (--run) the steps of a training.
 
     Losses, PML's too (pml/multi-similarity), are timed forward and backward. The floor is what no pair loss can avoid:
-    normalize, one product of all pairs, exp and a mean. A step is divided into its parts, and compared with a bare loop
+    normalize, one product of all pairs, exp and a mean. A step is compared with a bare loop
     over the same batches.
     """
     from ..errors import ConfigError
@@ -54,11 +54,9 @@ def bench(
         if as_json:
             print_json(dataclasses.asdict(profile))
             return
-        cells = [
-            [part, f"{value:.2f}", f"{100 * value / profile.step:.1f}"] for part, value in profile.milliseconds.items()
-        ]
-        cells += [["step", f"{profile.step:.2f}", ""], ["bare loop", f"{profile.bare:.2f}", ""]]
-        print_table([f"{run}: a step's", "ms", "%"], cells, right=[1, 2])
+        print_table(
+            [f"{run}: a step's", "ms"], [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]], [1]
+        )
         stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
         return
     if data is not None or overrides:

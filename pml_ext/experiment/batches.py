@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import gc
 import multiprocessing
 import os
@@ -27,6 +26,7 @@ from ..distributed import from_rank_0, num_processes, rank
 from ..errors import DataError, shortened
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
+Batches = list[list[Item]]
 
 
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
@@ -35,43 +35,28 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     return [list(map(int, batch)) for batch in islice(batches, iterations)]
 
 
-def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> EpochBatches:
+def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> Batches:
     """Return the epoch's batches as rank 0 draws them; other processes' networks get random numbers of their own."""
     drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
-    return EpochBatches(from_rank_0(drawn), seed, epoch, rank(), num_processes())
+    return epoch_batches(from_rank_0(drawn), seed, epoch, rank(), num_processes())
 
 
-class EpochBatches(BatchSampler):
-    """An epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
+def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> Batches:
+    """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
 
     The augmentation of an image depends on the seed, the epoch and the place in it, and on nothing else: not on the
     number of processes, nor on that of a data loader's workers.
     """
+    seeds = iter(np.random.default_rng((seed, epoch)).integers(2**63, size=sum(map(len, joined))).tolist())
+    whole = [list(zip(batch, islice(seeds, len(batch)), strict=True)) for batch in joined]
+    return [batch[len(batch) * rank // processes : len(batch) * (rank + 1) // processes] for batch in whole]
 
-    def __init__(self, joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> None:
-        seeds = iter(np.random.default_rng((seed, epoch)).integers(2**63, size=sum(map(len, joined))).tolist())
-        self._batches: list[list[Item]] = []
-        for batch in joined:
-            items = list(zip(batch, islice(seeds, len(batch)), strict=True))
-            self._batches.append(items[len(items) * rank // processes : len(items) * (rank + 1) // processes])
 
-    def after(self, count: int) -> EpochBatches:
-        """Return the batches that are left after the first ``count``."""
-        left = copy.copy(self)
-        left._batches = self._batches[count:]
-        return left
-
-    def indices(self, number: int) -> Tensor:
-        """Return the images of this process's part of a batch, ``[B]``, int64; batches are counted from 0."""
-        return torch.tensor([index for index, _ in self._batches[number]], dtype=torch.int64)
-
-    def __iter__(self) -> Iterator[list[Item]]:  # type: ignore[override]  # an image's index and seed
-        return iter(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
+def indices_of(batch: list[Item]) -> Tensor:
+    """Return the images of a batch, ``[B]``, int64."""
+    return torch.tensor([index for index, _ in batch], dtype=torch.int64)
 
 
 class BatchReader:
@@ -86,7 +71,7 @@ class BatchReader:
     ) -> None:
         self._device, self._memory_format = device, memory_format
         self._pinned = device.type in ("cuda", "xpu")
-        self._now: list[list[Item]] = []  # the batches that the loader reads next
+        self._now: Batches = []  # the batches that the loader reads next
         self._generator = torch.Generator()
         self.images = Watched(images, workers)
         self._loader: DataLoader[Any] | None = DataLoader(
@@ -99,7 +84,7 @@ class BatchReader:
             worker_init_fn=begin,
         )
 
-    def read(self, batches: EpochBatches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
 
         ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator of
@@ -112,7 +97,7 @@ class BatchReader:
 
         def on_device(number: int, images: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
             if labels is not None:
-                own = torch.from_numpy(labels[batches.indices(number).numpy()])
+                own = torch.from_numpy(labels[indices_of(batches[number]).numpy()])
             images = images.to(self._device, non_blocking=self._pinned, memory_format=self._memory_format)
             return self.images.finish(images), own.to(self._device, non_blocking=self._pinned)
 
@@ -192,7 +177,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
             for item in items:
                 index, seed = item if isinstance(item, tuple) else (item, None)
                 if worker is not None:
-                    self.reading[worker.id] = torch.tensor([os.getpid(), index])
+                    self.reading[worker.id, 1] = index
                 if seed is not None:
                     torch.default_generator.manual_seed(seed)
                 read.append(self._images[index])
@@ -218,7 +203,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
             images = [
                 f"image {image}" if paths is None else str(paths[image])
                 for process, image in self.reading.tolist()
-                if process in dead
+                if process in dead and image >= 0
             ]
             raise DataError(
                 f"a data-loader worker died while it read {', '.join(images) or 'no image yet'} "
@@ -237,8 +222,10 @@ def _end_workers() -> None:
         child.kill()
 
 
-def begin(_worker: int) -> None:
+def begin(worker: int) -> None:
     """Begin a worker that leaves a scheduler's signals to its run, which ends it; a second SIGTERM does too."""
+    if isinstance(images := get_worker_info().dataset, Watched):  # type: ignore[union-attr]
+        images.reading[worker, 0] = os.getpid()
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGINT", "SIGHUP"):

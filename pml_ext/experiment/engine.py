@@ -72,7 +72,6 @@ class Engine:
         self._skips, self._undo = skip_nonfinite, cast(Callable[[], None], _nothing)
         self.settings, self.device = settings or EngineTable(), device
         self._freeze_batch_norm = freeze_batch_norm
-        self.lap: Callable[[str], None] = _nothing  # called with the name of each part of a step, when it is done
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
@@ -113,12 +112,10 @@ class Engine:
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
-            self.lap("reading")
             self._undo = self._remembered(objective, len(batch[1])) if self._skips else _nothing
             pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
-            self.lap("reading")
             yield self._take(*pending, objective, parameters)
             if not ahead:
                 batch = next(reading, None)
@@ -134,21 +131,14 @@ class Engine:
             for module in self._parts:
                 embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
-        self.lap("network")
         indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
-        self.lap("miner")
         loss = objective.loss(embeddings, labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
             raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
-        self.lap("loss")
-        if embeddings.requires_grad and self.lap is not _nothing:
-            # Called where the gradient of the network begins.
-            embeddings.register_hook(lambda _: self.lap("loss"))  # type: ignore[no-untyped-call]
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
-        self.lap("network")
         return loss.detach(), embeddings.detach()
 
     def _take(
@@ -173,7 +163,6 @@ class Engine:
             bad = first_bad({"embeddings": embeddings} | gradients)
         if self._skips and most_of_ranks(int(bad is not None)) and bad is None:
             bad = "loss of another process", math.nan
-        self.lap("check")
         if bad is None:
             self._overflows = 0
             if self.settings.clip_gradient is not None:
@@ -184,7 +173,6 @@ class Engine:
             self._skip(*bad)
         if self._scaler is not None:
             self._scaler.update()
-        self.lap("optimizer")
         return Step(value, embeddings, recorded, bad is not None)
 
     def _skip(self, name: str, value: float) -> None:

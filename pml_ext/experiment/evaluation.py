@@ -13,19 +13,10 @@ from torch import Tensor, nn
 
 from ..data import raw_pixels
 from ..errors import DataError, TrainingError
-from ..evaluation import (
-    Evaluation,
-    NearestNeighbors,
-    RetrievalAccuracyCalculator,
-    class_means,
-    learned_metric,
-    nearest_class_mean,
-    neighbors_under,
-    related_means,
-    reranked_under,
-)
-from ..evaluation.calculator import needs_clusters, plugin_metrics
-from ..evaluation.metrics import metrics_of
+from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, needs_clusters, plugin_metrics
+from ..evaluation.classification import nearest_class_mean, related_means
+from ..evaluation.metrics import class_means, metrics_of
+from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from ..pml import BaseDistance
 from .engine import first_bad
 from .recipe.schema import PROTOCOLS, TOP

@@ -1,4 +1,4 @@
-"""Profiles of training steps: milliseconds by part, and the ratio to a bare loop over the same batches."""
+"""Times of training steps, and their ratio to a bare loop over the same batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..devices import choose_device
 from ..errors import ConfigError
-from .batches import BatchReader, EpochBatches, draw
+from .batches import Batches, BatchReader, draw, epoch_batches
 from .engine import Engine, Objective, Step
 from .recipe import load_recipes
 from .records import Records
 from .run import Run
 
-PARTS = ("reading", "network", "miner", "loss", "check", "optimizer", "records")
-
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Median times of training steps in milliseconds.
+    """Median times of training steps in milliseconds."""
 
-    The parts ``"network"`` and ``"loss"`` are forward and backward, ``"check"`` is the test for finite values and the
-    wait for the device. The bare loop reads, goes forward and backward and steps, in float32 and not compiled.
-    """
-
-    milliseconds: Mapping[str, float]  # by part
-    step: float
-    bare: float  # of the bare loop's step on the same batch
+    step: float  # with the check for finite values and the records
+    bare: float  # of a loop that reads, goes forward and backward and steps, in float32 and not compiled
     ratio: float  # of the two, step by step
     steps: int  # that were measured
 
@@ -46,7 +39,7 @@ class StepProfile:
 def profile_steps(
     engine: Engine,
     images: Dataset[tuple[Tensor, int]],
-    batches: EpochBatches,
+    batches: Batches,
     objective: Objective,
     workers: int = 0,
     record: Callable[[Step], None] = lambda _: None,
@@ -74,37 +67,18 @@ def profile_steps(
                 optimizer.step()
             yield
 
-    bare, parts, others, last = bare_loop(), list[dict[str, float]](), list[float](), 0.0
-
-    def lap(part: str) -> None:
-        nonlocal last
-        now = timer()
-        parts[-1][part] += now - last
-        last = now
-
-    engine.lap = lap
     reader = BatchReader(images, workers, engine.device, engine.memory_format)
-    steps = engine.epoch(reader.read(batches), objective)
-    for number in range(2 * len(batches)):
-        if number % 4 in (0, 3):  # the two take turns in going first
+    steps, bare = map(record, engine.epoch(reader.read(batches), objective)), bare_loop()
+    times: dict[Any, list[float]] = {steps: [], bare: []}
+    for number in range(len(batches)):
+        for loop in (steps, bare) if number % 2 else (bare, steps):
             started = timer()
-            next(bare)
-            others.append(timer() - started)
-        else:
-            parts.append(dict.fromkeys(PARTS, 0.0))
-            last = timer()
-            record(next(steps))
-            lap("records")
+            next(loop)
+            times[loop].append(1e3 * (timer() - started))
     reader.close()
-    parts, others = parts[warm_up:], others[warm_up:]
-    whole = [sum(each.values()) for each in parts]
-    return StepProfile(
-        {name: 1e3 * statistics.median(each[name] for each in parts) for name in PARTS},
-        1e3 * statistics.median(whole),
-        1e3 * statistics.median(others),
-        statistics.median(one / other for one, other in zip(whole, others, strict=True)),
-        len(whole),
-    )
+    ours, theirs = times[steps][warm_up:], times[bare][warm_up:]
+    ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    return StepProfile(statistics.median(ours), statistics.median(theirs), ratio, len(ours))
 
 
 def profile_recipe(
@@ -118,10 +92,8 @@ def profile_recipe(
 ) -> StepProfile:
     """Profile ``steps`` training steps of a recipe after ``warm_up`` others, with records, in a temporary folder.
 
-    The other arguments are those of :func:`pml_ext.experiment.train`; ``threads`` are torch's on the CPU.
-
-    Raises:
-        ConfigError: a recipe with several variants, or a wrong device.
+    The other arguments are those of :func:`pml_ext.experiment.train`; ``threads`` are torch's on the CPU. ConfigError
+    for a recipe with several variants.
     """
     recipes = load_recipes(name, overrides)
     if len(recipes) > 1:
@@ -150,5 +122,5 @@ def profile_recipe(
         def record(step: Step) -> None:
             records.add(next(numbers), held.rows(step))
 
-        drawn = EpochBatches(batches, run.seed, run.epoch)
+        drawn = epoch_batches(batches, run.seed, run.epoch)
         return profile_steps(run.engine, images, drawn, objective, recipe.data.workers, record, warm_up)

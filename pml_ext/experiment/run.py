@@ -24,7 +24,7 @@ from ..errors import ConfigError, DataError, TrainingError, TrainingWarning
 from ..evaluation import nmi
 from ..files import left_over
 from . import checkpoint, signals
-from .batches import BatchReader, draw_for_all
+from .batches import BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, bad_weight
 from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before
 from .recipe import Recipe, plugins_in
@@ -194,7 +194,7 @@ class Run(View):
         before, count = self.stages.iterations_until(self.epoch - 1), len(batches)
         within, self._within = self._within, None
         losses: list[float] = list(within["losses"]) if within is not None else []
-        reading = reader.read(batches.after(len(losses)), self.pseudo_labels)
+        reading = reader.read(batches[len(losses) :], self.pseudo_labels)
         self._saved = time.monotonic()
         if within is not None:
             self._restore(self.checkpoint("within"), within)
@@ -202,7 +202,7 @@ class Run(View):
             with forward_warnings(self._warn), reader.images.naming_images():
                 for step in self.engine.epoch(reading, objective):
                     if watching and not step.skipped:
-                        said = {"indices": batches.indices(len(losses)), "embeddings": step.embeddings}
+                        said = {"indices": indices_of(batches[len(losses)]), "embeddings": step.embeddings}
                         if self.processes > 1:
                             said = join({name: tensor.cpu() for name, tensor in said.items()})
                         for part in watching:
@@ -219,7 +219,7 @@ class Run(View):
         if (bad := bad_weight({"trunk": self.trunk, "embedder": self.embedder}, stage.loss)) is not None:
             raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
         labels = self.pseudo_labels if self.pseudo_labels is not None else self.training_images.labels
-        similarity = collapse(step.embeddings, labels[batches.indices(len(losses) - 1)])
+        similarity = collapse(step.embeddings, labels[indices_of(batches[-1])])
         if similarity is not None and not self._history.collapsed:
             self._warn(
                 f"epoch {self.epoch}: the embeddings collapse to one point (mean cosine similarity of different "

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched, begin, draw, embed_batches
+from pml_ext.experiment.batches import BatchReader, Watched, begin, draw, embed_batches, epoch_batches
 from pml_ext.experiment.recipe import build_dataset, load_recipes
 from pml_ext.experiment.recipe.schema import DataTable
 from pml_ext.experiment.stages import build_stages
@@ -33,8 +33,8 @@ class Noisy(torch.utils.data.Dataset):
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
 def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
     joined = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
-    parts = [list(EpochBatches(joined, 0, 1, rank, processes)) for rank in range(processes)]
-    whole = list(EpochBatches(joined, 0, 1))
+    parts = [epoch_batches(joined, 0, 1, rank, processes) for rank in range(processes)]
+    whole = epoch_batches(joined, 0, 1)
     for number in range(2):
         assert [item for part in parts for item in part[number]] == whole[number]
         assert [index for index, _ in whole[number]] == joined[number]
@@ -45,7 +45,7 @@ def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
 def test_seeds_differ_between_images_epochs_and_runs():
     joined = [[0] * 50, [0] * 50]
     seeds = [
-        seed for run in (0, 1) for epoch in (1, 2) for batch in EpochBatches(joined, run, epoch) for _, seed in batch
+        seed for run in (0, 1) for epoch in (1, 2) for batch in epoch_batches(joined, run, epoch) for _, seed in batch
     ]
     assert len(set(seeds)) == 400
 
@@ -66,7 +66,7 @@ def test_draws_from_samplers_of_indices_and_of_batches():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
-    batches = EpochBatches([[5, 5, 7], [1, 2, 3]], 3, 1)
+    batches = epoch_batches([[5, 5, 7], [1, 2, 3]], 3, 1)
     torch.manual_seed(workers)
     before = torch.get_rng_state()
     images = Watched(Noisy(), workers)
@@ -85,7 +85,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
     augmented, plain = build_transforms(16, 3, True, normalize, shift=2, pipeline=Pipeline(flip=True, **settings))
     images = LabeledImages(pixels, [0, 1] * 3, ["a", "b"])
-    epoch = EpochBatches([[5, 5, 0], [1, 2, 3]], 3, 1)
+    epoch = epoch_batches([[5, 5, 0], [1, 2, 3]], 3, 1)
     drawn = []
     for workers in (0, 1):
         reader = BatchReader(images.with_transform(augmented), workers, CPU)
@@ -105,10 +105,10 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
     reader = BatchReader(Noisy(), workers, CPU)
-    broken = reader.read(EpochBatches([[1, 2], [3, 4], [5, 6]], 0, 1))
+    broken = reader.read(epoch_batches([[1, 2], [3, 4], [5, 6]], 0, 1))
     next(broken)
     broken.close()
-    second = EpochBatches([[7, 8], [9, 7]], 0, 2)
+    second = epoch_batches([[7, 8], [9, 7]], 0, 2)
     alone = Watched(Noisy(), 0)
     for batch, (values, indices) in zip(second, reader.read(second), strict=True):
         assert indices.tolist() == [index for index, _ in batch]
@@ -121,7 +121,7 @@ def test_an_epoch_draws_one_number_whatever_the_workers(workers):
     states = []
     for epoch in (1, 2, 3):
         torch.manual_seed(epoch)
-        list(reader.read(EpochBatches([[1, 2], [3, 4]], 0, epoch)))
+        list(reader.read(epoch_batches([[1, 2], [3, 4]], 0, epoch)))
         states.append(torch.get_rng_state())
     for epoch, state in zip((1, 2, 3), states, strict=True):
         torch.manual_seed(epoch)
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
     wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
     reader = BatchReader(Deadly(), 2, CPU)
     with pytest.raises(DataError, match=wanted), reader.images.naming_images():
-        list(reader.read(EpochBatches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
+        list(reader.read(epoch_batches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
@@ -187,7 +187,7 @@ def test_what_is_no_death_of_a_worker_is_raised_as_it_is(error):
 
 def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
     reader = BatchReader(Noisy(), 1, CPU)
-    batches = reader.read(EpochBatches([[number] for number in range(12)], 0, 1))
+    batches = reader.read(epoch_batches([[number] for number in range(12)], 0, 1))
     next(batches)
     worker = int(reader.images.reading[0, 0])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -200,7 +200,7 @@ LEFT = """
 import gc
 from torch import device, zeros
 from torch.utils.data import Dataset
-from pml_ext.experiment.batches import BatchReader, EpochBatches
+from pml_ext.experiment.batches import BatchReader, epoch_batches
 
 class Images(Dataset):
     def __len__(self):
@@ -209,7 +209,7 @@ class Images(Dataset):
         return zeros(1), index
 
 gc.disable()
-batches = BatchReader(Images(), 2, device("cpu")).read(EpochBatches([[0], [1], [2], [3]], 0, 1))
+batches = BatchReader(Images(), 2, device("cpu")).read(epoch_batches([[0], [1], [2], [3]], 0, 1))
 left = [batches, next(batches)]
 left.append(left)
 del batches, left
@@ -230,7 +230,7 @@ class Collecting(Noisy):
 
 def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd):
     reader = BatchReader(Noisy(), 2, CPU)
-    list(reader.read(EpochBatches([[1, 2]], 0, 1)))
+    list(reader.read(epoch_batches([[1, 2]], 0, 1)))
     cycle = [reader._loader._iterator]
     cycle.append(cycle)  # what only the collector frees, in whichever process it runs
     reader.close()

@@ -15,7 +15,7 @@ from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
 from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
-from pml_ext.experiment.batches import BatchReader, EpochBatches, Watched
+from pml_ext.experiment.batches import BatchReader, Watched, epoch_batches
 from pml_ext.experiment.engine import Engine, NotFiniteError, Objective, first_bad
 from pml_ext.experiment.recipe.schema import EngineTable
 
@@ -41,7 +41,7 @@ def batches(images):
         [torch.randperm(len(images), generator=generator)[:BATCH].tolist() for _ in range(ITERATIONS)]
         for _ in range(EPOCHS)
     ]
-    return [EpochBatches(joined, 0, epoch) for epoch, joined in enumerate(drawn, start=1)]
+    return [epoch_batches(joined, 0, epoch) for epoch, joined in enumerate(drawn, start=1)]
 
 
 class Parts:
@@ -85,6 +85,19 @@ class Parts:
         return [step for epoch in batches for step in engine.epoch(reader.read(epoch), objective)]
 
 
+class Drawn(torch.utils.data.BatchSampler):
+    """Batches as PML's trainer takes them."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
 def train_by_pml(parts, images, batches, workers, freeze):
     """Trains by PML's trainer, one for each epoch; the losses of all steps."""
     torch.manual_seed(5)
@@ -99,7 +112,7 @@ def train_by_pml(parts, images, batches, workers, freeze):
             {"tuple_miner": parts.miner},
             ITERATIONS,
             CPU,
-            sampler=drawn,
+            sampler=Drawn(drawn),
             lr_schedulers=parts.schedulers,
             freeze_trunk_batchnorm=freeze,
             dataloader_num_workers=workers,
@@ -270,9 +283,7 @@ def test_what_is_not_finite_stops_before_anything_changes(images, batches, value
     parts, good = Parts(Planted(3, value, in_gradient)), Parts(Planted(99, value, in_gradient))
     with pytest.raises(NotFiniteError, match=text):
         parts.train(images, batches, **settings)
-    cut = EpochBatches([], 0, 1)
-    cut._batches = list(batches[0])[:2]
-    good.train(images, [cut], **settings)
+    good.train(images, [batches[0][:2]], **settings)
     network = {key for key in parts.state() if "running" not in key and "tracked" not in key}
     assert same({key: parts.state()[key] for key in network}, {key: good.state()[key] for key in network})
 

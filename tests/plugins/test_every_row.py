@@ -20,7 +20,7 @@ from pml_ext.experiment.recipe import (
     preprocessing_of,
     quoted,
 )
-from pml_ext.experiment.recipe.building import build_trunk, metric_names
+from pml_ext.experiment.recipe.building import build_trunk
 from pml_ext.experiment.stages import build_stages
 from pml_ext.network import Network
 
@@ -159,4 +159,6 @@ def test_every_row_is_built(name, made_up_sets, built):
         for value in quoted(recipe.paper, recipe.data.name):
             if recipe.data.name != "omniglot-small" and value.metric:  # small ones report fewer K
                 assert value.phase in ("after", "training", "learned_metric")
-                assert value.metric in metric_names(recipe), f"{name} does not test {value.metric}, which it quotes"
+                assert value.metric in recipe.evaluation.metric_names(), (
+                    f"{name} does not test {value.metric}, which it quotes"
+                )

@@ -18,23 +18,9 @@ from ...components import KINDS
 from ...data import PATH_FACTORIES, DataSplits, Pipeline, build_transforms
 from ...errors import ConfigError, DataError, PmlExtError, shortened
 from ...evaluation import learned_metric
-from ...evaluation.metrics import metrics_of
 from ...network import Network, Normalization, Preprocessing
 from ...registry import BuildContext
-from .schema import (
-    OPTIMIZERS,
-    PROTOCOLS,
-    SHUFFLE,
-    TOP,
-    DataTable,
-    LossTable,
-    ModelTable,
-    NamedTable,
-    OptimizerTable,
-    Recipe,
-    problem_of,
-    unknown_key,
-)
+from .schema import SHUFFLE, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, problem_of, unknown_key
 
 _FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
@@ -75,7 +61,7 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
 # Data sets and networks
 
 
-def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
+def build_dataset(table: NamedTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
     factory = _dataset_factory(table.name)
     options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
@@ -206,16 +192,8 @@ def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
 
 def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0) -> torch.optim.Optimizer:
     """Build the torch optimizer of a table over some parameters."""
-    optimizer = OPTIMIZERS[table.name]
-    return optimizer(parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return,operator]
-
-
-def metric_names(recipe: Recipe) -> list[str]:
-    """Return the names of the metrics that a run of the recipe reports."""
-    table = recipe.evaluation
-    metrics = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
-    classified = [f"{prefix}_top_{k}" for name, prefix in PROTOCOLS.items() if name in table.protocols for k in TOP]
-    return [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric"), *classified]
+    lr = table.lr * lr_factor
+    return table.optimizer(parameters, lr=lr, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return]
 
 
 # Checks before a run: every name is looked up and every setting is tried
@@ -239,13 +217,13 @@ def check_names(recipe: Recipe) -> None:
         if stage.sampler is not None and stage.sampler.name != SHUFFLE:
             _component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
     for key, table in optimizers.items():
-        _settings(key, table.name, inspect.signature(OPTIMIZERS[table.name]).parameters, table.settings, ("params",))
+        _settings(key, table.name, inspect.signature(table.optimizer).parameters, table.settings, ("params",))
         with _located(key, table):
             build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
     shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
     if shortlist is not None and not any(metrics):
         raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
-    if select is not None and select not in (known := metric_names(recipe)):
+    if select is not None and select not in (known := recipe.evaluation.metric_names()):
         raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
 
 

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from ... import registry
 from ...devices import Precision
 from ...errors import unknown
+from ...evaluation.metrics import metrics_of
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 _OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
@@ -143,6 +145,11 @@ class OptimizerTable(NamedTable):
     head_lr_factor: float = Field(1.0, gt=0)  # the embedder's learning rate is lr times this
     scheduled: bool = False  # in [loss.optimizer], whether the schedule is that of the loss's own parameters too
 
+    @property
+    def optimizer(self) -> Any:
+        """The class of torch."""
+        return OPTIMIZERS[self.name]
+
 
 class RegularizerTable(NamedTable):
     """``[loss.regularizer]``: a regularizer, labeled or not, added to the loss with a weight."""
@@ -240,6 +247,12 @@ class EvaluationTable(Table):
             if 1 not in getattr(self, key):
                 raise ValueError(f"{key} includes 1, which every run reports")
         return self
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics that a run reports."""
+        metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class)
+        named = [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric")]
+        return named + [f"{PROTOCOLS[name]}_top_{k}" for name in self.protocols for k in TOP]
 
 
 class PaperTable(BaseModel):
