@@ -1,6 +1,5 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.experiment.batches import BatchReader, Watched, begin, draw, embed_batches, epoch_batches
+from pml_ext.experiment.batches import BatchReader, Watched, draw, embed_batches, epoch_batches
 from pml_ext.experiment.recipe import build_dataset, load_recipes
 from pml_ext.experiment.recipe.schema import DataTable
 from pml_ext.experiment.stages import build_stages
@@ -220,24 +219,3 @@ print("read")
 def test_a_process_ends_though_nobody_ended_its_workers():
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
-
-
-class Collecting(Noisy):
-    def __getitem__(self, index):
-        gc.collect()
-        return super().__getitem__(index)
-
-
-def test_loaders_of_one_process_do_not_complain_in_workers_of_another(capfd):
-    reader = BatchReader(Noisy(), 2, CPU)
-    list(reader.read(epoch_batches([[1, 2]], 0, 1)))
-    cycle = [reader._loader._iterator]
-    cycle.append(cycle)  # what only the collector frees, in whichever process it runs
-    reader.close()
-    gc.disable()
-    try:
-        del cycle
-        list(DataLoader(Collecting(), num_workers=2, worker_init_fn=begin))
-    finally:
-        gc.enable()
-    assert "Traceback" not in capfd.readouterr().err

@@ -54,14 +54,3 @@ def test_one_pass_in_order_that_leaves_modes_and_random_numbers_alone(images, ne
         assert torch.allclose(embeddings, embedder(features), atol=1e-6)
     assert labels.tolist() == images.labels.tolist()
     assert not embeddings.requires_grad
-
-
-def test_a_pass_that_is_broken_off_puts_the_modes_back(images, network):
-    trunk, embedder = network
-    for batch, features, embeddings, labels in embed_batches(trunk, embedder, images, CPU, batch_size=4):
-        assert not trunk.training
-        assert len(batch) == 4
-        assert (features.shape, embeddings.shape, labels.shape) == ((4, 64), (4, 3), (4,))
-        break
-    assert trunk.training
-    assert trunk[3].training

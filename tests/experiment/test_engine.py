@@ -9,11 +9,9 @@ import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.trainers import MetricLossOnly
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
-from pml_ext.devices import read_numbers
 from pml_ext.errors import TrainingError
 from pml_ext.experiment.batches import BatchReader, Watched, epoch_batches
 from pml_ext.experiment.engine import Engine, NotFiniteError, Objective, first_bad
@@ -142,38 +140,6 @@ def test_epochs_are_those_of_pmls_trainer_to_the_last_digit(images, batches, wor
     assert moved == before.keys() - still
 
 
-class Waits(TorchDispatchMode):
-    """Counts what waits for a device: a number read off a tensor."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("settings", [{}, {"clip_gradient": 1.0}, {"precision": "float16"}])
-def test_a_step_reads_numbers_once(images, batches, monkeypatch, settings):
-    parts = Parts(Given(lambda x: x.square().mean()))
-    optimizers = {name: torch.optim.SGD(getattr(parts, name).parameters(), 0.1) for name in ("trunk", "embedder")}
-    engine = Engine(parts.trunk, parts.embedder, CPU, EngineTable(**settings))
-    reads = []
-
-    def read(values):
-        reads.append(len(values))
-        with torch.utils._python_dispatch._disable_current_modes():
-            return read_numbers(values)
-
-    monkeypatch.setattr("pml_ext.experiment.engine.read_numbers", read)
-    drawn = list(BatchReader(images, 0, CPU).read(batches[0]))
-    objective = Objective(parts.loss, optimizers, recorded=lambda: [torch.ones(()), 1.0])
-    with Waits() as waits:
-        steps = list(engine.epoch(drawn, objective))
-    assert len(steps) == len(reads) == ITERATIONS
-    assert set(reads) == {4}  # loss, norms and what is recorded
-    assert waits.count == 0
-
-
 def test_clipping_is_torchs_over_trunk_and_embedder_and_leaves_the_loss_alone(images, batches):
     ours, theirs = Parts(), Parts()
     ours.train(images, batches[:1], clip_gradient=0.05)
@@ -219,19 +185,6 @@ def test_half_precision_is_near_full_precision_and_its_loss_is_in_full(images, b
     assert steps[0].loss != reference[0].loss
     assert steps[0].loss == pytest.approx(reference[0].loss, rel=2e-2)
     assert not same(half.state(), full.state())
-
-
-def test_channels_last_changes_nothing_but_the_order_of_sums(images, batches):
-    ours, plain = Parts(), Parts()
-    ours.trunk[3].p = plain.trunk[3].p = 0.0  # random numbers are drawn in the order of the memory
-    layouts = []
-    ours.trunk[0].register_forward_pre_hook(
-        lambda module, inputs: layouts.append(module.weight.is_contiguous(memory_format=torch.channels_last))
-    )
-    for one, other in zip(ours.train(images, batches, channels_last=True), plain.train(images, batches), strict=True):
-        assert one.loss == pytest.approx(other.loss, rel=1e-3)
-    assert all(layouts)
-    assert ours.state().keys() == plain.state().keys()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -203,13 +203,6 @@ def test_records_are_never_in_the_way(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_begins_again_has_no_rows_of_before(tmp_path):
-    record(tmp_path, 1, 4)
-    Records(tmp_path, 0, 0).close()
-    assert not (tmp_path / "records" / "logs.db").exists() or tables(tmp_path) == {}
-    assert not list((tmp_path / "records").glob("*.csv"))
-
-
 def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path):
     records = Records(tmp_path, 0, 0)
     for iteration in (1, 2):

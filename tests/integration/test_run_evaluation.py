@@ -1,7 +1,6 @@
 """What a run tests: queries in a gallery, samples of training images, curves over epochs, the file of neighbors."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from pml_ext.experiment import draw_report, load_recipes, train
 from pml_ext.experiment.evaluation import nearest
 from pml_ext.experiment.records import metric_series
 from pml_ext.experiment.run import Run
-from pml_ext.experiment.view import View
 from pml_ext.plugin import RunView
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
@@ -195,22 +193,11 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     assert projected == [["after training"]] * 2
 
 
-def test_large_images_are_embedded_in_smaller_batches_on_a_cpu():
-    view = SimpleNamespace(
-        device=torch.device("cpu"), recipe=SimpleNamespace(evaluation=SimpleNamespace(batch_size=256))
-    )
-    for channels, size, batch in ((3, 224, 66), (1, 28, 256), (1, 4000, 16)):
-        view._preprocessing = SimpleNamespace(channels=channels, image_size=size)
-        assert View._test_batch(view) == batch
-    view.device = torch.device("meta")
-    assert View._test_batch(view) == 256
-
-
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
         (["evaluation.select_on=test"], "goes with validation .* or select_on = 'test'"),
-        (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "without validation"),
+        (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "goes with validation"),
         (["evaluation.select=nmi"], "goes with validation"),
         (["evaluation.recall_at=[10, 100]"], "recall_at includes 1"),
         (["evaluation.training_images=-1"], "found -1"),
