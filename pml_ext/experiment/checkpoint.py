@@ -1,7 +1,7 @@
 """Checkpoints of a run, which hold its whole state and run no code when they are read.
 
-``last.pt`` has the end of the last epoch, ``within.pt`` a place inside of an epoch, ``best.pt`` and ``model.pt``
-weights, ``before.pt`` the untrained network's embeddings.
+``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
+epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's embeddings.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import json
 import platform
 import random
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,13 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     replace_file(path.parent.parent, f"{path.parent.name}/{path.name}", write)
 
 
+def save_last(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``last.pt``, and keep the one that it replaces as ``previous.pt``."""
+    if path.exists():
+        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(shutil.copyfile, path))
+    save(path, state)
+
+
 def identity(recipe: Mapping[str, Any], seed: int) -> str:
     """Return a name that the checkpoints of a run have in common, unlike those of another recipe or seed."""
     return hashlib.sha256(json.dumps([recipe, seed], sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -89,6 +97,24 @@ def load(
     if not isinstance(state, dict) or (of is not None and state.get("of") != of):
         raise _refused(path, "it is of another run, of another recipe or seed")
     return state  # type: ignore[no-any-return]
+
+
+def load_to_resume(
+    path: Path, device: torch.device | str = "cpu", of: str | None = None
+) -> tuple[dict[str, Any], str] | None:
+    """Return the state of ``last.pt``, or if that is damaged of ``previous.pt``, and a warning, perhaps empty."""
+    previous = path.with_name("previous.pt")
+    if not path.exists() and not previous.exists():
+        return None
+    try:
+        return load(path, device, of), ""
+    except DataError as error:
+        try:
+            state = load(previous, device, of)
+        except DataError:
+            raise error from None
+        reason = str(error).partition("; ")[0]
+        return state, f"{reason}; the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
 
 
 @contextlib.contextmanager

@@ -105,9 +105,8 @@ def _check_same(plan: Plan) -> None:
         reason = f"no {RECIPE} in it"
     except (DamagedError, DataError) as error:
         reason = f"{RECIPE} is damaged: {str(error).partition('; ')[0]}"
-    if tables is None and (folder / LAST).exists():
-        last = checkpoint.load(folder / LAST)
-        tables = {**last["recipe"], "run": last["run"]}
+    if tables is None and (last := checkpoint.load_to_resume(folder / LAST)) is not None:
+        tables = {**last[0]["recipe"], "run": last[0]["run"]}
     if tables is None and saved.is_file():
         text = shortened(f"{folder} cannot be resumed ({reason})")
         raise ConfigError(f"{text}; delete {saved} and train with --resume: training begins again")

@@ -157,8 +157,12 @@ class Run(View):
         """Test the untrained network and prepare the components; or take the state of the run that goes on."""
         self.engine  # noqa: B018  # its errors come before anything is tested
         last, within = self.checkpoint("last"), self.checkpoint("within")
-        if resume and last.exists():
-            self._restore(last, checkpoint.load(last, self.device, self.identity))
+        loaded = checkpoint.load_to_resume(last, self.device, self.identity) if resume else None
+        if loaded is not None:
+            state, warning = loaded
+            self._restore(last, state)
+            if warning:
+                self._warn(warning)
         else:
             if self.rank == 0 and self.recipe.evaluation.baselines:
                 self.listener.step("testing raw pixels and the untrained network")
@@ -264,7 +268,7 @@ class Run(View):
             checkpoint.save(self.checkpoint("best"), self.model_state())
         records.save()
         self._history.test_seconds += time.perf_counter() - started
-        checkpoint.save(self.checkpoint("last"), self._state())
+        checkpoint.save_last(self.checkpoint("last"), self._state())
         self.checkpoint("within").unlink(missing_ok=True)
 
     def _finish(self, records: Records) -> dict[str, Any]:

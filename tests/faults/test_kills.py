@@ -27,7 +27,7 @@ def place(whole, text, number=1):
     [
         [("before replace recipe.toml", 1)],
         [("after replace before.pt", 1)],
-        [("before replace last.pt", 2), ("after replace last.pt", 1)],
+        [("before replace last.pt", 2), ("after replace previous.pt", 1)],
         [("after rows of loss_histories in the database", 2)],
         [("after rows in accuracies_test.csv", 1), ("before replace metrics.json", 1)],
     ],

@@ -79,7 +79,12 @@ def test_what_a_run_leaves(finished):
     assert (out / "checkpoints" / "last.pt").exists()
     assert list((out / "tensorboard").iterdir())
     assert (out / "records" / "logs.db").exists()
-    assert {path.name for path in (out / "checkpoints").iterdir()} == {"before.pt", "last.pt", "model.pt"}
+    assert {path.name for path in (out / "checkpoints").iterdir()} == {
+        "before.pt",
+        "last.pt",
+        "model.pt",
+        "previous.pt",
+    }
     assert list(out.rglob(".*")) == [out / ".lock"]
 
 
@@ -497,6 +502,7 @@ def test_a_damaged_checkpoint_is_one_line(finished, tmp_path, monkeypatch, capsy
     out = shutil.copytree(finished[0], tmp_path / "out")
     (out / "metrics.json").unlink()
     (out / "checkpoints" / "last.pt").write_bytes(b"")
+    (out / "checkpoints" / "previous.pt").unlink()
     (out / "checkpoints" / "model.pt").write_bytes(b"")
     resume = ["train", str(out / "recipe.toml"), "--out", str(out), "--device", "cpu", "--resume"]
     for line, name in ((resume, "last"), (["export", str(out), "--out", str(tmp_path / "x")], "model")):
@@ -509,13 +515,18 @@ def test_a_damaged_checkpoint_is_one_line(finished, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_damaged_recipe_costs_nothing(finished, tmp_path):
-    out = shutil.copytree(finished[0], tmp_path / "out")
+def test_a_damaged_last_checkpoint_costs_an_epoch_and_a_damaged_recipe_nothing(finished, tmp_path):
+    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
     (out / "metrics.json").unlink()
-    content = bytearray((out / "recipe.toml").read_bytes())
-    content[300] ^= 1
-    (out / "recipe.toml").write_bytes(content)
-    assert same(quick(out, resume=True), finished[1])
+    for name, place in (("checkpoints/last.pt", 5000), ("recipe.toml", 300)):
+        content = bytearray((out / name).read_bytes())
+        content[place] ^= 1
+        (out / name).write_bytes(content)
+    assert same(quick(out, resume=True, listener=ear), finished[1])
+    assert (
+        "last.pt: the file is damaged (its checksum is not that in SHA256SUMS); the run goes on from" in ear.warnings[0]
+    )
+    assert "previous.pt (epoch 2)" in ear.warnings[0]
     assert (out / "recipe.toml").read_bytes() == (finished[0] / "recipe.toml").read_bytes()
 
 
