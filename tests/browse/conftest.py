@@ -10,21 +10,16 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pml_ext.browse import open_collections
-from pml_ext.experiment import train
 
-QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+from ..retrieval.conftest import runs  # noqa: F401 (a fixture)
+
 SECRET = (1, 254, 3)  # the color of an image outside the folder
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
+def trained(runs):  # noqa: F811
     """Two runs, trained on the digits 0 to 9."""
-    place = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
-        for name, seed in (("one", 0), ("two", 1)):
-            train("triplets/digits", out=place / name, seed=seed, overrides=QUICK, device="cpu")
-    return place
+    return runs[0].parent
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +37,7 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pair(trained, photos):
     """The collections of both runs."""
-    return open_collections([trained / "one", trained / "two"], photos, "cpu", lambda _: None)
+    return open_collections([trained / "one", trained / "other"], photos, "cpu", lambda _: None)
 
 
 @pytest.fixture

@@ -42,8 +42,8 @@ def served(trained, photos, tmp_path_factory):
     Image.new("RGB", (8, 8), SECRET).save(secret)
     (images / "0" / "link.png").symlink_to(secret)
     shutil.copy(next((images / "2").iterdir()), images / "2" / "<img src=x onerror=alert(1)>.png")
-    for name in ("one", "two"):
-        shutil.copytree(trained / name, place / name, ignore=shutil.ignore_patterns("collection", "browse"))
+    for name, run in (("one", "one"), ("two", "other")):
+        shutil.copytree(trained / run, place / name, ignore=shutil.ignore_patterns("collection", "browse"))
         load_run(place / name, "cpu").index(images)
     sorted((images / "3").iterdir())[0].unlink()
 

@@ -99,7 +99,7 @@ def imagenet_folder(place: Path, classes=4, each=4, shades=256) -> Path:
     return place
 
 
-def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3) -> None:
+def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3) -> bytes:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{path.stem}/", "")
         for alphabet, characters in alphabets.items():
@@ -111,3 +111,4 @@ def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3) -> None:
                 for number in range(drawings):
                     name = f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png"
                     archive.writestr(name, buffer.getvalue())
+    return path.read_bytes()

@@ -183,24 +183,6 @@ def test_the_orientation_is_all_that_exif_is_read_for(tmp_path):
     assert tuple(read_image(tmp_path / "odd.jpg").shape) == (3, 30, 10)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's
-def test_random_exif_blocks_are_read_or_name_their_file(tmp_path):
-    generator = np.random.default_rng(0)
-    for number in range(150):
-        count = int(generator.integers(1, 6))
-        block = b"Exif\0\0II*\0\x08\0\0\0" + bytes([count, 0])
-        for _ in range(count):
-            tag = int(generator.choice([0x0112, 0x011A, 0x8769, 0x8825, 0x9286]))
-            block += tag.to_bytes(2, "little") + int(generator.integers(0, 14)).to_bytes(2, "little")
-            block += int(generator.integers(0, 9)).to_bytes(4, "little") + generator.bytes(4)
-        path = tmp_path / f"{number}.jpg"
-        Image.new("RGB", (30, 10)).save(path, exif=block + generator.bytes(40))
-        try:
-            assert sorted(read_image(path).shape) == [3, 10, 30]
-        except DataError as error:
-            assert path.name in str(error)  # noqa: PT017
-
-
 @pytest.mark.parametrize("error", [TypeError("odd"), struct.error("short"), KeyError(3), MemoryError()])
 def test_any_error_of_a_decoder_names_the_file(tmp_path, monkeypatch, error):
     def fail(image):
@@ -276,12 +258,3 @@ def test_augmentation_shifts_within_its_range():
     torch.manual_seed(0)
     places = {tuple(augmented(image)[0].nonzero()[0].tolist()) for _ in range(400)}
     assert places == {(row, column) for row in range(2, 7) for column in range(2, 7)}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"shift": 9}, "shift must be from 0 to 8"), ({"shift": -1}, "shift must be from 0 to 8")],
-)
-def test_wrong_augmentation(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        build_transforms(9, 1, **settings)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pml_ext.data import cub, get_archives, omniglot, omniglot_small, sop
 from pml_ext.data.published import Archive, Count
 from pml_ext.errors import DataError
+
+from .made_up import cub_folder, omniglot_zip
 
 BODY = np.random.default_rng(0).integers(256, size=300_000, dtype=np.uint8).tobytes()
 
@@ -175,19 +176,6 @@ def test_truncated_archives_leave_nothing(tmp_path, pack, name):
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def drawings(name: str, alphabets: dict[str, int]) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("1", (105, 105), 1).save(buffer, "png")
-    stem = name.removesuffix(".zip")
-    return zipped(
-        {
-            f"{stem}/{alphabet}/character{number:02}/0001_01.png": buffer.getvalue()
-            for alphabet, characters in alphabets.items()
-            for number in range(characters)
-        }
-    )
-
-
 def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("PML_EXT_DATA", raising=False)
@@ -195,7 +183,8 @@ def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeyp
     about = dataclasses.replace(
         omniglot.SMALL,
         archives=tuple(
-            archive(server, name, drawings(name, alphabets), unpack=False) for name, alphabets in sets.items()
+            archive(server, name, omniglot_zip(tmp_path / name, alphabets, drawings=1), unpack=False)
+            for name, alphabets in sets.items()
         ),
         counts={"train": Count(5, 5), "test": Count(4, 4)},
     )
@@ -228,15 +217,9 @@ def test_the_command_says_what_to_get_and_checks_what_is_there(pml_ext_command, 
 
 
 def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, monkeypatch):
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "jpeg")
-    entries = {f"CUB_200_2011/images/{n}.B/{n}.jpg": buffer.getvalue() for n in range(1, 5)}
-    for name, line in (
-        ("images.txt", "{0} {0}.B/{0}.jpg"),
-        ("image_class_labels.txt", "{0} {0}"),
-        ("classes.txt", "{0} {0}.B"),
-    ):
-        entries[f"CUB_200_2011/{name}"] = "\n".join(line.format(n) for n in range(1, 5)).encode()
+    whole = cub_folder(tmp_path / "whole" / "CUB_200_2011", each=1)
+    files = [file for file in whole.rglob("*") if file.is_file()]
+    entries = {file.relative_to(whole.parent).as_posix(): file.read_bytes() for file in files}
     counts = {"train": Count(2, 2), "test": Count(2, 2)}
     packed = archive(server, "CUB_200_2011.tgz", tarred(entries))
     monkeypatch.setattr(cub, "ABOUT", dataclasses.replace(cub.ABOUT, archives=(packed,), counts=counts))
@@ -249,6 +232,6 @@ def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, mo
     asked = len(server.asked)
     assert pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download").returncode == 0
     assert len(server.asked) == asked
-    (Path(tmp_path) / "birds" / "CUB_200_2011" / "images" / "2.B" / "2.jpg").unlink()
+    (Path(tmp_path) / "birds" / "CUB_200_2011" / "images" / "002.Bird_2" / "Bird_0.jpg").unlink()
     again = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")  # from the archive there
     assert (again.returncode, len(server.asked)) == (0, asked)

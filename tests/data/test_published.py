@@ -5,13 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from pml_ext.data import cars196, cub, imagenet, inshop, omniglot, published_sets, sop, table
 from pml_ext.data.published import Count
 from pml_ext.errors import DataError
 
-from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jpeg, sop_folder
+from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jpeg, omniglot_zip, sop_folder
 
 COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
 
@@ -235,22 +234,13 @@ def test_tables_that_are_none(tmp_path):
 
 
 def test_omniglot_whole(tmp_path, count):
-    import io
-    import zipfile
-
-    for name, alphabets in ((omniglot.BACKGROUND, ("Greek", "Latin")), (omniglot.EVALUATION, ("Tibetan",))):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            for alphabet in alphabets:
-                for number in range(6):
-                    buffer = io.BytesIO()
-                    Image.new("1", (105, 105), 1).save(buffer, "png")
-                    file = f"{name[:-4]}/{alphabet}/character0{number // 2}/{number:04}_01.png"
-                    archive.writestr(file, buffer.getvalue())
+    omniglot_zip(tmp_path / omniglot.BACKGROUND, {"Greek": 3, "Latin": 3}, drawings=2)
+    omniglot_zip(tmp_path / omniglot.EVALUATION, {"Tibetan": 3}, drawings=2)
     with pytest.raises(DataError, match="expected 19,280 training images of 964 classes, found 12 of 6"):
         omniglot.omniglot(tmp_path)
     count(omniglot, {"train": Count(12, 6), "test": Count(6, 3)})
     splits = omniglot.omniglot(tmp_path, 20)
-    assert splits.train.class_names[0] == "Greek/character00"
+    assert splits.train.class_names[0] == "Greek/character01"
     assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert tuple(splits.test[0][0].shape) == (1, 20, 20)
     (tmp_path / omniglot.EVALUATION).unlink()

@@ -38,8 +38,10 @@ def test_steps_give_what_torchvision_gives(channels):
 
 def test_a_network_of_ours_is_had_without_torchvision_and_without_plugins():
     """Either takes most of a second to import."""
-    code = ("import sys, pml_ext.network, pml_ext.experiment.recipe, pml_ext.data; from pml_ext import models; "
-            "models.builtin_trunk('convnet')(1, 8, 2); pml_ext.data.build_transforms(8, 1); "
-            "print([name for name in ('torchvision', 'pytorch_metric_learning') if name in sys.modules])")  # fmt: skip
+    code = (
+        "import sys, pml_ext.network, pml_ext.experiment.recipe, pml_ext.data; from pml_ext import models; "
+        "models.builtin_trunk('convnet')(1, 8, 2); pml_ext.data.build_transforms(8, 1); "
+        "print([name for name in ('torchvision', 'pytorch_metric_learning') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,8 +14,8 @@ from pml_ext.errors import ConfigError, DataError
 PHOTO = torch.randint(256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def pair(size=20, crop=True, normalize=None, **settings):
-    return build_transforms(size, 3, crop, normalize, pipeline=Pipeline(**settings))
+def pair(size=20, crop=True, normalize=None, shift=0, **settings):
+    return build_transforms(size, 3, crop, normalize, shift, pipeline=Pipeline(**settings))
 
 
 def as_float(image):
@@ -81,6 +81,8 @@ def test_blue_green_red_less_a_mean():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"shift": 20}, "shift must be from 0 to 19"),
+        ({"shift": -1}, "shift must be from 0 to 19"),
         ({"resize": 19}, "resize must be at least what is cut out, 20 pixels, not 19"),
         ({"random_crop_scale": (0.5, 1.5)}, "above 0 and up to 1"),
         ({"random_crop_scale": (0.0, 1.0)}, "above 0"),

@@ -22,7 +22,6 @@ from pml_ext.evaluation import (
     pairwise_f1,
     purity,
 )
-from pml_ext.evaluation.metrics import metrics_of
 from pml_ext.experiment import train
 from pml_ext.registry import isolated
 
@@ -203,6 +202,12 @@ def extended(base):
         def calculate_width(self, knn_distances, **kwargs):
             return knn_distances.shape[1]
 
+        def calculate_twice(self, **kwargs):
+            return 2 * self.calculate_mean_average_precision_at_r(**kwargs)
+
+        def calculate_r_precision(self, **kwargs):
+            return 1 - super().calculate_r_precision(**kwargs)
+
         def calculate_number_of_clusters(self, cluster_labels, **kwargs):
             return len(cluster_labels.unique())
 
@@ -218,7 +223,10 @@ def extended(base):
 @pytest.mark.parametrize("k", [None, "max_bin_count", 3])
 @pytest.mark.parametrize(
     "include",
-    [("precision_at_2",), ("precision_at_2", "width"), ("width", "precision_at_1"), ("number_of_clusters",)],
+    [
+        *(("precision_at_2",), ("precision_at_2", "width"), ("width", "precision_at_1"), ("number_of_clusters",)),
+        ("r_precision", "twice", "precision_at_1"),
+    ],
 )
 def test_metrics_of_a_subclass_are_those_of_pmls_calculator(include, k):
     points, labels = data()
@@ -228,25 +236,6 @@ def test_metrics_of_a_subclass_are_those_of_pmls_calculator(include, k):
     )
     assert ours == pytest.approx(theirs)
     assert all(value > 0 for value in ours.values())
-
-
-@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
-def test_a_subclass_may_build_on_pmls_methods(k):
-    def doubled(base):
-        class Calculator(base):
-            def calculate_twice(self, **kwargs):
-                return 2 * self.calculate_mean_average_precision_at_r(**kwargs)
-
-            def calculate_r_precision(self, **kwargs):
-                return 1 - super().calculate_r_precision(**kwargs)
-
-        return Calculator(include=("r_precision", "twice", "precision_at_1"), k=k)
-
-    points, labels = data()
-    ours, theirs = (
-        doubled(base).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
-    )
-    assert ours == theirs
 
 
 @pytest.mark.parametrize(
@@ -360,26 +349,6 @@ def test_no_query_is_its_own_neighbor_in_any_tile(monkeypatch):
         found = RetrievalAccuracyCalculator(include=("recall_at_4",)).evaluate(points, labels, keep=4)
         assert found.indices.shape == (50, 4)
         assert not (found.indices == torch.arange(50)[:, None]).any()
-
-
-def test_the_table_of_metrics_is_in_the_order_of_the_json():
-    table = metrics_of((8, 1, 2), (1,), (3, 1))
-    assert [metric.name for metric in table if metric.in_runs] == [
-        "recall_at_1",
-        "recall_at_2",
-        "recall_at_8",
-        "precision_at_1",
-        "r_precision",
-        "map_at_r",
-        "nmi",
-        "f1",
-        "purity",
-        "nmi_3",
-        "f1_3",
-        "purity_3",
-    ]
-    assert {metric.accuracy for metric in table} >= set(AccuracyCalculator().get_curr_metrics())
-    assert table[-1].title == "purity, 3 per class"
 
 
 # Metrics of plugins

@@ -19,18 +19,13 @@ AL 62.4 31.8 71.3 80.7 87.0 91.8
 NL&AL 63.2 32.2 71.4 81.4 87.5 92.1""",
     ("cbml/4", "CUB"): """R@1 R@2 R@4 R@8
 ResNet-50, CBML-const 69.2 79.3 86.3 91.6
-ResNet-50, CBML-sqrt 70.0 79.9 87.0 92.0
 ResNet-50, CBML 69.9 80.4 87.2 92.5""",
     ("cbml/7", "CUB"): """R@1 R@2 R@4 R@8
 MS [22] 65.3 75.7 84.4 90.4
-MS [22] + MVC 67.2 77.4 85.9 91.5
 CBML 63.8 74.5 83.3 89.7
 CBML + MVC + Hard Mining 69.9 80.4 87.2 92.5""",
     ("density/1", "CUB-200-2011"): """NMI R@1 R@2 R@4 R@8
 Tri [21] 50.99 39.57 51.74 63.35 74.14
-NP [7] 57.41 47.30 59.57 70.75 80.98
-Con [19] 60.07 52.01 65.16 75.71 84.25
-DML-DA_tri 55.53 45.90 57.97 69.53 80.23
 DML-DA_np 59.67 51.45 63.01 74.38 83.78
 DML-DA_con 62.32 55.64 66.96 77.92 86.23""",
     ("pddm/1", "CUB-200-2011"): """R@1
@@ -40,13 +35,8 @@ PDDM+Triplet 50.9
 PDDM+Quadruplet 58.3""",
     ("triplets/1", "CUB-200-2011"): """F1 NMI
 Hinge Loss, 1 Cluster .17 .35
-Hinge Loss, 3 Clusters .24 .39
 Hinge Loss, 3 Clusters, Local .21 .35
-Square Hinge Loss, 1 Cluster .12 .25
 Square Hinge Loss, 3 Clusters .17 .28
-Square Hinge Loss, 3 Clusters, Local .16 .28
-Soft Loss, 1 Cluster .15 .31
-Soft Loss, 3 Clusters .21 .35
 Soft Loss, 3 Clusters, Local .21 .35""",
 }
 # How many numbers with a point each table has, and their sum, added up from the papers' texts.

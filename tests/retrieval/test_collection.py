@@ -383,15 +383,6 @@ def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
         make(workers=1).embed_folder(images, batch_size=2)
 
 
-def test_a_place_that_cannot_be_written_is_named(here):
-    make, images = here
-    write_some(images, range(5))
-    (images.parent / "store").write_text("a file")
-    with pytest.raises(ConfigError, match=r"store is a file; type --store FOLDER"):
-        make().embed_folder(images)
-    assert (images.parent / "store").read_text() == "a file"
-
-
 # Files
 
 

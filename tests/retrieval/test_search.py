@@ -13,7 +13,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
 from pml_ext.retrieval import SkippedImage
 
-QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+from .conftest import QUICK
 
 
 def test_queries_find_their_class_and_not_themselves(indexed, folder):

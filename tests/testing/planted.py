@@ -227,12 +227,6 @@ class LabelsIgnored(GoodLoss):
         return super().pairs(s, made, indices_tuple, made, references=references)
 
 
-@found_by("check_names_of_classes", "compare labels, never calculate with them")
-class LabelsAsNumbers(GoodLoss):
-    def compute_loss(self, embeddings, labels, *more):
-        return per_anchor(super().compute_loss(embeddings, labels, *more)["loss"]["losses"] * (1 + labels))
-
-
 @found_by("check_names_of_classes", r"IndexError: .* \(at planted.py:\d+\)")
 class LabelsAsIndex(GoodLoss):
     def compute_loss(self, embeddings, labels, *more):
@@ -284,14 +278,6 @@ class LabelsOfTheBatchForReferences(GoodLoss):
     def pairs(self, s, labels, indices_tuple, ref_labels, references):
         mine = labels if ref_labels is not None and len(ref_labels) == len(labels) else ref_labels
         return super().pairs(s, labels, indices_tuple, mine, references=references)
-
-
-@found_by("check_inputs_unchanged", "changes embeddings in place")
-class NormalizesInPlace(GoodLoss):
-    def compute_loss(self, embeddings, *more):
-        if not embeddings.requires_grad:
-            embeddings /= embeddings.norm(dim=1, keepdim=True)
-        return super().compute_loss(embeddings, *more)
 
 
 @found_by("check_inputs_unchanged", "changes labels in place")
@@ -688,13 +674,6 @@ class RemembersTheLast(GoodMiner):
         return s + 9 * before * torch.linspace(-1, 1, s.shape[1], device=s.device)
 
 
-@found_by("check_degenerate_batches", r"max.* \(at planted.py:\d+\)")
-class HardestOfNone(GoodMiner):
-    def mine(self, embeddings, labels, ref_emb, ref_labels):
-        self.matrix(embeddings, ref_emb)[~self.same(labels, ref_labels)].max()
-        return super().mine(embeddings, labels, ref_emb, ref_labels)
-
-
 @found_by("check_dtypes", r"RuntimeError: quantile.* \(at planted.py:\d+\)")
 class QuantileOfHalves(GoodMiner):
     def matrix(self, embeddings, ref_emb):
@@ -705,14 +684,6 @@ class QuantileOfHalves(GoodMiner):
 class MinesByNumbers(GoodMiner):
     def same(self, labels, ref_labels):
         return super().same(labels // 2, ref_labels // 2)
-
-
-@found_by("check_inputs_unchanged", "changes labels in place")
-class ShufflesLabels(GoodMiner):
-    def mine(self, embeddings, labels, *references):
-        mined = super().mine(embeddings, labels, *references)
-        labels.add_(1)
-        return mined
 
 
 @found_by("check_devices", "on the CPU", alone=True)
@@ -810,13 +781,6 @@ class CentersInPlace(distances.DotProductSimilarity):
 
 
 # Regularizers
-
-
-@found_by("check_order_does_not_matter", "the order of the batch changes the regularizer")
-class ByPosition(regularizers.BaseRegularizer):
-    def compute_loss(self, embeddings):
-        weights = torch.linspace(1, 2, len(embeddings), dtype=embeddings.dtype, device=embeddings.device)
-        return per_anchor(full(embeddings.square().sum(1) * weights))
 
 
 @found_by("check_degenerate_batches", "all at one point gives a gradient that is not")

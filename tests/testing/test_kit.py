@@ -293,7 +293,6 @@ def told():
     [
         ("contrastive", {"neg_margin": 0.05, "pos_margin": 0.3}),
         ("triplet-margin", {"margin": 0.001}),
-        ("margin", {"margin": 0.01}),
         ("intra-pair-variance", {"pos_eps": 0.3, "neg_eps": 0.3}),
         ("lifted-structure", {"neg_margin": 0.05}),
     ],

@@ -33,110 +33,84 @@ def gradient(value, x):
     return torch.autograd.grad(value, x, retain_graph=True)[0]
 
 
-class TestEquations:
-    def test_value_gradients_and_settings(self, slow):
-        """Over batches, miners' tuples, references and settings; none of the settings is ignored."""
+def test_value_gradients_and_settings(slow):
+    """Over batches, miners' tuples, references and settings; none of the settings is ignored."""
 
-        def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **settings):
-            pairs = slow.pairs(labels, ref_labels) if indices_tuple is None else slow.pairs_of(indices_tuple)
-            return slow.cbml(embeddings, pairs, ref_emb, **settings)
+    def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **settings):
+        pairs = slow.pairs(labels, ref_labels) if indices_tuple is None else slow.pairs_of(indices_tuple)
+        return slow.cbml(embeddings, pairs, ref_emb, **settings)
 
-        check_component(CBMLLoss, reference=reference, settings=GRID, checks=["check_reference", "check_settings"])
-
-    def test_both_mined_sets_empty(self):
-        x = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1]].requires_grad_()
-        labels = torch.tensor([0, 0, 1, 1])
-        # The target is 0.2, the variance 0.2**2.
-        for averaging, constant in (("log", 0.0), ("sqrt", 2.0), ("const", 2.0)):
-            assert CBMLLoss(averaging=averaging)(x, labels).item() == pytest.approx(constant + 0.04)
-            value = CBMLLoss(averaging=averaging, mvc_weight=0)(x, labels)
-            assert value.item() == pytest.approx(constant)
-            assert gradient(value, x).abs().max() == 0
-            assert CBMLLoss(averaging=averaging, skip_unmined=True)(x, labels) == 0
-
-    def test_equals_pml_multi_similarity(self, slow):
-        x, labels = slow.batch(rows=30, size=8, classes=6)
-        found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
-        pml, miner = MultiSimilarityLoss(alpha=1, beta=1, base=0.5), miners.MultiSimilarityMiner(0.1)
-        expected = pml(x, labels, miner(x, labels))
-        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-        torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)
+    check_component(CBMLLoss, reference=reference, settings=GRID, checks=["check_reference", "check_settings"])
 
 
-class TestProperties:
-    @pytest.mark.parametrize("averaging", ["log", "sqrt", "const"])
-    def test_extreme_settings_do_not_overflow(self, averaging):
-        x = (100 * torch.randn(12, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
-        labels = torch.arange(12) % 3
-        similarity = distances.DotProductSimilarity(normalize_embeddings=False)
-        for settings in ({"distance": similarity}, {"beta_pos": 1e-4, "beta_neg": 1e-4, "alpha_neg": -1.0}):
-            loss = CBMLLoss(averaging=averaging, mining=False, **settings)
-            value = loss(x, labels)
-            assert value.isfinite()
-            assert gradient(value, x).isfinite().all()
-            assert gradient(value, x).abs().max() > 0
+def test_both_mined_sets_empty():
+    x = torch.eye(4, dtype=torch.float64)[[0, 0, 1, 1]].requires_grad_()
+    labels = torch.tensor([0, 0, 1, 1])
+    # The target is 0.2, the variance 0.2**2.
+    for averaging, constant in (("log", 0.0), ("sqrt", 2.0), ("const", 2.0)):
+        assert CBMLLoss(averaging=averaging)(x, labels).item() == pytest.approx(constant + 0.04)
+        value = CBMLLoss(averaging=averaging, mvc_weight=0)(x, labels)
+        assert value.item() == pytest.approx(constant)
+        assert gradient(value, x).abs().max() == 0
+        assert CBMLLoss(averaging=averaging, skip_unmined=True)(x, labels) == 0
 
 
-class TestTuplesAndReferences:
-    def test_the_miner_before_the_loss(self, slow):
-        x, labels = slow.batch(rows=20)
-        mined = HardPairMiner()(x, labels)
-        assert len(mined[0]) < (labels[:, None] == labels).sum() - 20
-        for averaging in ("log", "sqrt"):
-            found = CBMLLoss(mining=False, mvc_weight=0, averaging=averaging, reducer=reducers.SumReducer())(
-                x, labels, mined
-            )
-            losses = CBMLLoss(mvc_weight=0, averaging=averaging, reducer=reducers.SumReducer(), skip_unmined=True)
-            torch.testing.assert_close(found, losses(x, labels), **TIGHT)
+def test_equals_pml_multi_similarity(slow):
+    x, labels = slow.batch(rows=30, size=8, classes=6)
+    found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
+    pml, miner = MultiSimilarityLoss(alpha=1, beta=1, base=0.5), miners.MultiSimilarityMiner(0.1)
+    expected = pml(x, labels, miner(x, labels))
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)
 
 
-class TestInsidePML:
-    def test_distances(self, slow):
-        x, labels = slow.batch()
-        dot = distances.DotProductSimilarity(normalize_embeddings=False)
-        found = CBMLLoss(distance=dot, beta_neg=1.0)(x, labels)
-        expected = slow.cbml(x, slow.pairs(labels), similarity=torch.dot, beta_neg=1.0)
-        torch.testing.assert_close(found, expected, **TIGHT)
-        torch.testing.assert_close(CBMLLoss(distance=distances.CosineSimilarity())(x, labels), CBMLLoss()(x, labels))
-        for wrong in (distances.LpDistance(), distances.SNRDistance()):
-            with pytest.raises(ValueError, match=f"CBMLLoss needs a similarity.*got distance={type(wrong).__name__}"):
-                CBMLLoss(distance=wrong)
-        with pytest.raises(TypeError, match="distance of CBMLLoss must be a distance of pytorch-metric-learning"):
-            CBMLLoss(distance="cosine")
-
-    def test_recorded_terms(self, slow):
-        x, labels = slow.batch()
-        loss = CBMLLoss(collect_stats=True, mvc_weight=0.5)
+@pytest.mark.parametrize("averaging", ["log", "sqrt", "const"])
+def test_extreme_settings_do_not_overflow(averaging):
+    x = (100 * torch.randn(12, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    labels = torch.arange(12) % 3
+    similarity = distances.DotProductSimilarity(normalize_embeddings=False)
+    for settings in ({"distance": similarity}, {"beta_pos": 1e-4, "beta_neg": 1e-4, "alpha_neg": -1.0}):
+        loss = CBMLLoss(averaging=averaging, mining=False, **settings)
         value = loss(x, labels)
-        expected = [sum(term[k] for term in slow.terms(x, slow.pairs(labels))) / 10 for k in range(3)]
-        for name, wanted in zip(("positive_loss", "negative_loss", "variance_loss"), expected, strict=True):
-            found = getattr(loss, name)
-            torch.testing.assert_close(found, wanted.detach(), **TIGHT)
-            assert not found.requires_grad
-            assert name in loss._record_these_stats
-        total = loss.positive_loss + loss.negative_loss + 0.5 * loss.variance_loss
-        torch.testing.assert_close(total, value.detach(), **TIGHT)
-        assert not loss.state_dict()
-        silent = CBMLLoss()
-        silent(x, labels)
-        assert not hasattr(silent, "positive_loss")
+        assert value.isfinite()
+        assert gradient(value, x).isfinite().all()
+        assert gradient(value, x).abs().max() > 0
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("settings", "error", "text"),
-        [
-            ({"beta_pos": 0}, ValueError, "beta_pos of CBMLLoss must be a finite number above 0, not 0"),
-            ({"mvc_gamma": 1.5}, ValueError, "mvc_gamma .* at least 0 and at most 1, not 1.5"),
-            (
-                {"delta": "rate"},
-                ValueError,
-                "delta of CBMLLoss must be a finite number at least 0 or 'ratio', not 'rate'",
-            ),
-            ({"alpha_pos": "a"}, TypeError, "alpha_pos of CBMLLoss must be a finite number, not 'a'"),
-            ({"alpha": 1}, TypeError, "alpha"),
-        ],
-    )
-    def test_settings(self, settings, error, text):
-        with pytest.raises(error, match=text):
-            CBMLLoss(**settings)
+def test_the_miner_before_the_loss(slow):
+    x, labels = slow.batch(rows=20)
+    mined = HardPairMiner()(x, labels)
+    assert len(mined[0]) < (labels[:, None] == labels).sum() - 20
+    for averaging in ("log", "sqrt"):
+        found = CBMLLoss(mining=False, mvc_weight=0, averaging=averaging, reducer=reducers.SumReducer())(
+            x, labels, mined
+        )
+        losses = CBMLLoss(mvc_weight=0, averaging=averaging, reducer=reducers.SumReducer(), skip_unmined=True)
+        torch.testing.assert_close(found, losses(x, labels), **TIGHT)
+
+
+def test_distances(slow):
+    x, labels = slow.batch()
+    dot = distances.DotProductSimilarity(normalize_embeddings=False)
+    found = CBMLLoss(distance=dot, beta_neg=1.0)(x, labels)
+    expected = slow.cbml(x, slow.pairs(labels), similarity=torch.dot, beta_neg=1.0)
+    torch.testing.assert_close(found, expected, **TIGHT)
+    torch.testing.assert_close(CBMLLoss(distance=distances.CosineSimilarity())(x, labels), CBMLLoss()(x, labels))
+
+
+def test_recorded_terms(slow):
+    x, labels = slow.batch()
+    loss = CBMLLoss(collect_stats=True, mvc_weight=0.5)
+    value = loss(x, labels)
+    expected = [sum(term[k] for term in slow.terms(x, slow.pairs(labels))) / 10 for k in range(3)]
+    for name, wanted in zip(("positive_loss", "negative_loss", "variance_loss"), expected, strict=True):
+        found = getattr(loss, name)
+        torch.testing.assert_close(found, wanted.detach(), **TIGHT)
+        assert not found.requires_grad
+        assert name in loss._record_these_stats
+    total = loss.positive_loss + loss.negative_loss + 0.5 * loss.variance_loss
+    torch.testing.assert_close(total, value.detach(), **TIGHT)
+    assert not loss.state_dict()
+    silent = CBMLLoss()
+    silent(x, labels)
+    assert not hasattr(silent, "positive_loss")

@@ -1,7 +1,6 @@
 """HardPairMiner against Eq. (25) and PML's own miner."""
 
 import pytest
-import torch
 from pytorch_metric_learning import distances, miners
 
 from pml_ext_cbml import HardPairMiner
@@ -23,14 +22,3 @@ def test_finds_the_pairs_of_pml(slow, epsilon, distance):
         assert pairs(found) == tuple(
             list(zip(*(i.tolist() for i in side), strict=True)) for side in (found[:2], found[2:])
         )
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"epsilon of HardPairMiner must be a finite number, not inf"):
-        HardPairMiner(float("inf"))
-    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(4,\)"):
-        HardPairMiner()(torch.randn(4, 3), torch.arange(3))
-    with pytest.raises(ValueError, match="two dimensions"):
-        HardPairMiner()(torch.randn(4), torch.arange(4))
-    with pytest.raises(TypeError, match="tensor of integers"):
-        HardPairMiner()(torch.randn(4, 3), [0, 0, 1, 1])

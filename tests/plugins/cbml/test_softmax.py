@@ -32,16 +32,6 @@ def test_equal_to_a_loop():
     )
 
 
-def test_what_it_refuses():
-    loss, x = SoftmaxLoss(2, 4, class_labels=[7, 9]), torch.randn(3, 4)
-    with pytest.raises(ValueError, match=r"labels \[8\] have no class: SoftmaxLoss .* with labels 7 to 9"):
-        loss(x, torch.tensor([7, 8, 9]))
-    with pytest.raises(ValueError, match="no indices_tuple"):
-        loss(x, torch.tensor([7, 9, 9]), (torch.tensor([0]),) * 3)
-    with pytest.raises(ValueError, match="2 different integers"):
-        SoftmaxLoss(2, 4, class_labels=[7, 7])
-
-
 @pytest.mark.usefixtures("without_report")
 def test_the_trunks_features_are_tested(tmp_path):
     quick = (

@@ -50,25 +50,6 @@ def test_the_quadratic_exponent_of_statistics(slow):
     assert CBMLLoss.from_statistics(known)(x, labels).isfinite()
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: PairStatistics(0.2, 0.1, 0.7, 0.1), "mean_pos of PairStatistics must be above mean_neg"),
-        (lambda: PairStatistics(0.7, 0.0, 0.2, 0.1), "std_pos of PairStatistics must be above 0"),
-        (lambda: PairStatistics(math.nan, 0.1, 0.2, 0.1), "mean_pos of PairStatistics must be a finite number"),
-        (lambda: PairStatistics.of(torch.randn(4, 3), torch.arange(4)), "wants a positive and a negative pair"),
-        (lambda: CBMLLoss.from_statistics(PairStatistics(0.2, 0.9, 0.1, 0.9, 90, 1)), "gives beta_pos"),
-        (lambda: CBMLLoss.from_statistics(KNOWN, exponent="cubic"), "exponent must be 'linear' or 'quadratic'"),
-        (lambda: CBMLLoss.from_statistics(KNOWN, delta="ratio"), "has delta in the exponents"),
-        (lambda: CBMLLoss(statistics=(0.7, 0.1)), "has four numbers"),
-        (lambda: CBMLLoss(statistics=(0.7, 0.1, 0.2, 0.1), beta_neg=0.1), "leave those out"),
-    ],
-)
-def test_statistics_that_do_not_fit(make, text):
-    with pytest.raises(ValueError, match=text):
-        make()
-
-
 def test_ratio_functions_as_a_figure(slow):
     """The line is Eq. (20) of the panel's own statistics; a part without negative pairs has a note."""
     from pml_ext_cbml.statistics import ratio_figure

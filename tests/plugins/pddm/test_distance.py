@@ -7,7 +7,6 @@ import torch
 
 from pml_ext import PDDMDistance
 from pml_ext.benchmark import peak_bytes
-from pml_ext.evaluation import neighbors_under, reranked_under
 
 from . import loops
 
@@ -108,82 +107,18 @@ def test_dropout_only_while_gradients_are_on_and_one_mask_a_call():
     assert torch.equal(head.w_s[0], distance.score.weight)
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"embedding_size": 0}, "embedding_size of PDDMDistance must be a whole number of at least 1, not 0"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"memory_budget": 0}, "memory_budget"),
-    ],
-)
-def test_settings_are_checked(settings, text):
-    with pytest.raises(ValueError, match=text):
-        PDDMDistance(**{"embedding_size": 4, **settings})
-
-
-def test_embeddings_are_checked():
-    distance = PDDMDistance(6)
-    for call in (distance, distance.compute_mat, distance.pairwise_distance):
-        with pytest.raises(ValueError, match=r"query_emb must have embedding_size=6 columns; got shape \(3, 5\)"):
-            call(torch.randn(3, 5), torch.randn(3, 6))
-        with pytest.raises(ValueError, match=r"ref_emb must have embedding_size=6 columns; got shape \(3, 5\)"):
-            call(torch.randn(3, 6), torch.randn(3, 5))
-    with pytest.raises(TypeError, match="floating point"):
-        distance([1, 2])
-
-
-class Pairs(torch.nn.Module):
-    """The scores of row with row, as a module that can be exported."""
-
-    def __init__(self, distance):
-        super().__init__()
-        self.distance = distance
-
-    def forward(self, x, y):
-        return self.distance.pairwise_distance(x, y)
-
-
-EXPORTED = {
-    "row with row": (Pairs, (5, 5), (6, 6)),
-    "two sets": (torch.nn.Identity, (5, 3), (6, 4)),
-    "a set with itself": (torch.nn.Identity, (5,), (6,)),
-}
-
-
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("position", [True, False])
-@pytest.mark.parametrize("what", EXPORTED)
-def test_a_trace_serves_other_sizes(what, position):
+@pytest.mark.parametrize(
+    ("method", "example", "sizes"),
+    [("pairwise_distance", (5, 5), (6, 6)), ("forward", (5, 3), (6, 4)), ("forward", (5,), (6,))],
+)
+def test_a_trace_serves_other_sizes(method, example, sizes, position):
     """Also what ONNX's legacy exporter writes, which is a trace."""
-    wrap, example, sizes = EXPORTED[what]
-    module = build(position=position)
-    module = wrap(module) if wrap is Pairs else module
-    traced = torch.jit.trace(module, tuple(points(count, seed=count) for count in example), check_trace=False)
+    distance = build(position=position)
+    inputs = tuple(points(count, seed=count) for count in example)
+    traced = torch.jit.trace_module(distance, {method: inputs}, check_trace=False)
     for counts in (sizes, example, tuple(2 * count for count in sizes)):
         inputs = [points(count, seed=9 + number) for number, count in enumerate(counts)]
-        torch.testing.assert_close(traced(*inputs), module(*inputs), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch.export of this torch says nothing")
-def test_an_exported_program_serves_other_sizes():
-    distance = build()
-    rows, columns = torch.export.Dim("rows"), torch.export.Dim("columns")
-    shapes = ({0: rows}, {0: columns})
-    program = torch.export.export(distance, (points(5), points(3)), dynamic_shapes=shapes).module()
-    x, y = points(6, seed=2), points(4, seed=3)
-    torch.testing.assert_close(program(x, y), distance(x, y), rtol=1e-12, atol=1e-12)
-
-
-def test_searches_exactly_and_by_a_shortlist():
-    """The shortlist's answers near the exact ones as it grows, and equal them when it is the gallery."""
-    distance = build(seed=3, hidden_size=64)  # of few hidden units all may be 0, which makes ties
-    gallery, queries = points(300, seed=4), points(40, seed=5)
-    _, exact = neighbors_under(distance)(queries, 5, gallery)
-    expected = distance(queries, gallery).topk(5).indices
-    assert torch.equal(exact, expected)
-    shares = []
-    for shortlist in (5, 30, 120, 300):
-        values, found = reranked_under(distance, shortlist)(queries, 5, gallery)
-        shares.append((found[:, :, None] == exact[:, None]).any(2).double().mean().item())
-        torch.testing.assert_close(values, distance(queries, gallery).gather(1, found))
-    assert shares[0] < shares[1] < shares[2] < shares[3] == 1
+        found, wanted = (getattr(module, method)(*inputs) for module in (traced, distance))
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

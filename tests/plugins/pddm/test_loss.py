@@ -190,32 +190,6 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: PDDMLoss(TripletMarginLoss().distance),
-            TypeError,
-            r"must be a PDDMDistance, for example PDDMDistance\(",
-        ),
-        (lambda: build(embedding_weight=float("nan")), ValueError, "embedding_weight"),
-        (lambda: build(num_quadruplets=0), ValueError, "num_quadruplets"),
-        (lambda: build(squared="yes"), TypeError, "squared of PDDMLoss must be True or False, not 'yes'"),
-        (lambda: build(embedding_loss="triplet"), TypeError, "embedding_loss"),
-        (
-            lambda: build()(embeddings(), LABELS, ref_emb=embeddings(), ref_labels=LABELS),
-            ValueError,
-            "takes no references",
-        ),
-        (lambda: build()(embeddings(size=4), LABELS), ValueError, "embedding_size=5"),
-        (lambda: build(per_class=True)(embeddings(), None, (LABELS[:0],) * 4), ValueError, "needs labels"),
-    ],
-)
-def test_what_it_refuses(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
-
-
 def test_memory_for_pairs_is_bounded():
     torch.manual_seed(0)
     labels = torch.arange(512) // 4

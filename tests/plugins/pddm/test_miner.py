@@ -64,12 +64,3 @@ def test_without_gradients_and_without_dropout():
         assert listed(again) == listed(first)
     assert x.grad is None
     assert distance.training
-
-
-def test_what_it_refuses():
-    with pytest.raises(ValueError, match="num_quadruplets of HardQuadrupletMiner must be a whole number"):
-        HardQuadrupletMiner(num_quadruplets=0)
-    with pytest.raises(TypeError, match="per_class of HardQuadrupletMiner must be True or False, not 1"):
-        HardQuadrupletMiner(per_class=1)
-    with pytest.raises(ValueError, match="takes no references"):
-        HardQuadrupletMiner()(embeddings(), LABELS, embeddings(1), LABELS)

@@ -50,24 +50,6 @@ def test_the_nearest_of_all_images_by_strategy(strategy):
     assert 0.4 < np.mean(hits) < 0.75
 
 
-@pytest.mark.parametrize(
-    ("labels", "settings", "text"),
-    [
-        (None, {"batch_size": 10}, "multiple of 3"),
-        (None, {"length_before_new_iter": 3}, "length_before_new_iter"),
-        (None, {"strategy": "harder"}, "strategy"),
-        (None, {"hard_fraction": 1.5}, "hard_fraction"),
-        ([0, 0, 0], {}, "two classes"),
-        ([0, 1, 2], {}, "two images"),
-    ],
-)
-def test_samplers_that_do_not_fit(labels, settings, text):
-    with pytest.raises(ValueError, match=text):
-        HardNegativePoolSampler(
-            labels or pool_labels(), **({"batch_size": 12, "length_before_new_iter": 120} | settings)
-        )
-
-
 def batch(labels, spread):
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(6, 4, generator=generator, dtype=torch.float64)

@@ -1,0 +1,127 @@
+"""Settings and inputs that the plugins' classes refuse, and what they say."""
+
+import math
+
+import pytest
+import torch
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance, SNRDistance
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+
+from pml_ext import (
+    AnchorSwapMiner,
+    AngularLoss,
+    BatchAllTripletLoss,
+    CBMLLoss,
+    DensityRegularizer,
+    EntropyRegularizer,
+    GlobalOrthogonalRegularizer,
+    HardNegativePoolSampler,
+    HardPairMiner,
+    HardQuadrupletMiner,
+    MetricVarianceRegularizer,
+    NPairAngularLoss,
+    NPairLoss,
+    PDDMDistance,
+    PDDMLoss,
+    SoftmaxLoss,
+)
+from pml_ext_cbml import PairStatistics
+
+X, Y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) // 3
+KNOWN = PairStatistics(mean_pos=0.7, std_pos=0.15, mean_neg=0.2, std_neg=0.12, num_pos=7, num_neg=112)
+
+
+def pddm(**settings):
+    return PDDMLoss(PDDMDistance(5), **settings)
+
+
+def pool(labels=tuple(range(4)) * 5, batch_size=12, length=120, **settings):
+    return HardNegativePoolSampler(labels, batch_size, length, **settings)
+
+
+ANGLE = "alpha of AngularLoss must be a finite number above 0 and below 90, not"
+CALLS = ("forward", "compute_mat", "pairwise_distance")
+QUERY = r"query_emb must have embedding_size=6 columns; got shape \(12, 5\)"
+REFERENCE = r"ref_emb must have embedding_size=5 columns; got shape \(12, 4\)"
+VALUES = [
+    *((lambda alpha=alpha: AngularLoss(alpha=alpha), ANGLE) for alpha in (0.0, 90.0, -1.0, 180.0, math.nan)),
+    (lambda: NPairLoss(distance=LpDistance()), "takes no distance; normalize_embeddings=False"),
+    (lambda: NPairAngularLoss(angular_weight=-1), "angular_weight .* must be a finite number at least 0"),
+    (lambda: AngularLoss()(X, Y[:5]), r"labels must be a tensor of integers of shape \(12,\)"),
+    (lambda: CBMLLoss(beta_pos=0), "beta_pos of CBMLLoss must be a finite number above 0, not 0"),
+    (lambda: CBMLLoss(mvc_gamma=1.5), "mvc_gamma .* at least 0 and at most 1, not 1.5"),
+    (lambda: CBMLLoss(delta="rate"), "delta of CBMLLoss must be a finite number at least 0 or 'ratio', not 'rate'"),
+    (lambda: CBMLLoss(distance=LpDistance()), "CBMLLoss needs a similarity.*got distance=LpDistance"),
+    (lambda: CBMLLoss(distance=SNRDistance()), "CBMLLoss needs a similarity.*got distance=SNRDistance"),
+    (lambda: CBMLLoss(statistics=(0.7, 0.1)), "has four numbers"),
+    (lambda: CBMLLoss(statistics=(0.7, 0.1, 0.2, 0.1), beta_neg=0.1), "leave those out"),
+    (lambda: CBMLLoss.from_statistics(PairStatistics(0.2, 0.9, 0.1, 0.9, 90, 1)), "gives beta_pos"),
+    (lambda: CBMLLoss.from_statistics(KNOWN, exponent="cubic"), "exponent must be 'linear' or 'quadratic'"),
+    (lambda: CBMLLoss.from_statistics(KNOWN, delta="ratio"), "has delta in the exponents"),
+    (lambda: PairStatistics(0.2, 0.1, 0.7, 0.1), "mean_pos of PairStatistics must be above mean_neg"),
+    (lambda: PairStatistics(0.7, 0.0, 0.2, 0.1), "std_pos of PairStatistics must be above 0"),
+    (lambda: PairStatistics(math.nan, 0.1, 0.2, 0.1), "mean_pos of PairStatistics must be a finite number"),
+    (lambda: PairStatistics.of(X, torch.arange(12)), "wants a positive and a negative pair"),
+    (lambda: HardPairMiner(math.inf), "epsilon of HardPairMiner must be a finite number, not inf"),
+    (lambda: HardPairMiner()(X, Y[:3]), r"labels must be a tensor of integers of shape \(12,\)"),
+    (lambda: HardPairMiner()(X[:, 0], Y), "two dimensions"),
+    (lambda: MetricVarianceRegularizer(gamma=2), "gamma of MetricVarianceRegularizer must be .* at most 1, not 2"),
+    (lambda: MetricVarianceRegularizer(reduction="max"), "reduction .* must be 'mean' or 'sum', not 'max'"),
+    (lambda: MetricVarianceRegularizer(distance=LpDistance()), "MetricVarianceRegularizer needs a similarity"),
+    (lambda: MetricVarianceRegularizer()(X, Y[:9]), r"labels must be a tensor of integers of shape \(12,\)"),
+    (lambda: SoftmaxLoss(2, 5, class_labels=[7, 9])(X, Y + 7), r"have no class: SoftmaxLoss .* with labels 7 to 9"),
+    (lambda: SoftmaxLoss(4, 5)(X, Y, (Y[:1],) * 3), "no indices_tuple"),
+    (lambda: SoftmaxLoss(2, 4, class_labels=[7, 7]), "2 different integers"),
+    (lambda: DensityRegularizer(0), "num_classes"),
+    (lambda: DensityRegularizer(3, base_density=[0.1]), "base_density must have one value for each of the 3 classes"),
+    (lambda: DensityRegularizer(3, base_density=[0.1, -0.1, 0.2]), "0 or more"),
+    (lambda: DensityRegularizer(3, correlation_weight=-1), "correlation_weight"),
+    (lambda: DensityRegularizer(3, class_labels=[1, 2]), "class_labels must be 3 different integers"),
+    (lambda: EntropyRegularizer(least_distance=0), "least_distance"),
+    (lambda: GlobalOrthogonalRegularizer(distance=LpDistance()), "similarity"),
+    (lambda: PDDMDistance(0), "embedding_size of PDDMDistance must be a whole number of at least 1, not 0"),
+    (lambda: PDDMDistance(4, dropout=1.0), "dropout"),
+    (lambda: PDDMDistance(4, memory_budget=0), "memory_budget"),
+    *((lambda call=call: getattr(PDDMDistance(6), call)(X, X[:, :4]), QUERY) for call in CALLS),
+    *((lambda call=call: getattr(PDDMDistance(5), call)(X, X[:, :4]), REFERENCE) for call in CALLS),
+    (lambda: pddm(embedding_weight=math.nan), "embedding_weight"),
+    (lambda: pddm(num_quadruplets=0), "num_quadruplets"),
+    (lambda: pddm()(X, Y, ref_emb=X.clone(), ref_labels=Y), "takes no references"),
+    (lambda: pddm()(X[:, :4], Y), "embedding_size=5"),
+    (lambda: pddm(per_class=True)(X, None, (Y[:0],) * 4), "needs labels"),
+    (lambda: HardQuadrupletMiner(num_quadruplets=0), "num_quadruplets of HardQuadrupletMiner must be a whole number"),
+    (lambda: HardQuadrupletMiner()(X, Y, X.clone(), Y), "takes no references"),
+    (lambda: BatchAllTripletLoss(kind="hing"), "kind of BatchAllTripletLoss must be 'hinge' or"),
+    (lambda: BatchAllTripletLoss(positives="near"), "'all' or 'local'"),
+    (lambda: BatchAllTripletLoss(percentile=101), "percentile .* at most 100"),
+    (lambda: BatchAllTripletLoss(distance=CosineSimilarity()), "needs a distance, where smaller means nearer"),
+    (lambda: AnchorSwapMiner(MultiSimilarityMiner())(X, Y), "MultiSimilarityMiner gives pairs"),
+    (lambda: AnchorSwapMiner()(X, Y, X, Y), "no references"),
+    (lambda: pool(batch_size=10), "multiple of 3"),
+    (lambda: pool(length=3), "length_before_new_iter"),
+    (lambda: pool(strategy="harder"), "strategy"),
+    (lambda: pool(hard_fraction=1.5), "hard_fraction"),
+    (lambda: pool([0, 0, 0]), "two classes"),
+    (lambda: pool([0, 1, 2]), "two images"),
+]
+TYPES = [
+    (lambda: AngularLoss(normalize_embeddings="yes"), "normalize_embeddings .* must be True or False, not 'yes'"),
+    (lambda: CBMLLoss(alpha_pos="a"), "alpha_pos of CBMLLoss must be a finite number, not 'a'"),
+    (lambda: CBMLLoss(alpha=1), "alpha"),
+    (lambda: CBMLLoss(distance="cosine"), "distance of CBMLLoss must be a distance of pytorch-metric-learning"),
+    (lambda: HardPairMiner()(X, [0, 0, 1, 1]), "tensor of integers"),
+    (lambda: PDDMDistance(6)([1, 2]), "floating point"),
+    (lambda: PDDMLoss(LpDistance()), r"must be a PDDMDistance, for example PDDMDistance\("),
+    (lambda: pddm(squared="yes"), "squared of PDDMLoss must be True or False, not 'yes'"),
+    (lambda: pddm(embedding_loss="triplet"), "embedding_loss"),
+    (lambda: HardQuadrupletMiner(per_class=1), "per_class of HardQuadrupletMiner must be True or False, not 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [(call, error, text) for error, rows in ((ValueError, VALUES), (TypeError, TYPES)) for call, text in rows],
+)
+def test_what_is_refused_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
