@@ -246,6 +246,6 @@ def test_the_conventional_pipeline_in_a_run(tmp_path):
     )[0]
     assert {"nmi_3", "f1_3", "purity", "purity_3", "precision_at_8"} <= set(metrics["after"])
     report = (tmp_path / "out" / "report.html").read_text()
-    assert "precision_at_8" in report
+    assert "P@8" in report
     assert "Four classes by the two greatest principal components" in report
     assert (tmp_path / "out" / "figures" / "four-classes-by-the-two-greatest-principal-components.png").exists()
