@@ -79,14 +79,14 @@ def run(place, images, classes, workers, training_images):
     """Train a network and compare the seconds of its tests with a bare loop."""
     import torch
 
-    from pml_ext.data import sop
+    from pml_ext.data import photographs
     from pml_ext.data.published import Count
     from pml_ext.experiment import evaluation, train
     from pml_ext.experiment import run as runs
 
     torch.set_num_threads(1)
     counts = {"train": Count(images, classes), "test": Count(images, classes)}
-    sop.ABOUT = dataclasses.replace(sop.ABOUT, counts=counts)
+    photographs.SOP = dataclasses.replace(photographs.SOP, counts=counts)
     clock = Clock()
 
     def bare(view):

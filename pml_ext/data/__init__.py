@@ -9,7 +9,7 @@ from ..lazy import check_there
 
 check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
-    from . import cars196, cub, imagenet, inshop, omniglot, sop
+    from . import imagenet, omniglot, photographs
     from .digits import digits, digits_unseen
     from .folder import folder
     from .omniglot import omniglot_small
@@ -22,7 +22,8 @@ with needs_extra("train", "a data set"):
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
     """Return the core's data sets by name, but for ``folder:PATH`` and ``table:FILE.csv``."""
-    named = [cars196.cars196, cub.cub, digits, imagenet.imagenet, inshop.inshop, omniglot.omniglot, sop.sop]
+    of_photographs = [photographs.cars196, photographs.cub, photographs.inshop, photographs.sop]
+    named = [*of_photographs, digits, imagenet.imagenet, omniglot.omniglot]
     return {factory.__name__: factory for factory in named} | {
         "digits-unseen": digits_unseen,
         "omniglot-small": omniglot_small,
@@ -31,8 +32,8 @@ def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
 
 def published_sets() -> dict[str, About]:
     """Return the descriptions of the published data sets by name."""
-    sets = [module.ABOUT for module in (cars196, cub, imagenet, inshop, omniglot)]
-    return {about.name: about for about in (*sets, omniglot.SMALL, sop.ABOUT)}
+    sets = [photographs.CARS196, photographs.CUB, imagenet.ABOUT, photographs.INSHOP]
+    return {about.name: about for about in (*sets, omniglot.ABOUT, omniglot.SMALL, photographs.SOP)}
 
 
 PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pml_ext.data import cub, get_archives, omniglot, omniglot_small, sop
+from pml_ext.data import get_archives, omniglot, omniglot_small, photographs
 from pml_ext.data.published import Archive, Count
 from pml_ext.errors import DataError
 
@@ -75,7 +75,7 @@ def archive(server, name="set.bin", body=BODY, **settings) -> Archive:
 
 
 def about(*archives: Archive):
-    return dataclasses.replace(sop.ABOUT, archives=archives)
+    return dataclasses.replace(photographs.SOP, archives=archives)
 
 
 def test_a_file_is_under_its_name_only_when_it_is_the_expected_one(server, tmp_path):
@@ -213,7 +213,7 @@ def test_the_command_says_what_to_get_and_checks_what_is_there(pml_ext_command, 
     (tmp_path / "Stanford_Online_Products.zip").write_bytes(b"half")
     found = json.loads(pml_ext_command("data", "sop", "--data", str(tmp_path), "--json").stdout)
     assert "Stanford_Online_Products.zip: not the file that is meant, or cut" in found["problem"]
-    assert found["archives"][0]["megabytes"] == sop.ABOUT.archives[0].megabytes
+    assert found["archives"][0]["megabytes"] == photographs.SOP.archives[0].megabytes
 
 
 def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, monkeypatch):
@@ -222,13 +222,13 @@ def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, mo
     entries = {file.relative_to(whole.parent).as_posix(): file.read_bytes() for file in files}
     counts = {"train": Count(2, 2), "test": Count(2, 2)}
     packed = archive(server, "CUB_200_2011.tgz", tarred(entries))
-    monkeypatch.setattr(cub, "ABOUT", dataclasses.replace(cub.ABOUT, archives=(packed,), counts=counts))
+    monkeypatch.setattr(photographs, "CUB", dataclasses.replace(photographs.CUB, archives=(packed,), counts=counts))
     missing = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"))
     assert missing.returncode == 1
     assert "pml-ext data cub --download fetches it" in missing.stdout
     done = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")
     assert (done.returncode, "complete" in done.stdout) == (0, True)
-    assert len(cub.cub(tmp_path / "birds").train) == 2
+    assert len(photographs.cub(tmp_path / "birds").train) == 2
     asked = len(server.asked)
     assert pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download").returncode == 0
     assert len(server.asked) == asked

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pml_ext.data import cars196, cub, imagenet, inshop, omniglot, published_sets, sop, table
+from pml_ext.data import imagenet, omniglot, photographs, published_sets, table
 from pml_ext.data.published import Count
 from pml_ext.errors import DataError
 
@@ -19,31 +19,31 @@ COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
 def count(monkeypatch):
     """Makes other counts the published ones of a set."""
 
-    def replace(module, counts=COUNTS):
-        monkeypatch.setattr(module, "ABOUT", dataclasses.replace(module.ABOUT, counts=counts))
+    def replace(name, counts=COUNTS, module=photographs):
+        monkeypatch.setattr(module, name, dataclasses.replace(getattr(module, name), counts=counts))
 
     return replace
 
 
 def test_cub_trains_on_the_first_classes(tmp_path, count):
-    count(cub)
+    count("CUB")
     place = cub_folder(tmp_path / "CUB_200_2011")
     for root in (place, tmp_path):  # the folder itself, or the one above
-        splits = cub.cub(root, 64)
+        splits = photographs.cub(root, 64)
         assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
         assert splits.test.labels.tolist() == [2] * 3 + [3] * 3
     assert splits.test.class_names == [f"{n:03}.Bird_{n}" for n in range(1, 5)]
     assert splits.test.paths[0] == place / "images" / "003.Bird_3" / "Bird_0.jpg"
     assert (splits.image_size, splits.channels, splits.crop) == (64, 3, True)
     assert tuple(splits.train[0][0].shape) == (3, 16, 20)
-    boxed = cub.cub(place, 64, boxes=True)
+    boxed = photographs.cub(place, 64, boxes=True)
     assert tuple(boxed.train[0][0].shape) == (3, 8, 10)
     assert tuple(boxed.test.subset([1, 2])[0][0].shape) == (3, 8, 10)
 
 
 def test_cars_are_split_by_class_not_officially(tmp_path, count):
-    count(cars196)
-    splits = cars196.cars196(cars_folder(tmp_path), 64)
+    count("CARS196")
+    splits = photographs.cars196(cars_folder(tmp_path), 64)
     assert splits.train.labels.tolist() == [0, 1] * 3
     assert splits.test.labels.tolist() == [2, 3] * 3
     assert splits.train.class_names[0] == "Maker 0 2012"
@@ -51,9 +51,9 @@ def test_cars_are_split_by_class_not_officially(tmp_path, count):
 
 
 def test_products_are_labeled_on_from_the_training_classes(tmp_path, count):
-    count(sop)
+    count("SOP")
     sop_folder(tmp_path / "Stanford_Online_Products")
-    splits = sop.sop(tmp_path, 64)
+    splits = photographs.sop(tmp_path, 64)
     assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
     assert splits.test.labels.tolist() == [2] * 3 + [3] * 3
     assert splits.train.class_names == ["bicycle_final/1000", "mug_final/1001", "bicycle_final/1002", "mug_final/1003"]
@@ -61,13 +61,13 @@ def test_products_are_labeled_on_from_the_training_classes(tmp_path, count):
 
 @pytest.mark.parametrize("layout", ["old", "new"])
 def test_inshop_has_queries_and_a_gallery(tmp_path, count, layout):
-    count(inshop, {"train": Count(6, 2), "query": Count(2, 2), "gallery": Count(4, 2)})
+    count("INSHOP", {"train": Count(6, 2), "query": Count(2, 2), "gallery": Count(4, 2)})
     inshop_folder(tmp_path)
     if layout == "new":
         for name, folder in (("list_eval_partition.txt", "Eval"), ("img", "Img")):
             (tmp_path / folder).mkdir()
             shutil.move(tmp_path / name, tmp_path / folder)
-    splits = inshop.inshop(tmp_path, 64)
+    splits = photographs.inshop(tmp_path, 64)
     assert splits.test is None
     assert splits.train.labels.tolist() == [0] * 3 + [1] * 3
     assert splits.query.labels.tolist() == [2, 3]
@@ -79,7 +79,7 @@ def test_inshop_has_queries_and_a_gallery(tmp_path, count, layout):
 
 def test_imagenet_is_divided_as_the_papers_do(tmp_path, count, monkeypatch):
     place = imagenet_folder(tmp_path)
-    count(imagenet, {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)})
+    count("ABOUT", {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)}, imagenet)
     monkeypatch.setattr(imagenet, "PDDM", {"train": Count(None, 3), "test": Count(None, 1)})
     splits = imagenet.imagenet(place, 64)
     assert sorted(splits.train.labels.tolist()) == [0] * 4 + [1] * 4  # validation images train as well
@@ -95,8 +95,8 @@ def test_imagenet_is_divided_as_the_papers_do(tmp_path, count, monkeypatch):
 
 def test_a_set_with_an_image_missing_says_which(tmp_path, count):
     with pytest.raises(DataError, match="expected 5,864 training images of 100 classes, found 12 of 4; is an image"):
-        cub.cub(cub_folder(tmp_path / "whole"))
-    count(cub)
+        photographs.cub(cub_folder(tmp_path / "whole"))
+    count("CUB")
     place = cub_folder(tmp_path)
     (place / "images" / "001.Bird_1" / "Bird_1.jpg").unlink()
     message = (
@@ -104,31 +104,31 @@ def test_a_set_with_an_image_missing_says_which(tmp_path, count):
         r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again"
     )
     with pytest.raises(DataError, match=message):
-        cub.cub(place, 64)
+        photographs.cub(place, 64)
 
 
 def test_lists_that_do_not_fit(tmp_path, count):
-    count(sop)
+    count("SOP")
     place = sop_folder(tmp_path)
     train, test = place / "Ebay_train.txt", place / "Ebay_test.txt"
     whole = test.read_text()
     test.write_text(whole + "7 4 1 bicycle_final/1000_0.JPG\n")
     with pytest.raises(DataError, match="the image bicycle_final/1000_0.JPG is in train and in test"):
-        sop.sop(place, 64)
+        photographs.sop(place, 64)
     jpeg(place / "bicycle_final" / "1000_9.JPG")
     test.write_text(whole + "7 1 1 bicycle_final/1000_9.JPG\n")
     with pytest.raises(DataError, match="1 of the classes of train are in test too, bicycle_final/1000 first"):
-        sop.sop(place, 64)
+        photographs.sop(place, 64)
     test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
     jpeg(place / "mug_final" / "1003_9.JPG")
     with pytest.raises(DataError, match="expected 6 test images of 2 classes, found 7 of 2; is this another edition"):
-        sop.sop(place, 64)
+        photographs.sop(place, 64)
     test.write_text(whole + "7 4")
     with pytest.raises(DataError, match="Ebay_test.txt, line 8: found '7 4', wanted 4 columns; is the file cut"):
-        sop.sop(place, 64)
+        photographs.sop(place, 64)
     train.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match="Ebay_train.txt: cannot be read .*UnicodeDecodeError"):
-        sop.sop(place, 64)
+        photographs.sop(place, 64)
 
 
 def test_a_set_that_is_not_there(tmp_path, monkeypatch):
@@ -136,17 +136,17 @@ def test_a_set_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=f"{tmp_path}/cub: no such folder; pml-ext data cub says what to get and unpack"
     ):
-        cub.cub()
+        photographs.cub()
     (tmp_path / "cub").mkdir()
     (tmp_path / "cub" / "CUB_200_2011.tgz").write_bytes(b"")
     with pytest.raises(DataError, match="cub has no images.txt; pml-ext data cub says what to get and unpack"):
-        cub.cub()
+        photographs.cub()
     cub_folder(tmp_path / "cub")
     with pytest.raises(DataError, match="expected 5,864 training images"):
-        cub.cub()
+        photographs.cub()
     (tmp_path / "cars_annos.mat").write_bytes(b"no matlab")
     with pytest.raises(DataError, match="cars_annos.mat: not the annotations of Cars196"):
-        cars196.cars196(tmp_path)
+        photographs.cars196(tmp_path)
 
 
 def test_the_published_counts():
@@ -238,7 +238,7 @@ def test_omniglot_whole(tmp_path, count):
     omniglot_zip(tmp_path / omniglot.EVALUATION, {"Tibetan": 3}, drawings=2)
     with pytest.raises(DataError, match="expected 19,280 training images of 964 classes, found 12 of 6"):
         omniglot.omniglot(tmp_path)
-    count(omniglot, {"train": Count(12, 6), "test": Count(6, 3)})
+    count("ABOUT", {"train": Count(12, 6), "test": Count(6, 3)}, omniglot)
     splits = omniglot.omniglot(tmp_path, 20)
     assert splits.train.class_names[0] == "Greek/character01"
     assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]

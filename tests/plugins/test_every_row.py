@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pml_ext import registry
-from pml_ext.data import cars196, cub, imagenet, inshop, omniglot, sop
+from pml_ext.data import imagenet, omniglot, photographs
 from pml_ext.data.published import Count
 from pml_ext.experiment.recipe import (
     build_dataset,
@@ -41,16 +41,17 @@ def made_up_sets(tmp_path_factory):
     train, test = Count(TRAINED * EACH, TRAINED), Count(TESTED * EACH, TESTED)
     apart = {"train": train, "query": Count(TESTED, TESTED), "gallery": Count(TESTED * (EACH - 1), TESTED)}
     sets = {
-        cub: (made_up.cub_folder, {}, {"train": train, "test": test}),
-        cars196: (made_up.cars_folder, {}, {"train": train, "test": test}),
-        sop: (made_up.sop_folder, {"tested": TESTED}, {"train": train, "test": test}),
-        inshop: (made_up.inshop_folder, {"tested": TESTED}, apart),
-        imagenet: (made_up.imagenet_folder, {}, apart),
+        (photographs, "CUB"): (made_up.cub_folder, {}, {"train": train, "test": test}),
+        (photographs, "CARS196"): (made_up.cars_folder, {}, {"train": train, "test": test}),
+        (photographs, "SOP"): (made_up.sop_folder, {"tested": TESTED}, {"train": train, "test": test}),
+        (photographs, "INSHOP"): (made_up.inshop_folder, {"tested": TESTED}, apart),
+        (imagenet, "ABOUT"): (made_up.imagenet_folder, {}, apart),
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module, (make, more, counts) in sets.items():
-            make(place / module.ABOUT.name, CLASSES, EACH, shades=1, **more)
-            patch.setattr(module, "ABOUT", dataclasses.replace(module.ABOUT, counts=counts))
+        for (module, name), (make, more, counts) in sets.items():
+            about = getattr(module, name)
+            make(place / about.name, CLASSES, EACH, shades=1, **more)
+            patch.setattr(module, name, dataclasses.replace(about, counts=counts))
         patch.setattr(imagenet, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
         made_up.omniglot_zip(place / omniglot.TRAIN, {"Greek": 80})
         made_up.omniglot_zip(place / omniglot.TEST, {"Latin": 2})

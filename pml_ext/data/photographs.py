@@ -1,0 +1,150 @@
+"""Data sets of photographs with lists of their own: CUB-200-2011, Cars196, Stanford Online Products, In-Shop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, one_line
+from .published import About, Archive, Count, Entry, assemble, place_of, read_lines
+from .reading import Box
+from .splits import DataSplits
+
+CUB = About(
+    name="cub",
+    title="Caltech-UCSD Birds-200-2011",
+    page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
+    license="images from Flickr, for non-commercial research and education",
+    archives=(
+        Archive(
+            "CUB_200_2011.tgz",
+            1_150,
+            "97eceeb196236b17998738112f37df78",
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+        ),
+    ),
+    layout="CUB_200_2011/ with images/, images.txt, image_class_labels.txt, classes.txt, bounding_boxes.txt",
+    counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
+    note="Classes 1 to 100 train, 101 to 200 test; train_test_split.txt is of another protocol.",
+)
+CARS196 = About(
+    name="cars196",
+    title="Stanford Cars",
+    page="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (dead; copies are found by the names of the files)",
+    license="for research; the photographs belong to their owners",
+    archives=(
+        Archive("car_ims.tgz", 1_960, "d5c8f0aa497503f355e17dc7886c3f14"),
+        Archive("cars_annos.mat", 1, "b407c6086d669747186bd1d764ff9dbc", unpack=False),
+    ),
+    layout="car_ims/ with 000001.jpg and so on, and cars_annos.mat",
+    counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
+    note="Classes 1 to 98 train, 99 to 196 test; the division in cars_annos.mat is of another protocol.",
+)
+SOP = About(
+    name="sop",
+    title="Stanford Online Products",
+    page="https://cvgl.stanford.edu/projects/lifted_struct/",
+    license="MIT for the lists; the photographs are from eBay, for research",
+    archives=(Archive("Stanford_Online_Products.zip", 3_080, "7f73d41a2f44250d4779881525aea32e"),),
+    layout="Stanford_Online_Products/ with Ebay_train.txt, Ebay_test.txt and bicycle_final/, cabinet_final/, ...",
+    counts={"train": Count(59_551, 11_318), "test": Count(60_502, 11_316)},
+)
+LIST = "list_eval_partition.txt"
+INSHOP = About(
+    name="inshop",
+    title="DeepFashion: In-shop Clothes Retrieval Benchmark",
+    page="https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
+    license="for non-commercial research, after agreement with its authors",
+    archives=(Archive("img.zip", 480), Archive(LIST, 5, unpack=False)),
+    layout=f"img/ (or Img/img/) with MEN/ and WOMEN/, and {LIST} (or Eval/{LIST})",
+    counts={"train": Count(25_882, 3_997), "query": Count(14_218, 3_985), "gallery": Count(12_612, 3_985)},
+)
+
+
+def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) -> DataSplits:
+    """CUB-200-2011: 5,864 photographs of 100 birds to train, 5,924 of 100 others to test.
+
+    Args:
+        root: the folder ``CUB_200_2011``, or the one that it lies in; ``pml-ext data cub`` has the default.
+        image_size: height and width of the network's input, in pixels.
+        boxes: whether each photograph is cut to its bird, as ``bounding_boxes.txt`` says.
+    """
+    place = place_of(CUB, root, "images.txt", ["CUB_200_2011"])
+    names = dict(read_lines(place / "classes.txt", 2))
+    classes = dict(read_lines(place / "image_class_labels.txt", 2))
+    boxed = {image: numbers for image, *numbers in read_lines(place / "bounding_boxes.txt", 5)} if boxes else {}
+    parts: dict[str, list[Entry]] = {"train": [], "test": []}
+    for image, path in read_lines(place / "images.txt", 2):
+        try:
+            number, box = classes[image], None
+            if boxes:
+                left, top, width, height = map(float, boxed[image])
+                box = Box(left, top, left + width, top + height)
+            part = "train" if int(number) <= CUB.counts["train"].classes else "test"
+            parts[part].append(Entry(path, names[number], box))
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{place}: the class or the box of image {image} ({path}) is not as it should be ({one_line(error)}); "
+                "unpack CUB_200_2011.tgz again"
+            ) from None
+    return assemble(CUB, place / "images.txt", place / "images", parts, image_size, list(names.values()))
+
+
+def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
+    """Cars196: 8,054 photographs of 98 cars to train, 8,131 of 98 others to test.
+
+    Args:
+        root: the folder with ``car_ims`` and ``cars_annos.mat``.
+        image_size: height and width of the network's input, in pixels.
+    """
+    from scipy.io import loadmat
+
+    place = place_of(CARS196, root, "cars_annos.mat", ["cars196", "CARS196"])
+    path = place / "cars_annos.mat"
+    parts: dict[str, list[Entry]] = {"train": [], "test": []}
+    try:
+        tables: dict[str, Any] = loadmat(path, squeeze_me=True)
+        names = dict(enumerate(map(str, tables["class_names"]), 1))
+        rows = tables["annotations"]
+        for image, number in zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True):
+            parts["train" if number <= CARS196.counts["train"].classes else "test"].append(Entry(image, names[number]))
+    except Exception as error:  # of many kinds, from the reader of a damaged file
+        raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
+    return assemble(CARS196, path, place, parts, image_size, list(names.values()))
+
+
+def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
+    """Stanford Online Products: 59,551 photographs of 11,318 products to train, 60,502 of 11,316 others to test.
+
+    A class is named by the product that its photographs are of, such as ``bicycle_final/111085122871``.
+
+    Args:
+        root: the folder ``Stanford_Online_Products``, or the one that it lies in; ``pml-ext data sop`` has the default.
+        image_size: height and width of the network's input, in pixels.
+    """
+    place = place_of(SOP, root, "Ebay_train.txt", ["Stanford_Online_Products"])
+    parts: dict[str, list[Entry]] = {}
+    names: dict[str, str] = {}  # by class id
+    for part, name in (("train", "Ebay_train.txt"), ("test", "Ebay_test.txt")):
+        parts[part] = []
+        for _, number, _, path in read_lines(place / name, 4, header=1):
+            parts[part].append(Entry(path, names.setdefault(number, path.rpartition("_")[0])))
+    return assemble(SOP, place / "Ebay_test.txt", place, parts, image_size)
+
+
+def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
+    """In-Shop: 25,882 photographs of 3,997 clothes to train; of 3,985 others, 14,218 queries and 12,612 in the gallery.
+
+    Args:
+        root: the folder with ``list_eval_partition.txt``, or one above it; ``pml-ext data inshop`` has the default.
+        image_size: height and width of the network's input, in pixels.
+    """
+    listed = place_of(INSHOP, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
+    parts: dict[str, list[Entry]] = {"train": [], "query": [], "gallery": []}
+    for path, item, part in read_lines(listed, 3, header=2):
+        if part not in parts:
+            raise DataError(f"{listed}: found {part!r} of {path}, wanted train, query or gallery; get the file again")
+        parts[part].append(Entry(path, item))
+    above = listed.parent.parent if listed.parent.name in ("Eval", "Anno") else listed.parent
+    images = next((place for place in (listed.parent, above, above / "Img") if (place / "img").is_dir()), above)
+    return assemble(INSHOP, listed, images, parts, image_size)
