@@ -1,8 +1,6 @@
-"""A plugin layer on pytorch-metric-learning (PML).
+"""A plugin layer on pytorch-metric-learning (PML): ``from pml_ext import CBMLLoss`` gives every registered class.
 
-``from pml_ext import CBMLLoss`` works for every registered class, of this distribution and of third parties;
-``__init__.pyi`` lists the other public names. Importing this package imports neither torch nor PML; the first name that
-needs them does.
+``__init__.pyi`` lists the other public names. The first name that needs torch and PML imports them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Time and peak memory of losses, forward and backward, against a floor.
 
 The floor is the work that no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp``, its mean, and
-the backward of that. Its tiled form, for batches that double (:func:`scale`), makes one product with all rows per
-tile of rows, and again in the backward pass. All functions run in turns, so that a busy machine slows all alike.
+the backward of that; in tiles for :func:`scale`. All functions run in turns, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
@@ -65,22 +64,15 @@ SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The measurement of one loss at one shape: the median time of forward and backward in several rounds.
-
-    Args:
-        loss: its name, or ``"floor"``.
-        to_floor: the time divided by the floor's.
-        peak_bytes: the most memory held at one time beyond the inputs.
-        failed: why there are no numbers (all 0 then), or nothing.
-    """
+    """The measurement of one loss at one shape: the median time of forward and backward in several rounds."""
 
     shape: str
-    loss: str
+    loss: str  # its name, or "floor"
     milliseconds: float = 0.0
-    to_floor: float = 0.0
-    peak_bytes: int = 0
+    to_floor: float = 0.0  # the time divided by the floor's
+    peak_bytes: int = 0  # held at one time beyond the inputs
     rounds: int = 0
-    failed: str = ""
+    failed: str = ""  # why there are no numbers
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -102,9 +94,8 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def default_losses() -> list[str]:
     """Return the names of registered losses and regularizers, PML's left out, that can be built without settings."""
-    candidates = [*registry.components("loss"), *registry.components("regularizer")]
-    ours = [c for c in candidates if not c.name.startswith("pml/") and not filled(c.cls, SHAPES[0].context)[1]]
-    return [registry.short_name(c) for c in ours]
+    ours = [c for kind in ("loss", "regularizer") for c in registry.components(kind) if not c.name.startswith("pml/")]
+    return [registry.short_name(c) for c in ours if not filled(c.cls, SHAPES[0].context)[1]]
 
 
 def bench(
@@ -120,7 +111,7 @@ def bench(
     """Measure losses.
 
     Args:
-        losses: losses, or names of registered losses and regularizers (measured beside PML's contrastive loss), such as
+        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss), such as
             ``"pml/multi-similarity"``; None for every registered one, PML's left out, that needs no settings.
         shapes: the batches.
         repeats: rounds; in each, every function runs once. A slow one has three.
@@ -130,16 +121,9 @@ def bench(
         progress: called with a line before each shape.
 
     Returns:
-        For each shape: the floor, then the losses. What fails at a shape, for want of memory mostly, or would exceed
-        :data:`LIMIT` or :data:`MEMORY` at twice the batch, is not run at the next ones.
-
-    Raises:
-        UnknownNameError: no loss has the name.
-        ConfigError: a wrong device, shape or number, or a loss that needs settings.
+        For each shape: the floor, then the losses. What fails at a shape, or would exceed :data:`LIMIT` or
+        :data:`MEMORY` at twice the batch, is not run at the next ones.
     """
-    for name, value in (("repeats", repeats), ("threads", threads)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
     lowest: Compute = tiled_floor if tiled else floor

@@ -34,10 +34,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
-    """Write the checksums of files of a folder, by their paths in it; there is none of a missing file.
-
-    ``keep`` says by the path whether the checksum of another file stays, as long as the file is there.
-    """
+    """Write the checksums of a folder's files that are there, by path; ``keep``: whether another file's stays."""
     kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
     _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})
 
@@ -87,10 +84,7 @@ def is_unchanged(folder: Path, name: str) -> bool:
 
 
 def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
-    """Raise DataError for a file of a run that differs from its checksum; one without a checksum is taken as it is.
-
-    ``digest`` is the file's SHA-256, where the caller has it.
-    """
+    """Raise DataError for a file of a run that differs from its checksum, if it has one; ``digest`` is its SHA-256."""
     wanted = read_sums(folder).get(name)
     if wanted is not None and (digest or sha256_of(folder / name)) != wanted:
         raise DataError(

@@ -1,7 +1,4 @@
-"""Components: classes under names, with their kinds, capabilities and settings; PML's own classes are ``pml/...``.
-
-Importing this module imports neither torch nor PML; the first question about a class does.
-"""
+"""Components: classes under names, with their kinds, capabilities and settings; PML's own classes are ``pml/...``."""
 
 from __future__ import annotations
 
@@ -30,19 +27,12 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class under a name. Its kind follows from the PML base class that it extends.
-
-    Args:
-        cls: the class.
-        name: kebab-case, unique per kind, for example ``"my-loss"``.
-        paper: where the method comes from.
-        plugin: the entry point that registered it; the registry fills it in.
-    """
+    """A class under a name. Its kind follows from the PML base class that it extends."""
 
     cls: type
-    name: str
-    paper: Paper | None = None
-    plugin: str = ""
+    name: str  # kebab-case, unique per kind
+    paper: Paper | None = None  # where the method comes from
+    plugin: str = ""  # the entry point that registered it; the registry fills it in
 
     @property
     def kind(self) -> str:
@@ -66,7 +56,7 @@ class Component:
 
     @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The keyword arguments of the constructor, those handed on to base classes included."""
+        """The class's :func:`settings_of`."""
         return settings_of(self.cls)
 
 

@@ -16,16 +16,8 @@ from .experiment.tables import tables as tables_of_papers
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     """Describe everything of one name; components of several kinds, recipes, data sets and trunks may share it.
 
-    Args:
-        name: for example ``"cbml"``, ``"cbml/digits"``, ``"omniglot-small"``.
-        kind: one component kind, to leave out the others.
-
-    Returns:
-        One entry each with ``name``, ``kind``, ``class``, ``text`` (the docstring with equation and arguments),
-        ``settings`` (``name``, ``default``), ``capabilities``, ``paper`` and ``recipes``.
-
-    Raises:
-        UnknownNameError: nothing has the name.
+    ``kind`` is one component kind, to leave out the others. An entry has ``name``, ``kind``, ``class``, ``text`` (the
+    docstring), ``settings`` (``name``, ``default``), ``capabilities``, ``paper`` and ``recipes``.
     """
     described = []
     for each in registry.candidates(name, kind) or ([registry.get(name, kind)] if kind else []):

@@ -67,15 +67,13 @@ def check_precision(device: torch.device, precision: Precision) -> None:
     try:
         with warnings.catch_warnings(), autocast(device, precision):
             warnings.simplefilter("ignore")  # torch warns that it goes on in float32, which is an error here
-            found = (torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)).dtype
-        reason = "" if found == getattr(torch, precision) else f"torch computes in {found} there"
+            dtype = (torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)).dtype
+        reason = "" if dtype == getattr(torch, precision) else f"torch computes in {dtype} there"
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
     if reason:
-        raise ConfigError(
-            f"engine.precision: found {precision!r}, which this {device.type} device does not have ({reason}); wanted "
-            "'float32'"
-        )
+        found = f"found {precision!r}, which this {device.type} device does not have ({reason})"
+        raise ConfigError(f"engine.precision: {found}; wanted 'float32'")
 
 
 def generator_states(device: torch.device | None = None) -> list[Tensor]:

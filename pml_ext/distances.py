@@ -44,7 +44,6 @@ class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ig
     """PML's cosine similarity with a cheaper backward: the batch against itself takes one matrix product, not two.
 
     A row of zeros gets gradient zero. *Cost:* one product of ``B x D x R`` forward and one backward, ``B x R`` memory.
-    Keyword arguments are PML's.
     """
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
@@ -61,15 +60,12 @@ class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[mis
 class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
     """PML's Euclidean distance of normalized embeddings, from one matrix product, and right for near points too.
 
-    PML's takes ``torch.cdist``, whose distance of equal points is 0 for up to 25 of them alone. Equal embeddings have
-    distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two with references).
+    Equal embeddings have distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two
+    with references).
 
     Args:
-        power: of the matrix of distances, as of PML's; 2 for squared distances.
+        power: of the matrix of distances, as of PML's, at least 1; 2 for squared distances.
         kwargs: as in PML's distances, but ``normalize_embeddings`` and ``p``, which are True and 2.
-
-    Raises:
-        ValueError: a power below 1, which has no finite gradient at 0.
     """
 
     def __init__(self, power: float = 1, **kwargs: Unpack[DistanceSettings]) -> None:
@@ -98,10 +94,7 @@ def require_distance(owner: object, distance: BaseDistance) -> None:
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
-    """Return the matrix of a PML distance, ``[B, R]``, and whether its columns are references.
-
-    They are, unless ``ref_emb`` is the same object as ``embeddings``, as where PML got no references.
-    """
+    """Return the matrix of a PML distance, ``[B, R]``, and whether ``ref_emb`` is not ``embeddings`` itself."""
     references = ref_emb is not embeddings
     return distance(embeddings, ref_emb if references else None), references
 

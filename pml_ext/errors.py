@@ -52,10 +52,7 @@ class UnwritableError(PmlExtError, OSError):
 
 
 class StoppedError(BaseException):
-    """A signal ended a run; the text says how to go on.
-
-    Like ``KeyboardInterrupt`` it is no ``Exception``: code that survives failures must not survive this.
-    """
+    """A signal ended a run; like ``KeyboardInterrupt`` no ``Exception``, which code that survives failures catches."""
 
     def __init__(self, signal: int, text: str) -> None:
         super().__init__(text)

@@ -25,10 +25,7 @@ hookimpl = pluggy.HookimplMarker("pml_ext")
 
 
 def packaged(module: str) -> tuple[Callable[[], list[Traversable]], Callable[[], dict[str, Traversable]]]:
-    """Return the hooks ``pml_ext_recipes`` and ``pml_ext_papers`` of a package with folders of these names.
-
-    In the package, ``pml_ext_recipes, pml_ext_papers = packaged(__name__)``; ``papers/mine.toml`` is the paper "mine".
-    """
+    """Return the hooks ``pml_ext_recipes`` and ``pml_ext_papers`` of a package with folders ``recipes``, ``papers``."""
     files = importlib.resources.files(module)
 
     @hookimpl
@@ -49,10 +46,7 @@ def pml_ext_components() -> Sequence[Component]:  # type: ignore[empty-body]
 
 @hookspec
 def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
-    """Return folders of recipes of the package: ``[importlib.resources.files(__name__) / "recipes"]``.
-
-    A file ``sub/name.toml`` in one becomes the recipe ``ENTRY-POINT/sub/name``.
-    """
+    """Return folders of the package; a file ``sub/name.toml`` in one becomes the recipe ``ENTRY-POINT/sub/name``."""
 
 
 @hookspec
@@ -74,8 +68,7 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of networks from images ``[B, C, H, W]`` to features ``[B, F]``, by name.
 
-    A recipe's ``[model.trunk]`` table calls ``factory(in_channels, image_size, **options)``; ``options`` are the
-    table's keys that the factory's signature names.
+    A recipe's ``[model.trunk]`` calls ``factory(in_channels, image_size, **options)``, as that of a data set.
     """
 
 
@@ -83,8 +76,7 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return metrics by name (``snake_case``), in the form of PML's ``calculate_NAME``.
 
-    Runs and :class:`pml_ext.RetrievalAccuracyCalculator` call ``function(**kwargs)``, which returns a number, with what
-    PML's :class:`AccuracyCalculator` gives its methods: ``query_labels`` ``[Q]``, ``knn_labels`` and ``knn_distances``
-    ``[Q, K]`` (nearest first; in a run K is the size of the largest class), ``not_lone_query_mask``, ``label_counts``,
-    ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where the signature names it.
+    ``function(**kwargs)`` returns a number, of what PML's calculator gives its methods: ``query_labels`` ``[Q]``,
+    ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
+    ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where named.
     """

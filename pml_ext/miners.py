@@ -10,7 +10,7 @@ from torch import Tensor
 from .distances import EuclideanDistance, TileMatrix, matrix_of
 from .pairwise import FullPrecisionMining, PairsOfRows, pair_masks, rows_per_tile, tiles_of_rows
 from .pml import BaseDistance, BaseMiner, MinerSettings
-from .settings import check_choice, check_number, check_tile_size, own_settings
+from .settings import check_choice, check_number, check_tile_size, settings_repr
 
 _ENTRIES = 1 << 21  # of gathered rows held at a time
 
@@ -30,10 +30,9 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         self.tile_size = tile_size
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the indices mined of a tile: anchors, positives, negatives, or anchors, positives, anchors, negatives.
+        """Return the indices mined of a tile, of triplets or of pairs; anchors are rows of the tile.
 
         ``matrix`` is that of the miner's distance, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
-        Anchors are rows of the tile.
         """
         raise NotImplementedError
 
@@ -64,8 +63,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """The settings."""
-        tile = {} if self.tile_size is None else {"tile_size": self.tile_size}
-        return ", ".join(f"{name}={value!r}" for name, value in (own_settings(self) | tile).items())
+        return settings_repr(self)
 
 
 class SemiHardTripletMiner(TiledMiner):
@@ -73,14 +71,11 @@ class SemiHardTripletMiner(TiledMiner):
 
     .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
 
-    With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify; a pair without any
-    gets none. With ``"all"`` these are the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which
-    lists all triplets of the batch before it chooses. With a similarity the signs change round.
+    With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify, if any does. With
+    ``"all"`` these are the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which lists all
+    triplets of the batch before it chooses. With a similarity the signs change round.
 
-    *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory of a tile and of what is
-    returned, in row-major order.
-
-    *Pair with:* any loss that takes triplets, such as :class:`pml_ext.TiledTripletMarginLoss`.
+    *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory of a tile and of the result.
 
     Args:
         margin: m, above 0, in units of the distance; 0.2.
@@ -112,7 +107,7 @@ class SemiHardTripletMiner(TiledMiner):
         self.add_to_recordable_attributes(name="margin", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """The triplets of a tile."""
+        """Return the triplets of a tile."""
         distances = -matrix if self.distance.is_inverted else matrix
         anchors, partners = torch.where(positives)
         step = max(1, _ENTRIES // max(1, matrix.shape[1]))

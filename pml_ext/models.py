@@ -16,7 +16,6 @@ PREFIX, TIMM = "torchvision/", "timm/"
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-@functools.cache
 def _zoo() -> Any:
     with needs_extra("train", "a trunk of torchvision"):
         import torchvision.models  # takes a second, which a network of ours need not
@@ -62,12 +61,9 @@ def torchvision_trunk(
         name: torchvision's name, such as ``"resnet50"``.
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; some models want their own.
-        weights: the name of torchvision's weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"``
-            means others with another release of torchvision. None starts from random.
+        weights: torchvision's name of weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"`` are
+            others with another release of torchvision. None starts from random.
         dropout: whether the model's own dropout is kept.
-
-    Raises:
-        ConfigError: no such model or weights, a model whose last module is no linear layer, or a failed download.
     """
     tags = ["DEFAULT", *(each.name for each in _zoo().get_model_weights(name))]
     if weights is not None and weights not in tags:
@@ -150,11 +146,7 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
-    """Return the length of a trunk's feature vectors, found by images of zeros; its training mode stays.
-
-    Raises:
-        ConfigError: the trunk refuses images of that size, or gives something else than vectors ``[B, F]``.
-    """
+    """Return the length of a trunk's feature vectors, found by images of zeros; ConfigError if it gives none."""
     training, shape = trunk.training, (in_channels, image_size, image_size)
     trunk.eval()
     try:

@@ -27,30 +27,18 @@ class Normalization(BaseModel):
 
 
 class Preprocessing(BaseModel):
-    """Steps from an image to the input of a network, without augmentation.
-
-    Args:
-        image_size: height and width of what the network gets, in pixels.
-        channels: 1 (gray) or 3 (color).
-        crop: whether a square is cut from the middle of an image.
-        normalize: means and standard deviations per channel, if values are normalized.
-        resize: pixels of the shorter side before the cut, or of both where images are squashed; None for 256 / 224 of
-            ``image_size``.
-        squash: whether images become squares before the cut, whatever their form was.
-        bgr: whether the channels are blue, green, red.
-        value_range: the greatest value before normalization.
-    """
+    """Steps from an image to the input of a network, without augmentation."""
 
     model_config = ConfigDict(strict=True)
 
-    image_size: int = Field(ge=1)
-    channels: Literal[1, 3]
-    crop: bool
+    image_size: int = Field(ge=1)  # height and width of what the network gets, in pixels
+    channels: Literal[1, 3]  # gray or color
+    crop: bool  # whether a square is cut from the middle of an image
     normalize: Normalization | None
-    resize: int | None = Field(None, ge=1)
-    squash: bool = False
-    bgr: bool = False
-    value_range: Literal[1, 255] = 1
+    resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the cut, or of both; None: 256 / 224
+    squash: bool = False  # whether images become squares before the cut, whatever their form was
+    bgr: bool = False  # whether the channels are blue, green, red
+    value_range: Literal[1, 255] = 1  # the greatest value before normalization
 
     @property
     def resized_to(self) -> int | list[int] | None:
@@ -82,9 +70,6 @@ class Network(nn.Module):
         embedding_size: length of an embedding.
         hidden_sizes: widths of the embedder's hidden layers; None for no embedder: features are embeddings.
         features: F, where it is known.
-
-    Raises:
-        ConfigError: the trunk does not fit to the images, or without an embedder to ``embedding_size``.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Everything that a plugin may import of ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
 
-The plugins of this distribution import nothing else of ``pml_ext``. PML's own base classes are here too; its losses and
-miners are components: ``build("pml/contrastive", "loss")``. Importing it needs torch and PML; what needs the extra
-``train`` (data sets, clustering, figures) is imported when it is asked for.
+PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. What
+needs the extra ``train`` (data sets, clustering, figures) is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -102,23 +101,15 @@ __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pm
 class RunView(Protocol):
     """The part of a run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` of a component may use.
 
-    Attributes:
-        folder: the run's; a component's own tables belong into its ``records``.
-        seed: of all generators.
-        device: of networks and losses.
-        epoch: from 1; 0 in ``prepare``.
-        rank: the number of this process, from 0; only process 0 writes files.
-        processes: how many train together.
-        splits: the images without augmentation, by name: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
-            ``"validation"`` if classes are held out; and ``"train_sample"``, the training images that are tested, if
-            these are not all.
+    ``splits`` are images without augmentation: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
+    ``"validation"`` if classes are held out; ``"train_sample"``, the training images that are tested, if not all are.
     """
 
-    folder: Path
+    folder: Path  # a component's own tables belong into its records/
     seed: int
     device: torch.device
-    epoch: int
-    rank: int
+    epoch: int  # from 1; 0 in prepare
+    rank: int  # of this process; only process 0 writes files
     processes: int
     splits: dict[str, LabeledImages]
 
@@ -129,10 +120,7 @@ class RunView(Protocol):
         """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split: ``[N]``, int64, on the run's device.
-
-        Those of ``"train"`` are the epoch's clusters while a recipe with ``data.labels = "clusters"`` trains.
-        """
+        """Return the labels of a split, ``[N]``, int64, on the device; of ``"train"``, the epoch's clusters if any."""
 
 
 def __dir__() -> list[str]:

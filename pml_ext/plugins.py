@@ -1,7 +1,4 @@
-"""Plugins: entry points of group ``pml_ext``, each imported and called in a guard of its own.
-
-:mod:`pml_ext.hookspecs` describes the hooks. Importing this module imports no plugin.
-"""
+"""Plugins: entry points of group ``pml_ext``, each imported and called in a guard of its own."""
 
 from __future__ import annotations
 
@@ -53,26 +50,18 @@ TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
 
 @dataclasses.dataclass
 class PluginRecord:
-    """An entry point, the module that it names, the distribution that declares it, and what became of it.
-
-    Args:
-        status: ``"ok"``, ``"broken"``, ``"blocked"`` (by PML_EXT_BLOCK), ``"not allowed"`` (by PML_EXT_PLUGINS) or
-            ``"waiting"`` (somebody is importing it right now); ``error`` says why.
-        components: how many it has.
-        clashes: names that others claim too, and what they mean; filled in by :func:`pml_ext.registry.plugins`.
-        seconds: the time of importing it and calling its first hooks.
-    """
+    """An entry point, the module that it names, the distribution that declares it, and what became of it."""
 
     name: str
     distribution: str
     version: str
     module: str
-    status: str = "waiting"
-    error: str = ""
+    status: str = "waiting"  # while somebody is importing it; then "ok", "broken", "blocked" or "not allowed"
+    error: str = ""  # why
     hooks: list[str] = dataclasses.field(default_factory=list)
     components: int = 0
-    clashes: list[str] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
+    clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
+    seconds: float = 0.0  # of importing it and calling its first hooks
     traceback: str = ""
 
     def __str__(self) -> str:
@@ -95,21 +84,16 @@ class Plugins:
     def __init__(self) -> None:
         self.records: list[PluginRecord] = []
         self.loaded: dict[str, PluginRecord] = {}
-        self.recipes: dict[str, Traversable] = {}
         self.loading = False  # whether plugins are being imported right now
         self.lacking_extra: dict[str, MissingExtraError] = {}  # by key of TABLES: the core's own failed without extras
-        # {kind of component, "class" or key of TABLES: {name: {plugin: value}}}
-        self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", *TABLES)}
+        # {kind of component, "class", "recipe" or key of TABLES: {name: {plugin: value}}}
+        self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", "recipe", *TABLES)}
         self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook: function}}, of hooks not called yet
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Load the plugins, unless that was done already.
-
-        Raises:
-            PluginError: PML_EXT_PLUGINS or PML_EXT_BLOCK names a plugin that is not installed.
-        """
+        """Load the plugins, unless that was done; a PluginError names one of either list that is not installed."""
         with self._lock:
             if self.loading or self._waiting == []:
                 return
@@ -126,9 +110,8 @@ class Plugins:
                     self._waiting.remove((record, point))
                     self._guarded(record, functools.partial(self._load_one, record, point))
                     if record.seconds > SLOW and not record.shipped:
-                        leave_out = f"(PML_EXT_BLOCK={record.name} leaves it out)"
-                        text = f"the plugin {record} took {record.seconds:.1f} s to import {leave_out}"
-                        warnings.warn(text, PluginWarning, stacklevel=2)
+                        text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
+                        warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=2)
             finally:
                 self.loading = False
 
@@ -179,9 +162,10 @@ class Plugins:
                     f"pml_ext_components names the {component.kind} {component.name!r} twice "
                     f"({other.cls.__name__} and {component.cls.__name__}); names are unique per kind"
                 )
-        folders = hooks.get("pml_ext_recipes", list)()
-        self.recipes |= dict(file for folder in folders for file in _recipe_files(plugin, folder))
+        recipes = [file for folder in hooks.get("pml_ext_recipes", list)() for file in _recipe_files(plugin, folder)]
         self._hooks[plugin] = dict(hooks)
+        for name, file in recipes:
+            self._claim("recipe", name, plugin, file)
         for component in components.values():
             self.add(component)
         return [*hooks], len(components)
@@ -213,10 +197,7 @@ class Plugins:
             )
 
     def claims(self, what: str) -> dict[str, dict[str, Any]]:
-        """Return ``{name: {plugin: value}}`` of a kind of component, of ``"class"`` or of a key of :data:`TABLES`.
-
-        Each plugin's hook is called when its table is first asked for.
-        """
+        """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES."""
         self.load()
         if what in TABLES:
             hook = TABLES[what][0]

@@ -1,7 +1,4 @@
-"""The door to pytorch-metric-learning (PML): its base classes and what else of it is built on.
-
-A name that moves in another version of PML moves here. Importing this module imports torch and PML.
-"""
+"""The door to pytorch-metric-learning (PML): its base classes and what else of it is built on."""
 
 from __future__ import annotations
 
@@ -35,26 +32,18 @@ from torch.utils.data import Sampler
 
 
 class ModuleSettings(TypedDict, total=False):
-    """Keyword arguments of all of PML's modules."""
-
     collect_stats: bool | None
 
 
 class MinerSettings(ModuleSettings, total=False):
-    """Keyword arguments of PML's miners."""
-
     distance: Any
 
 
 class RegularizerSettings(MinerSettings, total=False):
-    """Keyword arguments of PML's regularizers."""
-
     reducer: Any
 
 
 class LossSettings(RegularizerSettings, total=False):
-    """Keyword arguments of PML's losses."""
-
     embedding_regularizer: Any
     embedding_reg_weight: float
 

@@ -13,8 +13,7 @@ from .pml import BaseReducer, MultipleReducers, per_anchor_mean, reducers
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     """The sum of a loss's values over its ``divisor``, 0 where that is 0; PML's, without waiting for the device.
 
-    A loss sets the divisor where its values stand for more, or fewer, elements than they are: sums over the triplets of
-    a pair, say.
+    A loss sets the divisor where its values stand for other elements: sums over the triplets of a pair, say.
     """
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
@@ -86,12 +85,9 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
 
 
 def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
-    """Return whether a reducer is known to give every value the same weight.
-
-    A mean's weights are a tensor; unless values are on a CPU (or ``seen_on`` is None), reading them waits for a device.
-    """
+    """Return whether a reducer gives every value the same weight; a mean's are a tensor, read on a CPU alone."""
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
-    if seen_on is None or seen_on.type == "cpu":  # of a mean, weights are a tensor, to be looked at
+    if seen_on is None or seen_on.type == "cpu":
         kinds.append(reducers.MeanReducer)
     return type(reducer) in kinds
 

@@ -1,9 +1,7 @@
 """Look-up of components, recipes, data sets and trunks by name, and instances of components.
 
-Importing this module imports neither torch nor any plugin; the first look-up does.
-
 A name that several plugins claim means that of a plugin of this distribution, so that nobody's plugin changes what our
-recipes mean; else it is an error that names both. ``entry-point:name`` reaches each.
+recipes mean; else it is an error. ``entry-point:name`` reaches each.
 """
 
 from __future__ import annotations
@@ -75,9 +73,7 @@ def _meant(what: str, name: str) -> dict[str, Any]:
 def find(what: str, name: str) -> tuple[str, Any]:
     """Return the plugin and the value that a name means; ``what`` as of :func:`factories`, a kind, or ``"class"``.
 
-    Raises:
-        UnknownNameError: nothing has the name.
-        PluginError: two plugins claim it.
+    UnknownNameError: nothing has the name. PluginError: two plugins claim it.
     """
     found = _meant(what, name)
     if not found:
@@ -91,9 +87,6 @@ def find(what: str, name: str) -> tuple[str, Any]:
     return next(iter(found.items()))
 
 
-# Components
-
-
 def components(kind: str | None = None) -> list[Component]:
     """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
     if kind is not None and kind not in KINDS:
@@ -104,15 +97,9 @@ def components(kind: str | None = None) -> list[Component]:
 
 
 def get(name: str, kind: str | None = None) -> Component:
-    """Return the component of a name.
+    """Return the component of a name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
 
-    Args:
-        name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
-        kind: one of :data:`KINDS`; needed where two kinds share the name.
-
-    Raises:
-        UnknownNameError: nothing, or more than one kind, has the name.
-        PluginError: two plugins claim the name.
+    ``kind`` is one of :data:`KINDS`, needed where two kinds share the name; errors as of :func:`find`.
     """
     if kind is None:
         kinds = [each for each in KINDS if _meant(each, name)]
@@ -140,8 +127,8 @@ def short_name(component: Component) -> str:
 def register(cls: type | None = None, *, name: str | None = None, paper: Paper | None = None) -> Any:
     """Register a class in the running process, as ``@register`` or ``@register(name="mine", paper=Paper(...))``.
 
-    The class is then known to :func:`get`, :func:`build` and ``from pml_ext import X``. Registering the same name again
-    replaces the class. The name is kebab-case, by default that of the class (``MyOwnLoss`` becomes ``my-own``).
+    The name is kebab-case, by default that of the class (``MyOwnLoss`` becomes ``my-own``); registering the same name
+    again replaces the class.
     """
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
@@ -169,25 +156,19 @@ def class_names() -> dict[str, dict[str, Component]]:
     return _plugins.claims("class")
 
 
-# Recipes, and what hooks give by name
-
-
 def recipes() -> dict[str, Traversable]:
     """Return recipe files by name, sorted."""
-    load()
-    return dict(sorted(_plugins.recipes.items()))
+    return factories("recipe")
 
 
 def recipe(name: str) -> Traversable:
     """Return the file of a recipe; raise UnknownNameError with the nearest names."""
-    known = recipes()
-    if name not in known:
-        raise UnknownNameError(unknown("recipe", name, known))
-    return known[name]
+    found: Traversable = find("recipe", name)[1]
+    return found
 
 
 def factories(what: str) -> dict[str, Any]:
-    """Return what hooks give of one sort (``"data set"``, ``"trunk"``, ``"metric"``, ``"paper"``), by name.
+    """Return what is there of ``"data set"``, ``"trunk"``, ``"metric"``, ``"paper"`` or ``"recipe"``, by name.
 
     A name that others have too, and that does not mean this one, is there as ``entry-point:name``.
     """
@@ -217,16 +198,12 @@ def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
     found = {record.name: record for record in _plugins.records}
     texts = []
     for plugin, about in wanted.items():
-        if record := found.get(plugin):
-            here = f"is {record.status}, {shortened(record.error, 200)}; pml-ext plugins -v shows more"
-            texts += [f"the plugin {plugin!r} {here}"] * (record.status != "ok")
-        elif about:
-            exact = "{distribution} {version} is not installed; type: pip install {distribution}=={version}"
-            texts.append(f"the plugin {plugin!r} of {exact.format(**about)}")
+        if plugin not in found:
+            exact = "of {distribution} {version} is not installed; type: pip install {distribution}=={version}"
+            texts.append(f"the plugin {plugin!r} {exact.format(**about)}")
+        elif (record := found[plugin]).status != "ok":
+            texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
     return ". ".join(texts)
-
-
-# Instances
 
 
 class BuildContext(TypedDict, total=False):

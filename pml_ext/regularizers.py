@@ -48,8 +48,8 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     ) -> Sequence[Tensor]:
         """Return an equation's tensors ``[B]`` for the anchors of a batch, in tiles where it is large.
 
-        ``equation`` gets the matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs, and
-        gives tensors ``[T]``, of which the first ``values`` have a gradient. ``tile_size`` None chooses.
+        ``equation`` gets a matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs, and gives
+        tensors ``[T]``, of which the first ``values`` have a gradient.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
         if size is None:
@@ -76,12 +76,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         return results
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """Return the reduced value of embeddings ``[B, D]``, of any floating point dtype, and labels ``[B]``.
-
-        Raises:
-            TypeError: labels are missing, as they are in PML's own slot, or of a wrong type.
-            ValueError: a wrong shape.
-        """
+        """Return the reduced value of embeddings ``[B, D]``, of any floating point dtype, and labels ``[B]``."""
         if labels is None:
             name = type(self).__name__
             raise TypeError(

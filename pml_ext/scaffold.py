@@ -22,14 +22,9 @@ _FILES = {
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
-    """Write a package with a loss, a recipe and tests that pass as written, and return its files.
+    """Write a package with a loss, a recipe and tests that pass as written, into a folder, and return its files.
 
-    Args:
-        name: of the distribution, the entry point and the loss, kebab-case.
-        folder: where to write it; by default a folder of that name.
-
-    Raises:
-        ConfigError: the name is not kebab-case, or taken, or the folder exists and is not empty.
+    ``name`` is of distribution, entry point and loss. ConfigError: no kebab-case, or taken; a folder that is not empty.
     """
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
@@ -56,7 +51,6 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
 
 
 def _taken_by(name: str, module: str, class_name: str) -> str:
-    """Return who has a name, or nothing."""
     if any(name in (each.name, each.distribution) for each in registry.plugins()) or name in RESERVED:
         return "a plugin (pml-ext plugins shows which)"
     if any(name == component.name for component in registry.components()) or class_name in registry.class_names():

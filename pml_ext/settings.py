@@ -59,13 +59,11 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
         raise ValueError(f"{name} of {type(owner).__name__} must be {' or '.join(map(repr, choices))}, not {value!r}")
 
 
-def own_settings(module: object) -> dict[str, Any]:
-    """Return the settings of an object by name, in the order of its class's constructor.
-
-    These are attributes with the names of the constructor's arguments, modules (which have a ``repr``) left out.
-    """
-    names = [name for name in inspect.signature(type(module)).parameters if hasattr(module, name)]
-    return {name: getattr(module, name) for name in names if not hasattr(getattr(module, name), "parameters")}
+def settings_repr(module: object) -> str:
+    """Return the settings of an object for its ``repr``: attributes of the constructor's names, modules left out."""
+    named = {name: getattr(module, name, None) for name in (*inspect.signature(type(module)).parameters, "tile_size")}
+    shown = {key: value for key, value in named.items() if hasattr(module, key) and not hasattr(value, "parameters")}
+    return ", ".join(f"{key}={value!r}" for key, value in shown.items() if key != "tile_size" or value is not None)
 
 
 def number_settings(cls: type) -> list[str]:

@@ -98,10 +98,6 @@ def test_bad_input():
         benchmark.scale([], Shape(64, 8, 4), 32, device="cpu")
     with pytest.raises(ConfigError, match="regularized cannot be measured by its name: it needs loss, regularizer"):
         bench(["regularized"], SMALL)
-    with pytest.raises(ConfigError, match="repeats must be at least 1, not 0"):
-        bench(["cbml"], SMALL, repeats=0)
-    with pytest.raises(ConfigError, match="threads must be at least 1, not -1"):
-        bench(["cbml"], SMALL, threads=-1)
 
 
 def test_command_writes_a_table_or_json(pml_ext_command):

@@ -22,7 +22,9 @@ def bench(
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(help=f"Rounds (default {ROUNDS}; {STEPS} with --run); in each, everything measured runs once."),
+        typer.Option(
+            min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run); in each, everything measured runs once."
+        ),
     ] = None,
     run: Annotated[
         str | None, typer.Option(metavar="RECIPE", help="Measure the training steps of a recipe instead of losses.")
@@ -32,7 +34,7 @@ def bench(
     scale: Annotated[bool, typer.Option("--scale", help="Measure time and peak memory as the batch doubles.")] = False,
     to: Annotated[int, typer.Option(help="With --scale: the largest batch.")] = 32768,
     device: OnDevice = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads of torch; as torch chooses if left out.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time losses beside each other and against a floor, or (--run) the steps of a training.

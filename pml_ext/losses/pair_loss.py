@@ -27,7 +27,7 @@ from ..pairwise import (
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import reduced_alike, weighs_alike
-from ..settings import check_tile_size, number_settings, own_settings
+from ..settings import check_tile_size, number_settings, settings_repr
 from .pairs import AllButItself, Pairs, Terms, reduced
 
 _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
@@ -270,8 +270,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def extra_repr(self) -> str:
         """The settings."""
-        settings = own_settings(self) | ({} if self.tile_size is None else {"tile_size": self.tile_size})
-        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return settings_repr(self)
 
 
 class _JoinedTerms:
