@@ -252,9 +252,7 @@ def test_what_is_read_and_called_in_pmls_memory():
 
 def test_losses_that_pmls_memory_names():
     """All but NCALoss, which takes no pairs: in PML's memory it compares an image with the copy of itself."""
-    names = CrossBatchMemory.supported_losses()
-    assert set(losses.CrossBatchMemory.supported_losses()) - set(names) == {"NCALoss"}
-    for number, name in enumerate(names):
+    for number, name in enumerate(sorted({*losses.CrossBatchMemory.supported_losses()} - {"NCALoss"})):
         loss = getattr(losses, name)()
         ours, theirs = CrossBatchMemory(loss, 6, 24, detach_batch=True), losses.CrossBatchMemory(loss, 6, 24)
         for step in range(3):

@@ -5,23 +5,16 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .batch_norm import JoinedBatchNorm, synchronize_batch_norm
-    from .gather import join
-    from .losses_and_miners import DistributedLoss, DistributedMiner
-    from .processes import from_rank_0, from_ranks, most_of_ranks, num_processes, process_group, rank
+    from .batch_norm import JoinedBatchNorm as JoinedBatchNorm
+    from .batch_norm import synchronize_batch_norm as synchronize_batch_norm
+    from .gather import join as join
+    from .losses_and_miners import DistributedLoss as DistributedLoss
+    from .losses_and_miners import DistributedMiner as DistributedMiner
+    from .processes import from_rank_0 as from_rank_0
+    from .processes import from_ranks as from_ranks
+    from .processes import most_of_ranks as most_of_ranks
+    from .processes import num_processes as num_processes
+    from .processes import process_group as process_group
+    from .processes import rank as rank
 
 __getattr__ = lazily(__name__)
-
-__all__ = [
-    "DistributedLoss",
-    "DistributedMiner",
-    "JoinedBatchNorm",
-    "from_rank_0",
-    "from_ranks",
-    "join",
-    "most_of_ranks",
-    "num_processes",
-    "process_group",
-    "rank",
-    "synchronize_batch_norm",
-]

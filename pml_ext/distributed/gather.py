@@ -19,9 +19,7 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
     """Return every tensor of all processes, joined in the order of their ranks.
 
     This process's own floating point rows get their gradient times the number of processes. A ValueError names the
-    first difference between processes in more than the number of rows.
-
-    The ``indices_tuple`` must be alike in all processes.
+    first difference in more than the number of rows; an ``indices_tuple`` must be alike in all processes.
     """
     kinds = {name: None if x is None else (str(x.dtype), list(x.shape[1:])) for name, x in batch.items()}
     lengths = {name: 0 if x is None else len(x) for name, x in batch.items()}

@@ -134,13 +134,10 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 @torch.no_grad()
 def _take_state_of_rank_0(module: nn.Module) -> None:
     """Load parameters and buffers of rank 0, as DistributedDataParallel does when it is made."""
-    state = from_rank_0({name: _on_cpu(value) for name, value in module.state_dict().items()} if rank() == 0 else None)
-    if rank() != 0 and state:
+    own = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in module.state_dict().items()}
+    state = from_rank_0(own if rank() == 0 else None)
+    if rank() != 0:
         module.load_state_dict(state)
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:

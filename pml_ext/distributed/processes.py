@@ -28,8 +28,8 @@ def rank() -> int:
 def process_group(device: str) -> Iterator[None]:
     """Run a block in the group of processes that ``torchrun`` started, if it did; the group ends with the block.
 
-    ``device`` is ``"cpu"`` (gloo), or an accelerator: what torch has for it (NCCL for ``"cuda"``), and gloo for what
-    lies on the CPU. A ConfigError says where torch has no way for several processes to work together on it.
+    ``device`` is ``"cpu"`` (gloo), or an accelerator (NCCL for ``"cuda"``, and gloo for what lies on the CPU); a
+    ConfigError names one that torch has nothing for.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield

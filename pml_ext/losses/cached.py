@@ -23,8 +23,7 @@ class CachedGradients(nn.Module):
     of the whole batch; in the backward pass each micro-batch is computed again and takes its share of the gradient
     (gradient caching). Pairs, hard negatives and memories are of the whole batch, unlike in gradient accumulation.
 
-    Dropout draws for each micro-batch. Batch norm in training mode takes the statistics of each micro-batch, and a
-    warning says so.
+    Dropout, and batch norm in training mode, which a warning names, are of each micro-batch.
 
     *Cost:* the network twice forward and once backward; memory of one micro-batch and of the embeddings.
 

@@ -27,10 +27,7 @@ def inside(loss: torch.nn.Module) -> torch.nn.Module:
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
-    """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` for an ``indices_tuple``.
-
-    Pair losses of ours and wrappers around them do; PML's losses want lists.
-    """
+    """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` for an ``indices_tuple``, as ours do."""
     return bool(getattr(inside(loss), "takes_all_pairs", False))
 
 

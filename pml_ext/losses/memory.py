@@ -17,7 +17,6 @@ from ..pml import (
     convert_to_pairs,
     convert_to_triplets,
     get_all_pairs_indices,
-    losses,
 )
 from ..settings import check_count
 from .calling import call_loss, takes_all_pairs
@@ -34,14 +33,13 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     an anchor whose partners are all the ring holds, itself left out by index. Past embeddings have no gradient; the
     batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
-    It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``, else a TypeError
-    says which it lacks. A regularizer sees the batch alone. Only training fills the ring: in ``eval()``, and where
-    gradients are disabled, a batch is compared with it and does not enter. :meth:`add_to_memory` writes in any mode.
+    It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees
+    the batch alone. Only training fills the ring: in ``eval()``, and where gradients are disabled, a batch is compared
+    with it and does not enter. :meth:`add_to_memory` writes in any mode.
 
     Ring, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
-    digit. The ring is no buffer, since DistributedDataParallel would write that of rank 0 over every other process's;
-    each process keeps the ring of its own batches, or all the same one with
-    ``DistributedLoss(CrossBatchMemory(...))``.
+    digit. Each process keeps the ring of its own batches (no buffer, which DistributedDataParallel would overwrite), or
+    all the same one with ``DistributedLoss(CrossBatchMemory(...))``.
 
     *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
     that a million references fit. Around PML's losses, and without a miner, a list of all ``B * memory_size`` pairs.
@@ -113,12 +111,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     def check_loss_support(cls, loss_name: str) -> None:
         """Accept any name: capabilities decide, in the constructor."""
 
-    @staticmethod
-    def supported_losses() -> list[str]:
-        """Return the names of the losses of PML's memory that fit here; others fit too."""
-        names: list[str] = losses.CrossBatchMemory.supported_losses()
-        return [name for name in names if capabilities(getattr(losses, name)) >= _NEEDED]
-
     def start_epoch(self, run: Any) -> None:
         """Activate the memory from ``first_epoch`` on; a run calls this before each epoch."""
         self.active = run.epoch >= self.first_epoch
@@ -149,14 +141,11 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         indices_tuple: tuple[Tensor, ...] | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of the batch against the ring; in training, after the batch has entered it.
+        """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the ring; in training, after it has entered.
 
-        Args:
-            embeddings: ``[B, D]``, any floating point dtype.
-            labels: ``[B]``, integers.
-            indices_tuple: pairs or triplets of rows of the batch, in addition; not with an ``enqueue_mask``.
-            enqueue_mask: ``[B]``, boolean: rows that are True enter the ring, without gradient, and are no anchors
-                (the keys of a momentum encoder, say); the others are anchors and do not enter it.
+        An ``indices_tuple`` has pairs or triplets of rows of the batch, in addition. Of ``enqueue_mask``, ``[B]``, rows
+        that are True enter the ring, without gradient, and are no anchors (the keys of a momentum encoder, say); the
+        others are anchors and do not enter it.
         """
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)

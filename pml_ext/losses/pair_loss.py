@@ -54,9 +54,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     """Base of losses over the pairs or triplets of a batch. A subclass writes its settings and its equation.
 
     The base checks the batch, leaves autocast and half precision, computes the matrix of the distance and the masks of
-    positive and negative pairs, answers an empty batch with 0, and shows the settings in ``repr``. Where ``tiles``
-    says so, it also computes tiles of anchors with all of their columns: same value and gradient, memory linear in the
-    batch.
+    positive and negative pairs, and answers an empty batch with 0. Where ``tiles`` says so, it also computes tiles of
+    anchors with all of their columns: same value and gradient, memory linear in the batch.
 
     Class attributes:
         nearer: ``"larger"`` where the equation is written for similarities (the default distance is then the cosine
@@ -100,10 +99,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """Return how the equation of a matrix with so many rows is compiled; asked under ``torch.compile``.
 
-        ``alone``: pairs follow from the labels of the batch, without references and ``indices_tuple``. True:
-        ``pairs.listed`` may be all places in the place of the positive pairs, so that no shape follows from the labels
-        (for a reducer that weighs all values alike). False: the loss is to run as it is, outside of the graph. None:
-        the equation has no such shapes, and is one graph.
+        ``alone``: pairs follow from the labels of the batch alone. True: ``pairs.listed`` may be all places, so that no
+        shape follows from the labels (for a reducer that weighs all values alike). False: the loss is to run outside of
+        the graph. None: the equation has no such shapes, and is one graph.
         """
         return None
 

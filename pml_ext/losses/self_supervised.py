@@ -21,12 +21,9 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
     :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
 
     Args:
-        loss: the loss; it has ``"labels"``, and ``"references"`` where ``symmetric`` is False.
+        loss: the loss; it has ``"labels"``, and ``"references"`` where ``symmetric`` is False, and no memory, number of
+            classes or processes.
         symmetric: whether the views are anchors too, as one batch of twice the size; else they are references.
-
-    Raises:
-        TypeError: the loss does not fit: it takes no labels or no references, has a number of classes or a memory, or
-            joins processes itself.
     """
 
     capabilities = frozenset({"references"})

@@ -79,9 +79,8 @@ class TiledContrastiveLoss(_SummedByRow):
     .. math::
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
-    Both means run over the pairs that are not 0, as PML's default reducer takes them. A ``MeanReducer``,
-    ``SumReducer``, ``AvgNonZeroReducer``, ``ThresholdReducer``, ``PerAnchorReducer`` and ``MultipleReducers`` of these
-    give PML's values too; no other reducer is taken. A pair that is listed twice counts once.
+    Both means run over the pairs that are not 0, as PML's default reducer takes them; reducers of PML that need no list
+    of pairs give its values too. A pair that is listed twice counts once.
 
     Args:
         pos_margin: distances of positive pairs up to this cost nothing; 0.
@@ -167,8 +166,7 @@ class TiledNTXentLoss(_TiledLoss):
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
-        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; one where smaller means
-            nearer is negated.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; others are negated.
     """
 
     def __init__(self, temperature: float = 0.07, **kwargs: Unpack[PairLossSettings]) -> None:
@@ -201,8 +199,7 @@ class TiledSupConLoss(_TiledLoss):
 
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
-        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; one where smaller means
-            nearer is negated.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; others are negated.
 
     *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
     """

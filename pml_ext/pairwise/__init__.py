@@ -1,64 +1,41 @@
 """Pure tensor functions that every pair loss shares: precision, similarity, pair masks, masked reductions.
 
-All work on dense matrices of shape ``[B, R]`` (batch by references) with boolean masks, so that nothing loops over
-anchors, copies to the CPU or waits for the device. They take float32 or float64 with autocast off, as
-:class:`FullPrecisionForward` sets it up.
+They work on dense matrices ``[B, R]`` (batch by references) with boolean masks, in float32 or float64 with autocast
+off, as :class:`FullPrecisionForward` sets it up; nothing loops over anchors or waits for the device.
 """
 
-from .batch import (
-    FullPrecisionForward,
-    FullPrecisionMining,
-    autocast_off,
-    check_batch,
-    check_indices_tuple,
-    check_references,
-    normalizes,
-    pair_to_full_precision,
-    to_full_precision,
-    with_bad_input,
-)
-from .classes import ClassLabels, ClassMembers, class_members
-from .euclidean import euclidean_distances
-from .masks import PairsOfRows, all_places, hard_pair_masks, pair_masks
-from .reductions import exp_bounded, log_one_plus_sum_exp, masked_max, masked_mean, masked_min, masked_sum
-from .similarity import cosine_similarity, gram, normalize
-from .tiles import Sharing, in_tiles, rows_per_tile, shared, sharing, tiles_of_rows
-from .transforms import apart, transformed
-
-__all__ = [
-    "ClassLabels",
-    "ClassMembers",
-    "FullPrecisionForward",
-    "FullPrecisionMining",
-    "PairsOfRows",
-    "Sharing",
-    "all_places",
-    "apart",
-    "autocast_off",
-    "check_batch",
-    "check_indices_tuple",
-    "check_references",
-    "class_members",
-    "cosine_similarity",
-    "euclidean_distances",
-    "exp_bounded",
-    "gram",
-    "hard_pair_masks",
-    "in_tiles",
-    "log_one_plus_sum_exp",
-    "masked_max",
-    "masked_mean",
-    "masked_min",
-    "masked_sum",
-    "normalize",
-    "normalizes",
-    "pair_masks",
-    "pair_to_full_precision",
-    "rows_per_tile",
-    "shared",
-    "sharing",
-    "tiles_of_rows",
-    "to_full_precision",
-    "transformed",
-    "with_bad_input",
-]
+from .batch import FullPrecisionForward as FullPrecisionForward
+from .batch import FullPrecisionMining as FullPrecisionMining
+from .batch import autocast_off as autocast_off
+from .batch import check_batch as check_batch
+from .batch import check_indices_tuple as check_indices_tuple
+from .batch import check_references as check_references
+from .batch import normalizes as normalizes
+from .batch import pair_to_full_precision as pair_to_full_precision
+from .batch import to_full_precision as to_full_precision
+from .batch import with_bad_input as with_bad_input
+from .classes import ClassLabels as ClassLabels
+from .classes import ClassMembers as ClassMembers
+from .classes import class_members as class_members
+from .euclidean import euclidean_distances as euclidean_distances
+from .masks import PairsOfRows as PairsOfRows
+from .masks import all_places as all_places
+from .masks import hard_pair_masks as hard_pair_masks
+from .masks import pair_masks as pair_masks
+from .reductions import exp_bounded as exp_bounded
+from .reductions import log_one_plus_sum_exp as log_one_plus_sum_exp
+from .reductions import masked_max as masked_max
+from .reductions import masked_mean as masked_mean
+from .reductions import masked_min as masked_min
+from .reductions import masked_sum as masked_sum
+from .similarity import cosine_similarity as cosine_similarity
+from .similarity import gram as gram
+from .similarity import normalize as normalize
+from .tiles import Sharing as Sharing
+from .tiles import in_tiles as in_tiles
+from .tiles import rows_per_tile as rows_per_tile
+from .tiles import shared as shared
+from .tiles import sharing as sharing
+from .tiles import tiles_of_rows as tiles_of_rows
+from .transforms import apart as apart
+from .transforms import transformed as transformed

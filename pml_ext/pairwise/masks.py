@@ -30,9 +30,6 @@ def pair_masks(
         ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, but for rows that are the columns.
         references: whether the columns are references and not the batch itself.
         first: without references, the column that the first row is: the rows are a part of the batch.
-
-    Raises:
-        ValueError: neither labels nor a tuple, or a tuple of another length.
     """
     if indices_tuple is not None:
         a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)

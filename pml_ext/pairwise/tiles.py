@@ -71,11 +71,7 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 
 
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
-    """Return slices of rows of a size, at least one.
-
-    ``ends``: where slices may end, in increasing order, such as the ends of classes; a slice then is as large as the
-    first end at or beyond its size.
-    """
+    """Return slices of rows of a size, at least one; with ``ends``, in order, each up to the first end at its size."""
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]
     slices, start = [], 0
@@ -195,10 +191,7 @@ class _Gradients:
 
 
 class _Results:
-    """Results of tiles, written into memory that is there before the tiles are.
-
-    A small tensor that outlives its tile would lie among the large ones: the process would grow by a tile each time.
-    """
+    """Results of tiles, in memory that is there before the tiles: a small tensor between two would keep both."""
 
     def __init__(self, tiles: int) -> None:
         self._tiles = tiles
