@@ -106,13 +106,10 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
 
 
 class TileMatrix:
-    """The matrix of a distance, a tile of anchors at a time, with the random numbers of the whole matrix in each tile.
-
-    A distance without parameters, or in ``eval()``, is taken to draw no numbers.
-    """
+    """The matrix of a distance, a tile of anchors at a time, each with the random numbers of the whole matrix."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
-        draws = distance.training and any(True for _ in distance.parameters())
+        draws = distance.training and any(True for _ in distance.parameters())  # others are taken to draw none
         self._distance, self._ends, self._device = distance, (points[:1].detach(), columns[:1].detach()), points.device
         self._states = generator_states(points.device) if draws else None
 

@@ -87,9 +87,8 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f'{what} needs the package {error.name!r}, which is not installed. Type: pip install "pml-ext[{extra}]"'
-        ) from error
+        missing = f"{what} needs the package {error.name!r}, which is not installed"
+        raise MissingExtraError(f'{missing}. Type: pip install "pml-ext[{extra}]"') from error
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import UnwritableError
+from .errors import ConfigError, UnwritableError
 
 _LEFT_OVER = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
 
@@ -123,5 +123,7 @@ def toml_value(text: str) -> Any:
     """Return a value that somebody typed (``0.1``, ``true``, ``[1, 2]``) as TOML reads it, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+    except tomllib.TOMLDecodeError:
         return text
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigError(f"--set ...={text}: {error}") from None

@@ -21,10 +21,7 @@ def check_there(packages: Iterable[str], extra: str, what: str) -> None:
 
 
 def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module that imports a name of its ``if TYPE_CHECKING`` block when it is used.
-
-    None may be that of a module of the package as well, which Python gives. :func:`check_there` looks for ``needs``.
-    """
+    """Return the ``__getattr__`` of a module that imports a name of its ``if TYPE_CHECKING`` block when it is used."""
     check_there(needs, extra, what)
 
     def get(name: str) -> Any:

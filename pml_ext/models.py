@@ -23,10 +23,7 @@ def _zoo() -> Any:
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
-    """Return a small convolutional network: ``blocks`` of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pool.
-
-    Each block halves images of ``image_size`` pixels and has ``width`` channels.
-    """
+    """Return ``blocks`` of 3 x 3 convolution with ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
     if image_size < 2**blocks:
         reason = f"{blocks} blocks halve images of {image_size} pixels to nothing"
         raise ConfigError(f"convnet: {reason}; blocks can be up to {image_size.bit_length() - 1}")

@@ -50,10 +50,7 @@ class Preprocessing(BaseModel):
         return round(self.image_size * 256 / 224)
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
-        """Return transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
-
-        ``cuts`` and ``augment``, settings of :func:`pml_ext.data.build_transforms`, are for training images alone.
-        """
+        """Return transforms of training images, with ``cuts`` and ``augment``, and of all others, to ``[C, S, S]``."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         pipeline = dataclasses.replace(
             cuts, resize=self.resize, squash=self.squash, bgr=self.bgr, value_range=self.value_range

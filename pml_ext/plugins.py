@@ -138,8 +138,7 @@ class Plugins:
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
         if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
-            wanted = f"kebab-case and not {' or '.join(map(repr, RESERVED))}"
-            raise PluginError(f"an entry point's name is {wanted}: {point.name!r}")
+            raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
@@ -225,7 +224,7 @@ class Plugins:
             self._claim(what, name, plugin, value)
 
     def ships(self, plugin: str) -> bool:
-        """Return whether a plugin is of this distribution, or the core itself."""
+        """Return whether a plugin is of this distribution."""
         return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
 
 
@@ -255,8 +254,7 @@ def checked(component: Any, plugin: str) -> Component:
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     if not _KEBAB.fullmatch(component.name):
-        wanted = "kebab-case (letters a-z, digits, single hyphens)"
-        raise PluginError(f"a component's name is {wanted}, not {component.name!r}")
+        raise PluginError(f"a component's name is kebab-case (a-z, digits, single hyphens), not {component.name!r}")
     _ = component.kind, component.settings  # raise for a class that has none
     return dataclasses.replace(component, plugin=plugin)
 

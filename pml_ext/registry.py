@@ -161,12 +161,6 @@ def recipes() -> dict[str, Traversable]:
     return factories("recipe")
 
 
-def recipe(name: str) -> Traversable:
-    """Return the file of a recipe; raise UnknownNameError with the nearest names."""
-    found: Traversable = find("recipe", name)[1]
-    return found
-
-
 def factories(what: str) -> dict[str, Any]:
     """Return what is there of ``"data set"``, ``"trunk"``, ``"metric"``, ``"paper"`` or ``"recipe"``, by name.
 

@@ -235,7 +235,7 @@ RUN = '[run]\nrecipe = "{recipe}"\nseed = 0\n[run.plugins]\ngone = {{distributio
 @pytest.fixture
 def folder(tmp_path):
     """A finished run of a plugin that is not installed, as far as it is read before that is noticed."""
-    tables = (registry.recipe("cbml/digits")).read_text("utf-8").replace('name = "cbml"', 'name = "gone"')
+    tables = registry.recipes()["cbml/digits"].read_text("utf-8").replace('name = "cbml"', 'name = "gone"')
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     (run / "recipe.toml").write_text(tables + RUN.format(recipe="gone/digits"))

@@ -328,7 +328,7 @@ def files(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
     from pml_ext.experiment import load_recipes
 
     draw = random.Random(seed)
-    texts = [registry.recipe(name).read_bytes() for name in sorted(registry.recipes())]
+    texts = [file.read_bytes() for file in registry.recipes().values()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recipe.toml"
         for _ in range(count):

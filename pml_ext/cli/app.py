@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from ..errors import PmlExtError, one_line
 from .bench import bench
 from .compare import compare
 from .data import data
@@ -17,19 +15,7 @@ from .plugins import check, new_plugin, plugins
 from .retrieve import browse, cluster, embed, export, index, query
 from .train import report, train
 
-
-class _Commands(TyperGroup):
-    """The commands; typer takes an EOFError for the end of what a user types, and says "Aborted!" and nothing else."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EOFError as error:
-            raise PmlExtError(f"{one_line(error)} (pml-ext --debug ... shows where)") from error
-
-
 app = typer.Typer(
-    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

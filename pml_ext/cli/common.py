@@ -77,9 +77,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), title: str = ""
-) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
     """Write an aligned table on stdout; the columns with the numbers ``right`` are aligned right."""
     from rich import box
     from rich.table import Table
@@ -89,10 +87,7 @@ def print_table(
         table.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console = stdout()
-    if title:
-        console.print(title)
-    console.print(table)
+    stdout().print(table)
 
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:

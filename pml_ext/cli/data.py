@@ -30,15 +30,10 @@ def data(
         if as_json:
             print_json([_describe(about, about.place) for about in known.values()])
             return
-        rows = [
-            [
-                about.name,
-                about.title,
-                f"{sum(each.megabytes for each in about.archives):,} MB",
-                "yes" if about.downloads else "by hand",
-            ]
-            for about in known.values()
-        ]
+        rows = []
+        for about in known.values():
+            size = f"{sum(each.megabytes for each in about.archives):,} MB"
+            rows.append([about.name, about.title, size, "yes" if about.downloads else "by hand"])
         print_table(["name", "title", "size", "--download"], rows, right=[2])
         return
     if name not in known:

@@ -35,7 +35,9 @@ def list_names(
     else:
         for name, entries in listed.items():
             rows = [[entry["name"], entry.get("class", ""), entry["from"], entry["summary"]] for entry in entries]
-            print_table(["name", "class", "from", "summary"], rows, title=name if what is None else "")
+            if what is None:
+                stdout().print(name)
+            print_table(["name", "class", "from", "summary"], rows)
 
 
 def _entries(what: str) -> list[dict[str, Any]]:

@@ -40,10 +40,7 @@ def call_loss(
     ref_labels: Tensor | None = None,
     enqueue_mask: Tensor | None = None,
 ) -> Any:
-    """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given.
-
-    ``enqueue_mask``, boolean, is for :class:`pml_ext.CrossBatchMemory` alone.
-    """
+    """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
     arguments = [embeddings, labels] if "labels" in capabilities(inside(loss)) else [embeddings]
     names = ("indices_tuple", "ref_emb", "ref_labels", "enqueue_mask")
     optional = zip(names, (indices_tuple, ref_emb, ref_labels, enqueue_mask), strict=True)

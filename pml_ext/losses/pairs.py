@@ -38,9 +38,7 @@ class Pairs:
     triplets: Triplets | None = None  # of an indices_tuple of three, anchors as rows of the tile
     first: int = 0  # the row of the batch that the first anchor is
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in its order
-    normalized: tuple[Tensor, Tensor] | None = (
-        None  # anchors and columns as the distance takes them, where they are there
-    )
+    normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns as the distance takes them
     compare: Callable[[Tensor, Tensor], Tensor] | None = None  # the matrix of two sets of such
     everywhere: bool = False  # all places stand for the positive pairs; see PairLoss.takes_all_places
 
@@ -92,12 +90,9 @@ def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
 
 
 def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per positive pair.
+    """Return terms of one value per positive pair, ``[P]``, in the order of ``pairs.listed``, finite at all places.
 
-    Args:
-        losses: ``[P]``, in the order of ``pairs.listed``, and finite where that is all places.
-        pairs: the batch, or a tile of it.
-        divisor: how many elements the values stand for, where that is not P.
+    ``divisor``: how many elements they stand for, if not P.
     """
     if pairs.everywhere:
         mask = pairs.positives.flatten()

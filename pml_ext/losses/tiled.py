@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..distances import EuclideanDistance, GramCosineSimilarity
+from ..distances import EuclideanDistance
 from ..pairwise import log_one_plus_sum_exp, masked_mean, transformed
 from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
@@ -32,10 +32,6 @@ class _TiledLoss(PairLoss):
 
     def _nearness(self, matrix: Tensor) -> Tensor:  # larger where two embeddings are nearer
         return matrix if self.distance.is_inverted else -matrix
-
-    def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
-        return GramCosineSimilarity()
 
 
 class _SummedByRow(_TiledLoss):

@@ -10,7 +10,6 @@ import sys
 import pytest
 from rich.console import Console
 
-from pml_ext.cli import main
 from pml_ext.cli.common import Progress
 
 
@@ -106,18 +105,6 @@ def test_a_terminal_has_a_bar():
             listener.warn("careful")
         assert ("epoch 1: loss 0.2500" in written.getvalue()) is terminal
         assert any("warning: careful" in line for line in written.getvalue().splitlines())
-
-
-def test_an_end_of_file_is_told_as_such(monkeypatch, capsys):
-    def ends(*_):
-        raise EOFError("the list ended early")
-
-    monkeypatch.setattr(sys, "argv", ["pml-ext", "list"])
-    monkeypatch.setattr("pml_ext.registry.components", ends)
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 1
-    assert capsys.readouterr().err == "pml-ext: EOFError: the list ended early (pml-ext --debug ... shows where)\n"
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def _file(name: str) -> Traversable:
             raise ConfigError(f"{name}: no such recipe file")
         return Path(name)
     if not name.startswith(PIPELINES):
-        return registry.recipe(name)
+        return registry.find("recipe", name)[1]  # type: ignore[no-any-return]
     files = pipelines()
     if name not in files:
         raise UnknownNameError(unknown("pipeline", name, files))
