@@ -176,13 +176,9 @@ def open_collections(
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
 ) -> list[Collection]:
-    """Return the collections of runs; images that a run does not have are embedded.
+    """Return the collections of runs, given by their folders; images that a run does not have are embedded.
 
-    Args:
-        runs: their folders.
-        folder: of the images; by default those of each run's index.
-        device: where to compute.
-        tell: called before a folder is embedded.
+    ``folder`` has the images, by default those of each run's index; ``tell`` is called before it is embedded.
     """
     collections: list[Collection] = []
     for place in map(Path, runs):

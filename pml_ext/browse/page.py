@@ -100,11 +100,8 @@ class Page:
         file, name = self.uploads / token, self._names[token]
         try:
             picture = base64.b64encode(jpeg(thumbnail(file, longest=480), 480)).decode()
-            return (
-                name,
-                f"data:image/jpeg;base64,{picture}",
-                [each.nearest_to_file(file, k) for each in self.collections],
-            )
+            nearest = [each.nearest_to_file(file, k) for each in self.collections]
+            return name, f"data:image/jpeg;base64,{picture}", nearest
         except DataError as error:
             raise DataError(str(error).replace(str(file), name)) from None
 

@@ -286,17 +286,13 @@ def test_one_query_is_computed_at_a_time(tmp_path, monkeypatch):
     scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "scheme": "http"}
     scope |= {"headers": [(b"host", b"127.0.0.1")], "http_version": "1.1", "root_path": "", "server": ("127.0.0.1", 80)}
 
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
     async def ask():
-        messages = []
-
-        async def receive():
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message):
-            messages.append(message)
-
-        await app(dict(scope), receive, send)
-        return messages[0]["status"]
+        messages = asyncio.Queue()
+        await app(dict(scope), receive, messages.put)
+        return (await messages.get())["status"]
 
     async def all_at_once():
         return await asyncio.gather(*(ask() for _ in range(4)))

@@ -234,16 +234,13 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
             DataSplits(images, **parts, **about)
 
 
-def test_plain_transform_and_raw_pixels():
+def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):
     images = digits().test
     _, plain = build_transforms(8, 1)
     pixels = raw_pixels(torch.stack([image for image, _ in images.with_transform(plain)]))
     assert pixels.shape == (len(images), 64)
     assert pixels.dtype == torch.float32
     assert torch.allclose(pixels[5], images.images[5].flatten() / 255)
-
-
-def test_raw_pixels_of_photographs_are_those_of_thumbnails(tmp_path):
     photographs = folder(path=str(photos(tmp_path / "photos", classes=2)), split="image", image_size=48).test
     _, plain = build_transforms(48, 3, crop=True)
     images = torch.stack([image for image, _ in photographs.with_transform(plain)])

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
 import tarfile
 import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -23,44 +24,21 @@ from .made_up import cub_folder, omniglot_zip
 BODY = np.random.default_rng(0).integers(256, size=300_000, dtype=np.uint8).tobytes()
 
 
-class Server(ThreadingHTTPServer):
-    """Files by path; ``asked`` are those that were sent."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
-        self.url = f"http://127.0.0.1:{self.server_port}/"
-
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        self.answer()
-
     def do_GET(self):
-        if (body := self.answer()) is not None:
-            self.server.asked.append(self.path[1:])
-            self.wfile.write(body)
-
-    def answer(self):
-        body = self.server.files.get(self.path[1:])
-        if body is None:
-            self.send_error(404, "Gone")
-            return None
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        return body
+        self.server.asked.append(self.path)
+        super().do_GET()
 
 
 @pytest.fixture
-def server():
-    serving = Server()
+def server(tmp_path_factory):
+    """Serve a folder, ``files``; ``asked`` are the paths that were sent."""
+    files = tmp_path_factory.mktemp("served")
+    serving = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=files))
+    serving.files, serving.asked, serving.url = files, [], f"http://127.0.0.1:{serving.server_port}/"
     thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield serving
@@ -70,7 +48,7 @@ def server():
 
 
 def archive(server, name="set.bin", body=BODY, **settings) -> Archive:
-    server.files[name] = body
+    (server.files / name).write_bytes(body)
     return Archive(name, 1, hashlib.md5(body).hexdigest(), server.url + name, **settings)
 
 
@@ -80,12 +58,12 @@ def about(*archives: Archive):
 
 def test_a_file_is_under_its_name_only_when_it_is_the_expected_one(server, tmp_path):
     wanted = archive(server, unpack=False)
-    server.files["set.bin"] = BODY[::-1]
+    (server.files / "set.bin").write_bytes(BODY[::-1])
     found = hashlib.md5(BODY[::-1]).hexdigest()
     with pytest.raises(DataError, match=f"its MD5 is {found}, wanted {wanted.checksum}"):
         get_archives(about(wanted), tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
-    server.files["set.bin"] = BODY
+    (server.files / "set.bin").write_bytes(BODY)
     (tmp_path / "new" / "set.bin.part").write_bytes(BODY[:1000])
     get_archives(about(wanted), tmp_path / "new")
     asked = len(server.asked)

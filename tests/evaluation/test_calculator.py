@@ -65,14 +65,6 @@ def test_recall_equals_a_slow_loop(k, lone_queries, gallery):
     assert found[f"recall_at_{k}"] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_by_default_pmls_metrics_have_pmls_values():
-    points, labels = data()
-    names = ("mean_average_precision", "mean_reciprocal_rank", "r_precision", "mean_average_precision_at_r")
-    assert RetrievalAccuracyCalculator(include=names).get_accuracy(points, labels) == pytest.approx(
-        AccuracyCalculator(include=names).get_accuracy(points, labels)
-    )
-
-
 def test_clusters_may_come_as_an_array():
     points, labels = data()
 
@@ -87,11 +79,11 @@ def test_clusters_may_come_as_an_array():
     assert accuracies["purity_2"] == purity(labels, clusters_of(points, 14))
 
 
-@pytest.mark.parametrize("k", [None, "max_bin_count", 3])
+@pytest.mark.parametrize("k", [{}, {"k": None}, {"k": "max_bin_count"}, {"k": 3}], ids=str)  # {}: by default
 def test_pmls_metrics_keep_their_values(k):
     points, labels = data()
-    mine = RetrievalAccuracyCalculator(k=k, recall_at=(1, 16)).get_accuracy(points, labels)
-    theirs = AccuracyCalculator(k=k, exclude=("AMI", "NMI")).get_accuracy(points, labels)
+    mine = RetrievalAccuracyCalculator(**k, recall_at=(1, 16)).get_accuracy(points, labels)
+    theirs = AccuracyCalculator(**k, exclude=("AMI", "NMI")).get_accuracy(points, labels)
     for name, value in theirs.items():
         assert mine[name] == pytest.approx(value), name
     assert {"recall_at_1", "recall_at_16", "f1", "NMI"} <= set(mine)

@@ -24,6 +24,7 @@ from pml_ext import (
     PDDMDistance,
     PDDMLoss,
     SoftmaxLoss,
+    WholeClassSampler,
 )
 from pml_ext_cbml import PairStatistics
 
@@ -103,6 +104,8 @@ VALUES = [
     (lambda: pool(hard_fraction=1.5), "hard_fraction"),
     (lambda: pool([0, 0, 0]), "two classes"),
     (lambda: pool([0, 1, 2]), "two images"),
+    (lambda: WholeClassSampler([0, 1] + [3] * 7, 7), "class 3 has 7 images and would fill a batch of 7 alone"),
+    (lambda: WholeClassSampler([0, 0, 1], 40), "between 1 and the 3 images"),
 ]
 TYPES = [
     (lambda: AngularLoss(normalize_embeddings="yes"), "normalize_embeddings .* must be True or False, not 'yes'"),

@@ -38,6 +38,24 @@ def similarities(embeddings, ref_emb):
     return nn.functional.normalize(embeddings) @ nn.functional.normalize(ref_emb).T
 
 
+class Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent.clone()
+
+
 # Components without a fault
 
 
@@ -326,15 +344,7 @@ class CallsItem(GoodLoss):
 
 @found_by("check_no_host_sync", r"a value read at planted.py:\d+", alone=True)
 class WaitsInTheBackward(GoodLoss):
-    class Clipped(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x.clone()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
+    class Clipped(Identity):
         @staticmethod
         def backward(ctx, grad):
             return grad if grad.abs().max().item() < 10 else grad / 2
@@ -555,22 +565,10 @@ class ParametersBesideTheModule(GoodLoss):
 
 @found_by("check_torch_func", "torch.func.jvp gives another derivative", alone=True)
 class WrongTangent(GoodLoss):
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return 2 * x
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 2 * grad
-
+    class Doubled(Identity):
         @staticmethod
         def jvp(ctx, tangent):
-            return tangent.clone()
+            return 2 * tangent
 
     def values(self, s, *masks):
         return super().values(self.Doubled.apply(s), *masks)

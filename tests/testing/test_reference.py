@@ -43,20 +43,15 @@ class SettingIgnored(planted.Weighted):
         (
             SettingIgnored,
             {"settings": KINDS, "without_effect": ["tile"]},
-            r"the setting margin changes neither value nor gradient \(10 pairs tried, the last .*\); use it, or "
-            r"take it away",
+            r"margin changes neither .* \(10 pairs",
         ),
         (planted.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
         (
             planted.Weighted,
             {"settings": KINDS, "without_effect": ["tile", "weight"]},
-            r"the setting weight is said to be without effect, but .* and .*weight=0.5 differ",
+            "weight is said to be without",
         ),
-        (
-            planted.Weighted,
-            {"without_effect": ["tile"]},
-            r"the setting kind is not varied; .* settings={'kind': \[...\]}",
-        ),
+        (planted.Weighted, {"without_effect": ["tile"]}, r"kind is not varied; .* settings={'kind': \[...\]}"),
     ],
 )
 def test_what_is_said_of_settings(component, given, text):
@@ -83,11 +78,7 @@ def fails_without_positives(embeddings, labels):
     ("component", "reference", "text"),
     [
         (planted.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
-        (
-            planted.GoodLoss,
-            of_another_gradient,
-            "overlapping classes: the gradient of the embeddings differs .* by up to",
-        ),
+        (planted.GoodLoss, of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
         (planted.GradientCut, planted.slow, "overlapping classes: the value is"),
         (planted.GoodLoss, lambda x, y: planted.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
         (planted.GoodLoss, fails_without_positives, "ZeroDivisionError"),

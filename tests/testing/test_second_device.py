@@ -17,55 +17,18 @@ def operations(device):
     """What losses do, and what makes tensors of Python's numbers."""
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(device)
     rows, mask, made = torch.arange(4, device=device), x > 0, {"device": device}
-    yield from (
-        torch.tensor([1.0, 2.0], **made),
-        torch.as_tensor([1, 2], **made),
-        torch.as_tensor(np.ones(3), **made),
-        torch.tensor([x[0, 0], x[1, 1]]),
-        x.new_tensor([4.0, 5.0]),
-        x.new_zeros(2),
-        x.new_full((2,), 3.0),
-        torch.full((2,), 4.0, **made),
-        torch.eye(2, **made),
-        torch.linspace(0, 1, 3, **made),
-        torch.ones((), **made) * 3,
-    )
-    yield from (
-        x[[0, 1], [1, 2]],
-        x[np.array([0, 2])],
-        x[:, [True, False, True]],
-        x[torch.tensor([1, 2])],
-        x[mask],
-        x[1:3, None],
-        x[..., 0],
-        x[rows % 2 == 0],
-        x.index_select(0, rows),
-    )
+    yield from (torch.tensor([1.0, 2.0], **made), torch.as_tensor(np.ones(3), **made), torch.tensor([x[0, 0], x[1, 1]]))
+    yield from (x.new_tensor([4.0, 5.0]), x.new_full((2,), 3.0), torch.eye(2, **made), torch.ones((), **made) * 3)
+    yield from (x[[0, 1], [1, 2]], x[np.array([0, 2])], x[:, [True, False, True]], x[torch.tensor([1, 2])], x[mask])
+    yield from (x[1:3, None], x[..., 0], x[rows % 2 == 0], x.index_select(0, rows), torch.where(mask, 1.0, x))
     for index, value in ((0, 1.5), (mask, 2), (slice(1, 3), 0), ((0, 1), torch.tensor(7.0)), (([0, 1], [1, 2]), 5)):
         changed = x.clone()
         changed[index] = value
         yield changed
-    yield from (
-        torch.where(mask, 1.0, x),
-        x.masked_fill(mask, 3.0),
-        x.clone().fill_diagonal_(9),
-        x @ x.T,
-        1 - x**2,
-        torch.cdist(x, x),
-        F.normalize(x),
-        x.logsumexp(1),
-        x.topk(2).values,
-        x.to(torch.float64),
-        x.half(),
-        x.type(torch.long),
-        F.cross_entropy(x, rows % 3),
-        torch.unique(rows % 2),
-        torch.stack([*x.unbind()]),
-        torch.einsum("ij,kj->ik", x, x),
-        copy.deepcopy(x),
-        torch.bincount(rows % 3),
-        x.scatter(0, rows[None, :3], 8.0),
-    )
+    yield from (x.masked_fill(mask, 3.0), x.clone().fill_diagonal_(9), x @ x.T, 1 - x**2, torch.cdist(x, x))
+    yield from (F.normalize(x), x.logsumexp(1), x.topk(2).values, x.to(torch.float64), x.half(), x.type(torch.long))
+    yield from (F.cross_entropy(x, rows % 3), torch.unique(rows % 2), torch.stack([*x.unbind()]), copy.deepcopy(x))
+    yield from (torch.einsum("ij,kj->ik", x, x), torch.bincount(rows % 3), x.scatter(0, rows[None, :3], 8.0))
     leaf = x.clone().requires_grad_()
     again = checkpoint(F.softplus, leaf, use_reentrant=False)
     (leaf.square().sum() + leaf[[0, 1]].sum() + again.sum()).backward()

@@ -3,8 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
-import torch
 
 from pml_ext import WholeClassSampler
 
@@ -35,22 +33,3 @@ def test_every_class_is_drawn_before_one_is_again():
     counts = Counter(labels[i] for _ in range(3) for i in sampler)
     assert set(counts) == set(range(30))
     assert max(counts.values()) == min(counts.values()) == 12
-
-
-def test_seeds_and_state():
-    one, same, other = (WholeClassSampler(LABELS, 12, seed) for seed in (0, 0, 1))
-    first = list(one)
-    assert list(same) == first != list(other)
-    state = one.state_dict()
-    following = list(one)
-    assert following != first
-    fresh = WholeClassSampler(torch.tensor(LABELS), 12, seed=5)
-    fresh.load_state_dict(state)
-    assert list(fresh) == following
-
-
-def test_what_does_not_fit():
-    with pytest.raises(ValueError, match="class 3 has 7 images and would fill a batch of 7 alone"):
-        WholeClassSampler(LABELS, 7)
-    with pytest.raises(ValueError, match="between 1 and the 27 images"):
-        WholeClassSampler(LABELS, 40)
