@@ -42,8 +42,7 @@ def imagenet(
         root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.
         image_size: height and width of the network's input, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
-        hierarchy: a file with two WordNet ids per line, a parent and a child, as ImageNet's ``wordnet.is_a.txt``, for
-            zero-shot learning.
+        hierarchy: for zero-shot learning, a file of WordNet ids, a parent and a child per line (``wordnet.is_a.txt``).
     """
     about = ABOUT if split == "cbml" else dataclasses.replace(ABOUT, counts=PDDM)
     place = place_of(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
@@ -58,9 +57,8 @@ def imagenet(
     for folder, part in (("train", of_training), ("val", of_validation)):
         for name in train:
             files = sorted(file.name for file in os.scandir(place / folder / name))
-            photographs = [file for file in files if file.upper().endswith((".JPEG", ".JPG"))]
-            entries = [Entry(f"{folder}/{name}/{file}", name) for file in photographs]
-            parts[part if name in tested else "train"] += entries
+            photographs = [f"{folder}/{name}/{file}" for file in files if file.upper().endswith((".JPEG", ".JPG"))]
+            parts[part if name in tested else "train"] += [Entry(path, name) for path in photographs]
     splits = assemble(about, place / "train", place, parts, image_size, train)
     return dataclasses.replace(splits, parents=parents_in(hierarchy) if hierarchy is not None else None)
 

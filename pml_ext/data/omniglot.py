@@ -66,12 +66,8 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
     """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
 
-    The two files are downloaded on first use unless ``root`` is given. Else as :func:`omniglot`.
-
-    Args:
-        root: a folder with ``images_background_small1.zip`` and ``images_background_small2.zip``.
-        image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
-        split: ``"alphabets"`` or ``"characters"``, of all eight alphabets.
+    The two files, ``images_background_small1.zip`` and ``images_background_small2.zip``, are downloaded on first use
+    unless ``root`` is given. Else as :func:`omniglot`.
     """
     if root is None:
         get_archives(SMALL, SMALL.place)

@@ -83,10 +83,8 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
             part = "train" if int(number) <= CUB.counts["train"].classes else "test"
             parts[part].append(Entry(path, names[number], box))
         except (KeyError, ValueError) as error:
-            raise DataError(
-                f"{place}: the class or the box of image {image} ({path}) is not as it should be ({one_line(error)}); "
-                "unpack CUB_200_2011.tgz again"
-            ) from None
+            why = f"image {image} ({path}) has no such class or box ({one_line(error)})"
+            raise DataError(f"{place}: {why}; unpack CUB_200_2011.tgz again") from None
     return assemble(CUB, place / "images.txt", place / "images", parts, image_size, list(names.values()))
 
 
@@ -123,12 +121,11 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
         image_size: height and width of the network's input, in pixels.
     """
     place = place_of(SOP, root, "Ebay_train.txt", ["Stanford_Online_Products"])
-    parts: dict[str, list[Entry]] = {}
     names: dict[str, str] = {}  # by class id
-    for part, name in (("train", "Ebay_train.txt"), ("test", "Ebay_test.txt")):
-        parts[part] = []
-        for _, number, _, path in read_lines(place / name, 4, header=1):
-            parts[part].append(Entry(path, names.setdefault(number, path.rpartition("_")[0])))
+    parts: dict[str, list[Entry]] = {"train": [], "test": []}
+    for part, entries in parts.items():
+        for _, number, _, path in read_lines(place / f"Ebay_{part}.txt", 4, header=1):
+            entries.append(Entry(path, names.setdefault(number, path.rpartition("_")[0])))
     return assemble(SOP, place / "Ebay_test.txt", place, parts, image_size)
 
 

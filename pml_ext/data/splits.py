@@ -79,9 +79,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     def for_workers(self) -> tuple[LabeledImages, Transform]:
         """Return the images as workers pass them on, uint8 where possible, and the transform's steps on a batch."""
-        if not isinstance(self.transform, Steps):
-            return self, nn.Identity()
-        early, last = self.transform.divided()
+        early, last = self.transform.divided() if isinstance(self.transform, Steps) else (self.transform, nn.Identity())
         return self.with_transform(early), last
 
     def subset(self, indices: Any) -> LabeledImages:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import ConfigError, needs_extra
+from ..errors import ConfigError
 
 THUMBNAIL = 32  # pixels each way
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
@@ -95,8 +95,7 @@ def build_transforms(
     first, order = _Resize(image_size, crop, pipeline), _ChannelOrder(pipeline.bgr)
     augment: list[nn.Module] = [] if area or pipeline.random_crop else [CenterCrop(image_size)]
     if area or pipeline.random_crop or shift or flip or pipeline.flip:
-        with needs_extra("train", "an augmentation"):
-            from torchvision.transforms import v2
+        from torchvision.transforms import v2
 
         if area:
             augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))

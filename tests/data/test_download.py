@@ -121,7 +121,7 @@ def test_archives_are_unpacked_over_what_is_there(tmp_path, pack, name):
         ("set.tgz", lambda other: tarred({}, {"link": "../../other"})),
         ("set.tgz", lambda other: tarred({"set/link/out.txt": b"x"}, {"set/link": "../../../other"})),
         ("set.zip", lambda other: zipped({"../out.txt": b"x"})),
-        ("set.zip", lambda other: zipped({"/tmp/out.txt": b"x"})),
+        ("set.zip", lambda other: zipped({f"{other}/out.txt": b"x"})),
     ],
     ids=["tar above", "tar link to root", "tar link above", "tar through a link", "zip above", "zip at root"],
 )
@@ -142,7 +142,6 @@ def test_archives_cannot_write_outside_of_their_folder(tmp_path, monkeypatch, na
         "place",
         f"place/{name}",
     ]
-    assert not Path("/tmp/out.txt").exists()
 
 
 @pytest.mark.parametrize(("pack", "name"), PACKERS)
