@@ -5,25 +5,14 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from ..devices import choose_device
-    from .launch import FailedRunsError, Plan, draw_report, execute, plan, summarize, train
-    from .recipe import Recipe, load_recipes, validate
-    from .run import Listener, Run
+    from .launch import FailedRunsError as FailedRunsError
+    from .launch import draw_report as draw_report
+    from .launch import summarize as summarize
+    from .launch import train as train
+    from .recipe import Recipe as Recipe
+    from .recipe import load_recipes as load_recipes
+    from .recipe import validate as validate
+    from .run import Listener as Listener
+    from .run import Run as Run
 
 __getattr__ = lazily(__name__, "train", "training", ("matplotlib", "pydantic", "sklearn", "torchvision"))
-
-__all__ = [
-    "FailedRunsError",
-    "Listener",
-    "Plan",
-    "Recipe",
-    "Run",
-    "choose_device",
-    "draw_report",
-    "execute",
-    "load_recipes",
-    "plan",
-    "summarize",
-    "train",
-    "validate",
-]

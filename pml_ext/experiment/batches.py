@@ -74,15 +74,12 @@ class BatchReader:
         self._now: Batches = []  # the batches that the loader reads next
         self._generator = torch.Generator()
         self.images = Watched(images, workers)
-        self._loader: DataLoader[Any] | None = DataLoader(
-            self.images,
-            batch_sampler=self._now,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=self._pinned,
-            generator=self._generator,
-            worker_init_fn=begin,
-        )
+        settings: dict[str, Any] = {
+            "batch_sampler": self._now,
+            "persistent_workers": workers > 0,
+            "generator": self._generator,
+        }
+        self._loader: DataLoader[Any] | None = loader_of(self.images, workers, device, **settings)
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
@@ -108,6 +105,13 @@ class BatchReader:
         self._loader = None
 
 
+def loader_of(images: Watched, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
+    """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
+    pinned, generator = device.type in ("cuda", "xpu"), settings.pop("generator", None) or torch.Generator()
+    common: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "worker_init_fn": begin}
+    return DataLoader(images, generator=generator, **common, **settings)
+
+
 @torch.no_grad()
 def embed_batches(
     trunk: nn.Module,
@@ -124,9 +128,7 @@ def embed_batches(
     """
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(images, workers)
-    loader = DataLoader(
-        watched, batch_size, num_workers=workers, pin_memory=pinned, generator=torch.Generator(), worker_init_fn=begin
-    )
+    loader = loader_of(watched, workers, device, batch_size=batch_size)
     modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
     try:
         with watched.naming_images():
@@ -140,8 +142,6 @@ def embed_batches(
         for module, training in modes.items():
             module.training = training
 
-
-# Workers
 
 _read: weakref.WeakSet[Watched] = weakref.WeakSet()  # images that workers of this process may read
 

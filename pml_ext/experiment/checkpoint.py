@@ -39,11 +39,7 @@ _SAFE: list[Any] = [
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; the old one stays until the new one is whole.
-
-    Raises:
-        UnwritableError: the disk is full, or the folder gone.
-    """
+    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; the old one stays until the new one is whole."""
 
     def write(temporary: Path) -> None:
         try:
@@ -71,14 +67,8 @@ def load(
 ) -> dict[str, Any]:
     """Read a checkpoint without running code that may be in it.
 
-    Args:
-        path: ``RUN/checkpoints/NAME.pt``.
-        device: where its tensors go.
-        of: the :func:`identity` of the run that asks; None takes a checkpoint of any run.
-        digest: the file's SHA-256, where the caller has it.
-
-    Raises:
-        DataError: the file is missing, damaged or of another run; the text says what to do.
+    ``of`` is the :func:`identity` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
+    SHA-256, where the caller has it. DataError for a file that is missing, damaged or of another run.
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
@@ -140,9 +130,6 @@ def _refused(path: Path, reason: str) -> DataError:
     }
     anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
     return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
-
-
-# Samplers and random generators
 
 
 def state_of_sampler(sampler: Any) -> Any:

@@ -90,14 +90,10 @@ class Engine:
         return torch.channels_last if self.settings.channels_last else torch.contiguous_format
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
-        """Train on batches, one after the other; the epoch ends when all its steps have been taken from it.
+        """Train on batches and yield every step after it was taken; the epoch ends with the last step.
 
-        Yields:
-            Every step, after it was taken.
-
-        Raises:
-            NotFiniteError: the loss, an embedding or a gradient is NaN or infinite.
-            TrainingError: a loss that is not one value, or depends on no parameter.
+        NotFiniteError if the loss, an embedding or a gradient is NaN or infinite, TrainingError for a loss that is not
+        one value, or depends on no parameter.
         """
         for module in (*self._parts, objective.loss):
             module.train()
@@ -178,18 +174,15 @@ class Engine:
     def _skip(self, name: str, value: float) -> None:
         """Leave a step out: in float16 one whose gradients overflow, with ``skip_nonfinite`` any; else raise."""
         self._overflows += 1
-        if self._skips:
-            if self._overflows > MOST_SKIPPED:
-                raise NotFiniteError(f"the {name} became {value} in {self._overflows} iterations one after the other")
-            self._undo()
-            return
-        if self._scaler is None or name in ("embeddings", "loss"):
+        if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
             raise NotFiniteError(f"the {name} became {value}")
         if self._overflows > MOST_SKIPPED:
-            raise NotFiniteError(
-                f"the {name} overflows in float16 whatever the loss scale; wanted engine.precision = 'bfloat16', which "
-                "has a wider range"
+            wanted = (
+                "" if self._skips else "; wanted engine.precision = 'bfloat16', which has a wider range than float16"
             )
+            times = f"in {self._overflows} iterations one after the other"
+            raise NotFiniteError(f"the {name} became {value} {times}{wanted}")
+        self._undo()
 
     def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that puts batch norms' statistics and the loss's state back to before a step.

@@ -17,7 +17,6 @@ from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, nee
 from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
-from ..pml import BaseDistance
 from .engine import first_bad
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
@@ -47,16 +46,14 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     metrics = {"after": evaluate_split(view, split)}
     if view.tested_training is not None:
         metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
-    metric = metric_of(stages)
+    metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
     if metric is not None:
-        metrics["learned_metric"] = nearest_by(view, metric).accuracies
-        if shortlist := view.recipe.evaluation.shortlist:
+        where, shortlist = view.gallery_of(split), view.recipe.evaluation.shortlist
+        points = {part: view.embeddings(part) for part in (split, where)}
+        metrics["learned_metric"] = _searched(view, split, points, neighbors_under(metric), keep=0).accuracies
+        if shortlist:
             # one more than the recipe says, where the query itself is among its own nearest
-            search, where = (
-                reranked_under(metric, shortlist + int(view.gallery_of(split) == split)),
-                view.gallery_of(split),
-            )
-            points = {part: view.embeddings(part) for part in (split, where)}
+            search = reranked_under(metric, shortlist + int(where == split))
             metrics["shortlist"] = _searched(view, split, points, search, keep=0).accuracies
     return metrics
 
@@ -75,24 +72,10 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
     return metrics
 
 
-def metric_of(stages: Stages) -> BaseDistance | None:
-    """Return the learned distance of a component of the last stage, or else of another stage, if there is one."""
-    return learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
-
-
 def nearest(view: View, split: str) -> Evaluation:
     """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
-    parts = dict.fromkeys((split, view.gallery_of(split)))
-    return view.once(
-        ("nearest", split), lambda: _searched(view, split, {part: _directions(view, part) for part in parts})
-    )
-
-
-def nearest_by(view: View, metric: BaseDistance) -> Evaluation:
-    """Return the same of the queries by a learned metric, whose values are the distances; computed once."""
-    split = view.queries
-    points = {part: view.embeddings(part) for part in (split, view.gallery_of(split))}
-    return view.once(("nearest by", id(metric)), lambda: _searched(view, split, points, neighbors_under(metric)))
+    points = {part: _directions(view, part) for part in dict.fromkeys((split, view.gallery_of(split)))}
+    return view.once(("nearest", split), lambda: _searched(view, split, points))
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:

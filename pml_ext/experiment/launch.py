@@ -22,7 +22,7 @@ from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
 from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json, writing
-from . import checkpoint, signals
+from . import signals
 from .recipe import Recipe, flat, load_recipes, plugins_in
 from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
@@ -94,25 +94,17 @@ def _restarted() -> bool:
 
 
 def _check_same(plan: Plan) -> None:
-    """Refuse a folder that holds a run of another recipe or seed, or no run; a checkpoint has the recipe as well."""
-    folder, saved, tables = plan.folder, plan.folder / RECIPE, None
+    """Refuse a folder that holds a run of another recipe or seed, or no run."""
+    folder, saved = plan.folder, plan.folder / RECIPE
     if not folder.exists():
         return
     try:
         checksums.check_unchanged(folder, RECIPE)
         tables = read_toml(saved, "run")
-    except FileNotFoundError:
-        reason = f"no {RECIPE} in it"
-    except (DamagedError, DataError) as error:
-        reason = f"{RECIPE} is damaged: {str(error).partition('; ')[0]}"
-    if tables is None and (last := checkpoint.load_to_resume(folder / LAST)) is not None:
-        tables = {**last[0]["recipe"], "run": last[0]["run"]}
-    if tables is None and saved.is_file():
-        text = shortened(f"{folder} cannot be resumed ({reason})")
-        raise ConfigError(f"{text}; delete {saved} and train with --resume: training begins again")
-    if tables is None:
-        if any(path.name not in {*FILES, LOCK, SUMS} and left_over(path) is None for path in folder.iterdir()):
-            raise ConfigError(f"{folder} holds no run ({reason}); choose another --out")
+    except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
+        own = {*FILES, LOCK, SUMS}
+        if any(path.name not in own and left_over(path) is None for path in folder.iterdir()):
+            raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out") from None
         return
     if (seed := tables.pop("run").get("seed")) != plan.seed:
         raise ConfigError(f"{folder} holds a run with seed {seed}, not {plan.seed}; type --seed {seed}")
@@ -121,9 +113,6 @@ def _check_same(plan: Plan) -> None:
         if old.get(key) != new.get(key):
             there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
             raise ConfigError(f"{saved}: {there}; resume it with the same")
-
-
-# One run
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -219,9 +208,6 @@ def read_metrics(path: Path) -> Metrics:
         raise DataError(f"{text}; delete it and train with --resume: they are measured again") from None
 
 
-# Several runs
-
-
 def train(
     name: str,
     out: Path | None = None,
@@ -234,15 +220,13 @@ def train(
     listener: Listener | None = None,
     on_nonfinite: OnNonfinite = "stop",
 ) -> list[Metrics]:
-    """Train a recipe: all its variants, with every seed.
-
-    SIGINT, SIGTERM and SIGHUP end training after the iteration, with a checkpoint; a second one ends it at once.
+    """Train a recipe, all its variants, with every seed. A signal ends it after the iteration, with a checkpoint.
 
     Args:
         name: a recipe's name or file.
         out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
-        seed: the first of ``seeds`` seeds.
-        seeds: how many seeds, counted up from the first.
+        seed: the first of the seeds.
+        seeds: how many there are, counted up.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
         overrides: ``KEY=VALUE`` pairs.

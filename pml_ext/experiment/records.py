@@ -110,22 +110,18 @@ class Records:
             with closing(sqlite3.connect(self._database)) as connection, connection:
                 if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(problem)
-                for table in (tables := _tables(connection)):
+                for table in _tables(connection):
                     last = 0 if table == TEST else epoch if table.startswith(_BY_EPOCH) else iteration
                     connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
                     connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
                     if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
                         connection.execute(f'DROP TABLE "{table}"')
                     (self._folder / f"{table}.csv").unlink(missing_ok=True)
-            if not tables and iteration > 0:
-                raise sqlite3.DatabaseError("no table in it")
         except sqlite3.DatabaseError as error:
             aside = self._database.with_name("damaged.db")
             os.replace(self._database, aside)
-            self._warn(
-                f"{self._database} is damaged ({one_line(error)}); it is now {aside.name}, and the records begin with "
-                f"iteration {iteration + 1}"
-            )
+            begin = f"it is now {aside.name}, and the records begin with iteration {iteration + 1}"
+            self._warn(f"{self._database} is damaged ({one_line(error)}); {begin}")
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
@@ -164,9 +160,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, int):
         return int(value) if -(1 << 63) <= value < 1 << 63 else float(value)
     return None if value != value else value
-
-
-# Numbers of a step
 
 
 class RecordedValues:
@@ -215,9 +208,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, np.number):
         return value.item()
     return value if isinstance(value, (int, float)) else None
-
-
-# Reading for the report
 
 
 def metric_series(folder: Path, metric: str, tables: Sequence[str] = (VALIDATION, CURVE)) -> Series:

@@ -111,16 +111,11 @@ class Run(View):
         freeze, skip = self.recipe.model.freeze_batch_norm, self._on_nonfinite == "skip"
         return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, freeze, skip_nonfinite=skip)
 
-    # The story
-
     def train(self, resume: bool = False) -> dict[str, Any]:
         """Train, test and write everything; return the contents of ``metrics.json``.
 
-        Raises:
-            TrainingError: the loss, an embedding, a gradient or a weight became NaN or infinite; the last checkpoint
-                stays.
-            DataError: the checkpoint to go on from is damaged, or does not fit.
-            StoppedError: a signal ended the run; a checkpoint is there, if it had begun to train.
+        TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
+        checkpoint that is damaged or does not fit, StoppedError if a signal ends the run.
         """
         self._begin(resume)
         within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
@@ -335,8 +330,6 @@ class Run(View):
                 own += [name] if path.suffix == ".png" or not name.startswith("figures/") else []
         write_sums(self.folder, own, lambda name: name in lost)
 
-    # Parts of an epoch
-
     def relabel(self, stage: Stage, records: Records | None = None) -> None:
         """Where clusters are the labels, make those of the epoch: of its batches, and in what components see.
 
@@ -384,8 +377,6 @@ class Run(View):
             self._history.warnings.append(text)
             self.listener.warn(text)
 
-    # State
-
     def model_state(self) -> dict[str, Any]:
         """Return the weights of the networks and of the losses (a learned metric, say), the last stage's first."""
         *earlier, last = (stage.loss.state_dict() for stage in self.stages)
@@ -402,7 +393,7 @@ class Run(View):
 
     def _load_model(self, name: str) -> dict[str, Any]:
         path = self.checkpoint(name)
-        state = checkpoint.load(path, self.device, self.identity if name == "best" else None)
+        state = checkpoint.load(path, self.device, self.identity)
         with checkpoint.taking(path, state):
             self.load_model_state(state)
         return state
@@ -420,8 +411,6 @@ class Run(View):
         return {
             "epoch": self.epoch,
             "processes": self.processes,
-            "run": {"recipe": self.name, "seed": self.seed},
-            "recipe": self.recipe.as_dict(),
             "of": self.identity,
             **vars(self._history),
             "parts": {name: part.state_dict() for name, part in self._parts().items()},

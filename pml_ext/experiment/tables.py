@@ -36,17 +36,14 @@ def tables() -> list[dict[str, Any]]:
             if table.small and not recipes["small"]:
                 recipes["small"] = _by_scale(f"{paper}/{table.small}", named[f"{paper}/{table.small}"])["small"]
             reasons = table.reason() or "; ".join(dict.fromkeys(filter(None, map(table.reason, table.row_names()))))
-            entries.append(
-                {
-                    "name": name,
-                    "title": table.title,
-                    "paper": f"{read.authors} ({read.year})",
-                    "recipes": recipes,
-                    "rows": _rows(table, named[name]),
-                    "measured": table.measured,
-                    "reason": "" if any(recipes.values()) else reasons,
-                }
-            )
+            entry: dict[str, Any] = {
+                "name": name,
+                "title": table.title,
+                "paper": f"{read.authors} ({read.year})",
+                "recipes": recipes,
+            }
+            entry |= {"rows": _rows(table, named[name]), "measured": table.measured}
+            entries.append(entry | {"reason": "" if any(recipes.values()) else reasons})
     return entries
 
 

@@ -134,8 +134,6 @@ class View:
             return torch.as_tensor(self.pseudo_labels, device=self.device)
         return self.true_labels(split)
 
-    # What the run itself uses
-
     def true_labels(self, split: str) -> Tensor:
         """Return the labels that the data have, which tests go by."""
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)

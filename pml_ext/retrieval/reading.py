@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from ..data import Steps, image_tensor, read_image
 from ..errors import ConfigError, DataError
-from ..experiment.batches import Watched, begin
+from ..experiment.batches import Watched, loader_of
 from .collection import Facts
 
 MOST_WORKERS, FEW = 8, 256
@@ -102,15 +102,7 @@ def read_batches(
     early, last = steps.divided()
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
-    loader: DataLoader[Any] = DataLoader(
-        watched,
-        batch_size,
-        num_workers=workers,
-        pin_memory=pinned,
-        generator=torch.Generator(),
-        worker_init_fn=begin,
-        collate_fn=_joined,
-    )
+    loader = loader_of(watched, workers, device, batch_size=batch_size, collate_fn=_joined)
     for images, numbers, unreadable in watched.read(loader):
         yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
 

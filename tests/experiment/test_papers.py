@@ -175,7 +175,6 @@ def test_a_column_that_does_not_follow_from_the_data_is_asked_for(mine):
     [
         ('97.5, "-"]', "97.5]", r"tables.2: found 5 cells in the row \['Small', 'Mine'\], wanted 6, one per column"),
         ('97.5, "-"]', '97.5, "none"]', "found 'none' in the row .*; wanted a number, or '-' for none"),
-        ('"Large", "Mine"', '"Small", "Mine"', "two rows are 'Small, Mine'"),
         ("year = 2026", "", "year: missing, and without a default"),
         ("[data]", "[dat]", "no key 'dat'; nearest: data"),
         ("title = ", "title ", "not valid TOML"),

@@ -173,7 +173,7 @@ def test_csv_files_are_written_again_from_the_database(tmp_path):
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("content", [b"", b"no database", b"SQLite format 3\0" + bytes(5000)])
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_database_is_put_aside(tmp_path, content):
     record(tmp_path, 1, 6)
     folder, words = tmp_path / "records", []

@@ -1,8 +1,4 @@
-"""Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training.
-
-A recipe is read, merged with what it ``extends``, overridden by ``--set``, split by its ``[sweep]``, and validated
-whole before any data are loaded. Every error names the file, the key, what was found and what is wanted.
-"""
+"""Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training."""
 
 from .building import build_dataset as build_dataset
 from .building import build_loss as build_loss

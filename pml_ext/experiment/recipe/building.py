@@ -58,9 +58,6 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
-# Data sets and networks
-
-
 def build_dataset(table: NamedTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
     factory = _dataset_factory(table.name)
@@ -140,9 +137,6 @@ def _options(
     return _settings(key, name, accepted, given)
 
 
-# Losses and optimizers
-
-
 def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
     """Return the settings that a loss may leave to the run; of clusters as labels, without number and labels."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
@@ -194,9 +188,6 @@ def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor:
     """Build the torch optimizer of a table over some parameters."""
     lr = table.lr * lr_factor
     return table.optimizer(parameters, lr=lr, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return]
-
-
-# Checks before a run: every name is looked up and every setting is tried
 
 
 def check_names(recipe: Recipe) -> None:

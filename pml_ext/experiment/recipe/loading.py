@@ -27,15 +27,10 @@ Tables = dict[str, Any]
 def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
     """Read and validate a recipe; return it by its name, or one entry for each variant of its ``[sweep]``.
 
-    Args:
-        name: a registered recipe (``"cbml/digits"``), one variant of a sweep (``"cbml/sweep@0.1"``), or the path of a
-            ``.toml`` file.
-        overrides: ``"key=value"`` pairs, ``loss.mvc_weight=0.1``; values in TOML, or else taken as text.
-
-    Raises:
-        ConfigError: naming the file, the key, what was found and what is wanted.
-        UnknownNameError: no such recipe.
-        PluginError: a run's recipe needs a plugin that is not in use.
+    The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
+    the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
+    ConfigError names the file, the key, what was found and what is wanted; UnknownNameError is of an unknown recipe,
+    PluginError of a run's recipe whose plugin is not in use.
     """
     try:
         source, run, variants = _variants(name, overrides)

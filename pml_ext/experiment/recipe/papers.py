@@ -46,9 +46,6 @@ class PrintedTable(Table):
                 raise ValueError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
             if wrong := [cell for cell in row[heads:] if isinstance(cell, str) and cell != "-"]:
                 raise ValueError(f"found {wrong[0]!r} in the row {row[:heads]}; wanted a number, or '-' for none")
-        names = self.row_names()
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two rows are {twice!r}; one more of heads tells them apart")
         return self
 
     def row_names(self) -> list[str]:

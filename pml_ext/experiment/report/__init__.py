@@ -20,10 +20,10 @@ from ...evaluation.fonts import short_name
 from ...evaluation.metrics import metrics_of
 from ...files import write_atomically, write_text
 from ..checkpoint import load
-from ..evaluation import counts, metric_of, nearest, nearest_by
+from ..evaluation import counts, nearest
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.schema import TOP
-from ..records import CURVE, PSEUDO, VALIDATION, loss_series, metric_series
+from ..records import CURVE, VALIDATION, loss_series, metric_series
 from ..stages import Stages
 from ..view import View
 
@@ -67,23 +67,21 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if series := loss_series(view.folder, [name for name in terms if name.endswith(("_loss", "_value"))]):
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
         yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
-    names = {"nmi_to_epoch_before": "NMI with the epoch before", "largest": "images in the largest cluster"}
-    found = {title: metric_series(view.folder, name, (PSEUDO,)) for name, title in names.items()}
-    if clusters := {title: {"training images": curve[PSEUDO]} for title, curve in found.items() if curve}:
-        yield draw(
-            "Clusters as labels, over the epochs",
-            lambda: figures.epoch_curves(clusters),
-            "Agreement of an epoch's clusters with the clusters of the epoch before (NMI), and the share of the "
-            "training images in the largest cluster. Labels of training images are not used.",
-        )
     kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
-    if panels := _metrics_over_epochs(view, kind, metrics.get("before", {})):
+    panels: Curves = {}
+    for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
+        if curves := metric_series(view.folder, metric):
+            names = {VALIDATION: "held-out training classes", CURVE: kind}
+            panels[metric] = {names[name]: curve for name, curve in curves.items()}
+    if panels:
         images = f"the {kind} themselves" if table.select_on == "test" else "held-out training classes alone"
         chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
+    by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
     yield draw(
         "Recall@K before and after training",
-        lambda: figures.recall_curve(_by_k(metrics, "recall_at_")),
+        lambda: figures.recall_curve(by_k),
         f"The share of {kind} with an image of their class among the K nearest.",
     )
     test, labels = view.embeddings(queries), view.true_labels(queries)
@@ -112,12 +110,6 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         "Half of the queries have a wrong nearest image, where available. Frames: green (✓) for the query's class, "
         "red (✗) for another. Numbers: Euclidean distances.",
     )
-    if (metric := metric_of(stages)) is not None:
-        yield draw(
-            f"Queries and their nearest {gallery_kind} by the learned metric",
-            lambda: _gallery(view, nearest_by(view, metric)),
-            "As above. Numbers: the learned metric.",
-        )
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -131,30 +123,6 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
             continue
         for title, figure in drawn.items():
             yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
-
-
-def _metrics_over_epochs(view: View, kind: str, before: Mapping[str, float]) -> Curves:
-    """Return the metrics measured between epochs; on test images with those of the untrained network as epoch 0."""
-    panels: Curves = {}
-    for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", view.recipe.evaluation.select])):
-        if curves := metric_series(view.folder, metric):
-            if CURVE in curves and metric in before:
-                epochs, values = curves[CURVE]
-                curves[CURVE] = [0, *epochs], [before[metric], *values]
-            names = {VALIDATION: "held-out training classes", CURVE: kind}
-            panels[metric] = {names[table]: curve for table, curve in curves.items()}
-    return panels
-
-
-def _by_k(metrics: Mapping[str, Any], prefix: str) -> dict[str, dict[int, float]]:
-    """Return the values at each K by phase, of metrics with a prefix."""
-    return {
-        PHASES[phase]: {
-            int(name.removeprefix(prefix)): value for name, value in metrics[phase].items() if name.startswith(prefix)
-        }
-        for phase in ("raw", "before", "after", "training")
-        if phase in metrics
-    }
 
 
 def _gallery(view: View, result: Evaluation) -> Figure:
@@ -172,9 +140,6 @@ def _gallery(view: View, result: Evaluation) -> Figure:
             caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
             rows[-1].append(figures.answer(shown.image(index), caption, other == label))
     return figures.gallery(rows)
-
-
-# The page
 
 
 class ReportTable(NamedTuple):
@@ -201,11 +166,10 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     chosen = f", chosen by {table.select} on held-out training classes" if table.select else ""
     if table.select_on == "test":
         chosen = f", chosen by {table.select} on the test images"
-        warnings.insert(
-            0,
-            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test"), '
-            "so that the numbers after training are too good for unseen images",
+        itself = (
+            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test")'
         )
+        warnings = [f"{itself}, so that the numbers after training are too good for unseen images", *warnings]
     images = ([name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items())
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
@@ -216,10 +180,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         f"of {view.recipe.schedule.epochs}{chosen}.",
         tables=[metrics_table(view, metrics), ReportTable("Images", ["split", "images", "classes"], [*images])],
         figures=drawn,
-        appendix=[
-            *paper_tables(view.recipe, metrics),
-            ReportTable("Versions", ["package", "version"], [*metrics["versions"].items()]),
-        ],
+        appendix=[*paper_tables(view.recipe, metrics)],
         warnings=warnings,
         recipe=tomli_w.dumps(view.recipe.as_dict()),
     )
