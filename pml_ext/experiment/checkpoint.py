@@ -175,11 +175,7 @@ def _plain(value: Any) -> Any:
 
 def random_state() -> dict[str, Any]:
     """Return the states of the generators of torch, numpy and Python."""
-    return {
-        "torch": generator_states(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
+    return {"torch": generator_states(), "numpy": np.random.get_state(), "python": random.getstate()}
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:

@@ -52,11 +52,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
-    """Find the finished runs in folders, at any depth, and group them by recipe and settings.
-
-    ConfigError for a folder without one, or two runs of the same settings and seed that differ; DataError for files
-    that are damaged, or of another run.
-    """
+    """Find the finished runs in folders, at any depth, and group them by recipe and settings."""
     groups: list[Group] = []
     for folder in folders:
         places = sorted(file.parent for file in folder.rglob("metrics.json"))

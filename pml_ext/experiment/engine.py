@@ -75,6 +75,8 @@ class Engine:
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
+        # The order in memory that images should have, as the weights.
+        self.memory_format = torch.channels_last if self.settings.channels_last else torch.contiguous_format
         if self.settings.channels_last:
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts: Any = [torch.compile(part) if self.settings.compile else part for part in (trunk, embedder)]
@@ -83,11 +85,6 @@ class Engine:
         self._parts = [over_processes(module) for module in parts]
         self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
         self._overflows = 0  # steps left out in a row
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        """The order in memory that images should have."""
-        return torch.channels_last if self.settings.channels_last else torch.contiguous_format
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield every step after it was taken; the epoch ends with the last step.

@@ -59,10 +59,9 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
 
 
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
-    """Return the metrics of a split, computed once for each state of the network.
+    """Return the metrics of a split by cosine similarity, with ``clustering`` those of clusters and classes too.
 
-    Each image is searched by cosine similarity among all others of the split; a query is searched in the gallery. With
-    ``clustering`` the images are clustered and classified too. TrainingError for embeddings that are not finite.
+    TrainingError for embeddings that are not finite.
     """
     metrics = dict(nearest(view, split).accuracies)
     if clustering:

@@ -181,10 +181,7 @@ def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
-    """Draw the report of a finished run again, with other derived files that are damaged or gone; return its path.
-
-    Arguments as of :func:`train`; DataError if the folder holds no finished run, or its model is damaged.
-    """
+    """Draw the report of a finished run again, and write its derived files where these are damaged or gone."""
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
             text = f"{folder}: no finished run (no {name} in it)"
@@ -281,10 +278,7 @@ def train(
 
 
 class FailedRunsError(PmlExtError):
-    """Some runs of several failed.
-
-    ``results`` are the metrics of the others; ``failures`` have ``recipe``, ``seed``, ``folder`` and ``error`` of each.
-    """
+    """Some runs of several failed; ``failures`` have each one's ``recipe``, ``seed``, ``folder`` and ``error``."""
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
         self.results, self.failures = results, failures

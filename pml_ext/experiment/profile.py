@@ -90,10 +90,9 @@ def profile_recipe(
     steps: int = 60,
     warm_up: int = 5,
 ) -> StepProfile:
-    """Profile ``steps`` training steps of a recipe after ``warm_up`` others, with records, in a temporary folder.
+    """Profile training steps of a recipe in a temporary folder; other arguments as of :func:`pml_ext.experiment.train`.
 
-    The other arguments are those of :func:`pml_ext.experiment.train`; ``threads`` are torch's on the CPU. ConfigError
-    for a recipe with several variants.
+    ``threads`` are torch's on the CPU.
     """
     recipes = load_recipes(name, overrides)
     if len(recipes) > 1:

@@ -26,7 +26,6 @@ Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
 ITERATION = "~iteration~"  # record-keeper's name for the column that counts
 VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
-PSEUDO = "accuracies_pseudo_labels"  # facts about clusters that are labels
 TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
 _BY_EPOCH = "accuracies"  # tables whose names begin so count epochs
 _SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who watch

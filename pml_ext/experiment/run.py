@@ -21,14 +21,13 @@ from ..checksums import SUMS, replace_file, write_sums
 from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, TrainingError, TrainingWarning
-from ..evaluation import nmi
 from ..files import left_over
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, bad_weight
 from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before
 from .recipe import Recipe, plugins_in
-from .records import CURVE, PSEUDO, TEST, VALIDATION, RecordedValues, Records, write_csv_files
+from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, with_clusters
 from .view import View
@@ -184,7 +183,7 @@ class Run(View):
         """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
         stage = self.stages.of(self.epoch)
         with signals.waiting(False):  # nothing of the epoch is lost yet
-            self.relabel(stage, records)
+            self.relabel(stage)
             self.call_parts("start_epoch")
             self.changed()
             objective, recorded = self.objective(stage, recorded=records is not None)
@@ -330,7 +329,7 @@ class Run(View):
                 own += [name] if path.suffix == ".png" or not name.startswith("figures/") else []
         write_sums(self.folder, own, lambda name: name in lost)
 
-    def relabel(self, stage: Stage, records: Records | None = None) -> None:
+    def relabel(self, stage: Stage) -> None:
         """Where clusters are the labels, make those of the epoch: of its batches, and in what components see.
 
         Epoch 0 is before components prepare themselves; epoch 1 has its clusters.
@@ -346,12 +345,6 @@ class Run(View):
         images = with_clusters(self.training_images, table, labels)
         drawn = sampler_of_clusters(stage.table, table, images, stage.iterations, self.seed, epoch)
         stage.sampler, stage.batch_size = drawn
-        if records is not None:
-            sizes = np.bincount(labels)
-            about: dict[str, Any] = {"clusters": int((sizes > 0).sum()), "largest": float(sizes.max() / len(labels))}
-            if self.epoch > 1 and before is not None:
-                about["nmi_to_epoch_before"] = nmi(before, labels)
-            records.add(self.epoch, {PSEUDO: about})
 
     def call_parts(self, method: str) -> None:
         """Call a method of all components that have it with the run."""

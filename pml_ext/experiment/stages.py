@@ -96,10 +96,7 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
 def build_optimizers(
     recipe: Recipe, trunk: nn.Module, embedder: nn.Module
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
-    """Return the optimizers ``"trunk_optimizer"`` and ``"embedder_optimizer"``, and their schedules by the same names.
-
-    A network without parameters to train has no optimizer, and a constant learning rate no schedule.
-    """
+    """Return the optimizers of trunk and embedder, where there is something to train, and their schedules, if any."""
     table = recipe.optimizer
     optimizers = {
         f"{name}_optimizer": build_optimizer(table, parameters, factor)
@@ -126,10 +123,10 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
         if iterations * table.batch_size > len(images):
-            raise ConfigError(
-                f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training "
-                "images; make batch_size or iterations smaller"
+            text = (
+                f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training images"
             )
+            raise ConfigError(f"{text}; make batch_size or iterations smaller")
         return torch.utils.data.RandomSampler(range(len(images))), iterations
     context: BuildContext = {
         "labels": np.asarray(images.labels),
@@ -147,18 +144,14 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
         raise ConfigError(shortened(text)) from None
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
     if passes < (table.iterations or 1):
-        raise ConfigError(
-            f"sampler: iterations = {table.iterations or 1}, but a pass of {table.name} gives {passes} batches of "
-            f"{table.batch_size}; make iterations smaller, or batch_size"
-        )
+        text = f"a pass of {table.name} gives {passes} batches of {table.batch_size}"
+        asked = f"sampler: iterations = {table.iterations or 1}"
+        raise ConfigError(f"{asked}, but {text}; make iterations smaller, or batch_size")
     return sampler, table.iterations or passes
 
 
-# Training without labels: clusters of the training images are the labels of an epoch (Kan et al., 2022, Sec. 4.6)
-
-
 def clusters_of(view: View, table: PseudoTable) -> Labels:
-    """Return the cluster of every training image by the network as it is, ``[N]``, the same in every process."""
+    """Return the cluster of every training image, ``[N]``, the same in every process (Kan et al., 2022, Sec. 4.6)."""
     labels = None
     if view.rank == 0:
         points = nn.functional.normalize(view.embeddings("train", table.features))
@@ -174,10 +167,7 @@ def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> 
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """Return what :func:`build_sampler` does, of clusters of one size, in place of those that training makes.
-
-    ConfigError for more clusters than images, or a batch size of the range that cannot be composed.
-    """
+    """Return what :func:`build_sampler` does, of clusters of one size, in place of those that training makes."""
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
     alike = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)

@@ -1,6 +1,5 @@
 """Clusters as labels: no label of a training image is looked at, each epoch has its own, and runs go on exactly."""
 
-import csv
 import itertools
 import signal
 import sys
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss
-from sklearn.metrics import normalized_mutual_info_score
 
 import pml_ext
 from pml_ext import registry
@@ -20,7 +18,6 @@ from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
 from pml_ext.experiment.recipe.schema import PseudoTable
-from pml_ext.experiment.records import PSEUDO, metric_series
 from pml_ext.experiment.stages import clusters_of, sampler_of_clusters
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
@@ -115,22 +112,6 @@ def test_batch_sizes_are_drawn_for_each_epoch(looked):
     for epoch in epochs:
         for _, labels in epoch["batches"]:
             assert set(np.bincount(labels)) <= {0, 3}  # the sampler goes by the clusters
-
-
-def test_how_the_clusters_change_is_recorded(looked):
-    folder, (_, *epochs) = looked
-    with (folder / "true" / "records" / "accuracies_pseudo_labels.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    labels = [epoch["labels"] for epoch in epochs]
-    assert [row["~iteration~"] for row in rows] == ["1", "2", "3", "4"]
-    assert rows[0]["nmi_to_epoch_before"] == ""
-    wanted = [normalized_mutual_info_score(*pair) for pair in itertools.pairwise(labels)]
-    assert [float(row["nmi_to_epoch_before"]) for row in rows[1:]] == pytest.approx(wanted)
-    assert [int(row["clusters"]) for row in rows] == [len(set(each.tolist())) for each in labels]
-    largest = [max(np.bincount(each)) / len(each) for each in labels]
-    assert [float(row["largest"]) for row in rows] == pytest.approx(largest)
-    curves = [metric_series(folder / "true", name, (PSEUDO,)) for name in ("nmi_to_epoch_before", "largest")]
-    assert [len(curve[PSEUDO][0]) for curve in curves] == [3, 4]
 
 
 def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(tmp_path):

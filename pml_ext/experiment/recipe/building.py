@@ -148,10 +148,7 @@ def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
 def build_loss(
     table: LossTable, context: Mapping[str, Any], key: str = "loss"
 ) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """Build a loss with its regularizer and memory, and its miner unless the memory has that.
-
-    ConfigError, beginning with the key, for a wrong name or setting, or components that do not fit.
-    """
+    """Build a loss with its regularizer and memory, and its miner unless the memory has that."""
     from ...losses import CrossBatchMemory, RegularizedLoss
 
     loss, miner = _component(key, "loss", table, context), None

@@ -47,11 +47,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
 
 
 def validate(tables: Mapping[str, Any], source: str, quotes: bool = True) -> Recipe:
-    """Return the recipe of plain tables, with every name and setting checked.
-
-    ConfigError names the source, the key, what was found and what is wanted. With ``quotes`` a paper must have the
-    quoted rows; a finished run's paper may have changed since.
-    """
+    """Return the recipe of plain tables, with every name and setting checked, and rows of papers with ``quotes``."""
     try:
         recipe = Recipe.model_validate(tables)
         check_names(recipe)

@@ -128,10 +128,7 @@ def papers() -> dict[str, Printed]:
 
 
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
-    """Return a table, ``"cbml/7"``, and its paper; None if the name is of no paper, ``"Table 7"``, say.
-
-    UnknownNameError if the paper has no such table; ConfigError if its file cannot be read.
-    """
+    """Return a table, ``"cbml/7"``, and its paper; None if the name is of no paper, ``"Table 7"``, say."""
     paper, _, number = name.partition("/")
     files = registry.factories("paper")
     if paper not in files or not number:
@@ -143,10 +140,7 @@ def printed(name: str) -> tuple[Printed, PrintedTable] | None:
 
 
 def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
-    """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row.
-
-    ConfigError, beginning with the key, for a table, row or column that is not there.
-    """
+    """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row."""
     if paper is None:
         return []
     try:
