@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,11 +50,7 @@ def compare(
     differences: list[dict[str, Any]] = []
     for group in others:
         found = {name: difference(first.values(phase, name), group.values(phase, name)) for name in metrics}
-        plain = {
-            name: {"mean": _finite(d.mean), "std": _finite(d.std), "p": _finite(d.p), "pairs": d.pairs}
-            for name, d in found.items()
-        }
-        differences.append({"recipe": group.name, **plain})
+        differences.append({"recipe": group.name, **found})
     if as_json:
         print_json({"phase": phase, "recipes": recipes, "differences_from": first.name, "differences": differences})
         return
@@ -83,7 +78,3 @@ def _cells(mine: dict[str, Any]) -> tuple[str, str]:
         return "", ""
     std = "" if mine["std"] is None else f" ± {100 * mine['std']:.1f}"
     return f"{100 * mine['mean']:+.1f}{std}", "-" if mine["p"] is None else f"{mine['p']:.3f}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON knows no NaN

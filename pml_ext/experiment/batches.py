@@ -84,9 +84,8 @@ class BatchReader:
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
 
-        ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator of
-        the CPU at once, as a data loader made for the epoch draws it: with any number of workers, and in a resumed run,
-        random numbers are the same. Take the batches inside of :meth:`Watched.naming_images` of :attr:`images`.
+        ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator, as
+        a loader made for the epoch draws it. Take the batches inside of :meth:`Watched.naming_images` of ``images``.
         """
         assert self._loader is not None
         self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
@@ -123,11 +122,9 @@ def embed_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield a split batch by batch: images, features ``[B, F]``, embeddings ``[B, D]`` and labels, on the device.
 
-    Both modules are in evaluation mode for each batch, and as they were when the pass ends. Torch's generators are left
-    alone.
+    Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
-    pinned = device.type in ("cuda", "xpu")
-    watched = Watched(images, workers)
+    pinned, watched = device.type in ("cuda", "xpu"), Watched(images, workers)
     loader = loader_of(watched, workers, device, batch_size=batch_size)
     modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
     try:
@@ -149,9 +146,8 @@ _read: weakref.WeakSet[Watched] = weakref.WeakSet()  # images that workers of th
 class Watched(Dataset[tuple[Tensor, int]]):
     """Images ``(image, label)`` of which it is known which one each worker reads.
 
-    An item is asked for by its index, or by its index and the seed of torch's generator for random transforms; the
-    generator is afterwards as it was. Workers read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and
-    :attr:`finish` does the rest.
+    An item is asked for by its index, or by it and the seed for random transforms; torch's generator stays as it was.
+    Workers read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
@@ -184,11 +180,6 @@ class Watched(Dataset[tuple[Tensor, int]]):
             return read
         finally:
             torch.set_rng_state(state)
-
-    def read(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader of these images, inside of :meth:`naming_images`."""
-        with self.naming_images():
-            yield from loader
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, which hold its whole state and run no code when they are read.
+"""Checkpoints of a run, which run no code when they are read.
 
 ``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
 epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's embeddings.

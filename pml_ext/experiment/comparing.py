@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -32,23 +31,16 @@ class Group:
         return {seed: float(value) for seed, value in sorted(values.items()) if isinstance(value, (int, float))}
 
 
-class Difference(NamedTuple):
-    """The difference of two groups over their common seeds; NaN where there are too few of them."""
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> dict[str, float | None]:
+    """Return ``mean``, ``std`` and ``pairs`` of the second metric less the first, seed by seed, and ``p``.
 
-    mean: float
-    std: float  # sample standard deviation of the differences
-    p: float  # of the two-sided paired t-test; NaN for differences that are all the same
-    pairs: int  # number of common seeds
-
-
-def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
-    """Compare the second group's metric with the first group's, seed by seed."""
+    ``p`` is of the two-sided paired t-test, which needs a spread; None stands for what too few seeds do not give.
+    """
     seeds = sorted(set(first) & set(second))
     one, other = (np.array([values[seed] for seed in seeds]) for values in (first, second))
-    gains = other - one
-    std = float(gains.std(ddof=1)) if len(seeds) > 1 else math.nan
-    p = float(stats.ttest_rel(other, one).pvalue) if std > 1e-12 else math.nan  # a t-test needs a spread
-    return Difference(float(gains.mean()) if seeds else math.nan, std, p, len(seeds))
+    std = float((other - one).std(ddof=1)) if len(seeds) > 1 else None
+    p = float(stats.ttest_rel(other, one).pvalue) if std is not None and std > 1e-12 else None
+    return {"mean": float((other - one).mean()) if seeds else None, "std": std, "p": p, "pairs": len(seeds)}
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
@@ -65,9 +57,8 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
             if group is None:
                 groups.append(group := Group(name, settings))
             if group.runs.setdefault(seed, metrics)["after"] != metrics["after"]:
-                raise ConfigError(
-                    f"{place}: another run has the same recipe, settings and seed, but other results; name one of both"
-                )
+                text = f"{place}: another run has the same recipe, settings and seed, but other results"
+                raise ConfigError(f"{text}; name one of both")
     named = {name: [group for group in groups if group.name == name] for name in {group.name for group in groups}}
     for name, same in named.items():
         keys = dict.fromkeys(key for group in same for key in group.settings)
@@ -87,8 +78,7 @@ def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
         about = tables.pop("run")
         name, seed = str(about["recipe"]), int(about["seed"])
     except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
-        text = shortened(one_line(error), 200)
-        raise DataError(f"{place / 'recipe.toml'}: not the recipe of a run ({text})") from None
+        raise DataError(shortened(f"{place / 'recipe.toml'}: not the recipe of a run ({one_line(error)})")) from None
     metrics = read_metrics(place / "metrics.json")
     for key in ("paper", "description"):
         tables.pop(key, None)

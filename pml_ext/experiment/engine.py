@@ -1,9 +1,7 @@
 """A training step and an epoch of steps, in plain PyTorch.
 
-A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit: gradients cleared,
-trunk, embedder, miner, loss, backward, optimizers; the learning rates' schedules at the end of the epoch. It adds
-precision, compilation, clipping, a check of the loss and every gradient before anything changes, and waits for the
-device once per step.
+A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit. It adds precision,
+compilation, clipping, a check of the loss and every gradient before anything changes, and waits for the device once.
 """
 
 from __future__ import annotations
@@ -182,11 +180,7 @@ class Engine:
         self._undo()
 
     def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
-        """Return a function that puts batch norms' statistics and the loss's state back to before a step.
-
-        Parameters, which do not change in a step that is left out, are not copied, and of a memory's ring only the rows
-        that the batch enters.
-        """
+        """Return a function that undoes a step's changes but for parameters; a memory's ring has its rows copied."""
         buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
         loss = inside(objective.loss)
         rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}

@@ -132,10 +132,8 @@ def _classified(view: View, split: str) -> Metrics:
         if where == split:
             first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
             if bool(first.all()):
-                raise DataError(
-                    "evaluation.protocols: 'nearest-class-mean' wants a class with two test images, one "
-                    "for its mean and one to classify; leave it out"
-                )
+                text = "'nearest-class-mean' wants a class with two test images; leave it out"
+                raise DataError(f"evaluation.protocols: {text}")
             tested, known = (points[~first], labels[~first]), (points[first], labels[first])
         values = nearest_class_mean(*tested, *class_means(*known), TOP)
         metrics |= {f"{PROTOCOLS['nearest-class-mean']}_{name}": value for name, value in values.items()}
@@ -163,9 +161,8 @@ def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
 def collapse(embeddings: Tensor, labels: Any) -> float | None:
     """Return the mean cosine similarity of different images where embeddings ``[N, D]`` have collapsed, else None.
 
-    Similar directions alone are no collapse: a search compares differences. Embeddings have collapsed if their mean
-    cosine similarity is above :data:`COLLAPSED` and the nearest other image is of the same class less often than
-    halfway from chance to always. Images that a search in float32 cannot tell apart share a rank.
+    They have if their mean cosine similarity is above :data:`COLLAPSED` and the nearest other image is of the same
+    class less often than halfway from chance to always. Images that a search in float32 cannot tell apart share a rank.
     """
     count = len(embeddings)
     if count < 2:

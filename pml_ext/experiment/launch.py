@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import re
 import shlex
@@ -54,10 +53,8 @@ def plan(
     for option, value, least in (("--seeds", seeds, 1), ("--seed", seed, 0)):
         if value < least:
             raise ConfigError(f"{option} {value}: wanted {least} or more")
-    if out is None and resume:
-        raise ConfigError("--resume needs --out, the folder of the run to go on with")
-    if out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-        raise ConfigError("torchrun --max-restarts needs --out, the folder in which a restart finds the run")
+    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
+        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
     if resume and out is not None and not out.exists() and not _restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
     recipes = load_recipes(name, overrides)
@@ -68,8 +65,6 @@ def plan(
     if out.exists() and not (resume and out.is_dir()):
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
     several = len(recipes) * seeds > 1
-    if several and (out / RECIPE).exists():
-        raise ConfigError(f"{out} holds one run; several runs want a folder of their own, choose another --out")
     plans = []
     for full_name, recipe in recipes.items():
         variant = _folder_name(full_name.partition("@")[2])
@@ -81,10 +76,8 @@ def plan(
 
 
 def _folder_name(variant: str) -> str:
-    """Return a variant's name as that of a folder, which lies in the run's folder and nowhere else."""
+    """Return a variant's name as that of a folder in the run's."""
     name = re.sub(r"[/\\]", "-", printable(variant))
-    if len(name) > 100:
-        name = f"{name[:80]}-{hashlib.sha256(variant.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
     return name if name.strip(".") else name.replace(".", "-")
 
 
@@ -265,8 +258,8 @@ def train(
                             listener.warn(_FAILURE.format(**failures[-1]))
                 if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
                     checksums.recover(place)
-                    failed_too = {"failures": failures} if failures else {}
-                    write_json(place / "summary.json", {**summarize(results), **failed_too})
+                    summary: Metrics = {**summarize(results), "failures": failures}
+                    write_json(place / "summary.json", {key: value for key, value in summary.items() if value})
         except StoppedError as error:
             if not any(plan.folder.exists() for plan in plans):
                 raise StoppedError(error.signal, f"{error}; nothing was written yet") from None

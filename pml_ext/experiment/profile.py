@@ -47,8 +47,7 @@ def profile_steps(
 ) -> StepProfile:
     """Time an engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
 
-    The bare loop has copies of the network, the loss, the miner and the optimizers. The first ``warm_up`` steps do not
-    count. ``record`` is called with every step of the engine.
+    The bare loop has copies of the network, the loss, the miner and the optimizers. ``warm_up`` steps do not count.
     """
     network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
 
@@ -90,10 +89,7 @@ def profile_recipe(
     steps: int = 60,
     warm_up: int = 5,
 ) -> StepProfile:
-    """Profile training steps of a recipe in a temporary folder; other arguments as of :func:`pml_ext.experiment.train`.
-
-    ``threads`` are torch's on the CPU.
-    """
+    """Profile training steps of a recipe in a temporary folder; arguments as of :func:`pml_ext.experiment.train`."""
     recipes = load_recipes(name, overrides)
     if len(recipes) > 1:
         raise ConfigError(f"{name} has {len(recipes)} variants; wanted one of them, for example {next(iter(recipes))}")

@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,8 @@ class Records:
             if self._database.exists():
                 self._cut_back(iteration, epoch)
             self._writer = RecordWriter(str(self._folder))
-            place = folder / "tensorboard"
-            self._events[False] = SummaryWriter(str(place), purge_step=iteration + 1)
-            self._events[True] = SummaryWriter(str(place / "epochs"), purge_step=epoch + 1)
+            self._events[False] = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
+            self._events[True] = SummaryWriter(str(folder / "tensorboard/epochs"), purge_step=epoch + 1)
 
     def add(self, number: int, rows: Rows) -> None:
         """Record values of an iteration, or of an epoch for tables whose name begins with "accuracies"."""
@@ -202,17 +201,13 @@ class RecordedValues:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value if value.numel() == 1 else None
-    if isinstance(value, np.number):
-        return value.item()
-    return value if isinstance(value, (int, float)) else None
+    value = value.item() if isinstance(value, np.number) else value
+    return value if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1) else None
 
 
-def metric_series(folder: Path, metric: str, tables: Sequence[str] = (VALIDATION, CURVE)) -> Series:
-    """Return epochs and values of a metric by table; tables without it are left out."""
-    found = _series(folder, [metric])
-    return {table: found[table][metric] for table in tables if table in found}
+def metric_series(folder: Path, metric: str) -> Series:
+    """Return epochs and values of a metric between epochs, by table."""
+    return {table: found[metric] for table, found in _series(folder, [metric]).items() if table in (VALIDATION, CURVE)}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:

@@ -55,9 +55,10 @@ class Listener(Protocol):
 class Silence:
     """A listener that does nothing."""
 
-    def _nothing(self, *_: object) -> None: ...
+    def step(self, *_: object) -> None:
+        """Do nothing."""
 
-    step = iteration = warn = _nothing
+    iteration = warn = step
 
 
 @dataclass
@@ -413,10 +414,8 @@ class Run(View):
 
     def _restore(self, path: Path, state: Mapping[str, Any]) -> None:
         if (before := state["processes"]) != self.processes:
-            raise ConfigError(
-                f"{self.folder} holds a run of {before} process{'es' * (before > 1)}, not {self.processes}; resume it "
-                f"with {f'torchrun --nproc-per-node {before} -m pml_ext' if before > 1 else 'pml-ext'} train ..."
-            )
+            text = f"{self.folder} holds a run of {before} processes, not {self.processes}"
+            raise ConfigError(f"{text}; resume it with torchrun --nproc-per-node {before} -m pml_ext train ...")
         with checkpoint.taking(path, state):
             for name, part in self._parts().items():
                 part.load_state_dict(state["parts"][name])

@@ -1,7 +1,6 @@
 """Signals that end a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP, which schedulers and terminals send.
 
-Where work would be lost, the first one ends the run once an iteration is finished and a checkpoint written; elsewhere
-at the next line. A second one ends the run at once.
+Where work would be lost, the first one ends the run once a checkpoint is written; a second one ends it at once.
 """
 
 from __future__ import annotations

@@ -14,12 +14,7 @@ Variants = dict[str, dict[str, Any]]  # tables of a recipe's variants, by full n
 
 
 def tables() -> list[dict[str, Any]]:
-    """Return every table and figure of every paper.
-
-    The entries have ``name``, ``title``, ``paper``, ``recipes`` (by scale, ``"full"`` and ``"small"``), ``rows``
-    (``row``, ``recipes``, ``reason``), ``measured`` (recipes whose results stand in a README) and ``reason``: why there
-    is no recipe, where there is none.
-    """
+    """Return every table and figure of every paper, with the recipes of its rows by scale, or why there are none."""
     named: dict[str, dict[str, Variants]] = collections.defaultdict(dict)  # by table and recipe
     for recipe in registry.recipes():
         try:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..data import LabeledImages, Steps, hold_out_classes, prepare
+from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import ConfigError
 from ..evaluation import some_of_each_class
@@ -70,16 +70,13 @@ class View:
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
         augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
 
-        def ready(name: str, images: LabeledImages, steps: Steps) -> LabeledImages:
-            kept, skipped = prepare(images, steps, table.cache, table.unreadable == "skip", table.workers, tell)
-            if skipped:
-                self.unreadable[name] = skipped
-            return kept
-
-        train = ready("train", splits.train, augmented)
-        self.splits: dict[str, LabeledImages] = {
-            name: ready(name, images, plain).with_transform(plain) for name, images in splits.tested().items()
-        }
+        self.splits: dict[str, LabeledImages] = {}
+        for name, images in {"train": splits.train, **splits.tested()}.items():
+            steps, skips = augmented if name == "train" else plain, table.unreadable == "skip"
+            kept, skipped = prepare(images, steps, table.cache, skips, table.workers, tell)
+            self.splits[name] = kept.with_transform(plain)
+            self.unreadable |= {name: skipped} if skipped else {}
+        train = self.splits.pop("train")
         if self.rank == 0:
             from_rank_0(None)
         if evaluation.validation:
@@ -145,10 +142,7 @@ class View:
         return self.splits[split]
 
     def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-        """Return a split's ``"embeddings"`` and ``"labels"`` by the network as it is, kept until the network changes.
-
-        With ``also``, which computes something else of each batch of images, a new pass is made.
-        """
+        """Return a split's embeddings and labels, kept until the network changes; a new pass computes ``also``."""
         key = ("embedded", split)
         if also is None and key in self._kept:
             return self._kept[key]  # type: ignore[no-any-return]

@@ -103,8 +103,9 @@ def read_batches(
     pinned = device.type in ("cuda", "xpu")
     watched = Watched(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
     loader = loader_of(watched, workers, device, batch_size=batch_size, collate_fn=_joined)
-    for images, numbers, unreadable in watched.read(loader):
-        yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
+    with watched.naming_images():
+        for images, numbers, unreadable in loader:
+            yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
 
 
 def _joined(items: Sequence[Item]) -> Batch:

@@ -112,7 +112,7 @@ def test_a_terminal_has_a_bar():
     [
         (["train", "cbml/digit"], 2, "no recipe 'cbml/digit'; nearest: cbml/digits"),
         (["train", "cbml/digits", "--set", "loss.x=1"], 2, "loss.x: no setting of cbml 'x'"),
-        (["train", "cbml/digits", "--resume"], 2, "--resume needs --out"),
+        (["train", "cbml/digits", "--resume"], 2, "--resume and torchrun --max-restarts need --out"),
         (["train", "cbml/digits", "--out", "{tmp}"], 2, "exists; add --resume"),
         (["train", "cbml/omniglot-small", "--data", "{tmp}/absent", "--out", "{tmp}/x"], 2, "absent"),
         (["train", "cbml/digits", "--set", "data.name=folder:{tmp}/none", "--out", "{tmp}/x"], 2, "none"),

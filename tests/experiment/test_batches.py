@@ -114,20 +114,6 @@ def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
         assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_draws_one_number_whatever_the_workers(workers):
-    reader = BatchReader(Noisy(), workers, CPU)
-    states = []
-    for epoch in (1, 2, 3):
-        torch.manual_seed(epoch)
-        list(reader.read(epoch_batches([[1, 2], [3, 4]], 0, epoch)))
-        states.append(torch.get_rng_state())
-    for epoch, state in zip((1, 2, 3), states, strict=True):
-        torch.manual_seed(epoch)
-        torch.empty((), dtype=torch.int64).random_()
-        assert torch.equal(torch.get_rng_state(), state)
-
-
 class Short(Sampler):
     """A pass of 64 images, whatever is asked for."""
 
@@ -175,13 +161,6 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
-
-
-@pytest.mark.parametrize("error", [RuntimeError("of the network"), OSError("of the disk"), EOFError()])
-def test_what_is_no_death_of_a_worker_is_raised_as_it_is(error):
-    with pytest.raises(type(error)) as caught, Watched(Deadly(), 1).naming_images():
-        raise error
-    assert caught.value is error
 
 
 def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():

@@ -14,7 +14,6 @@ from pml_ext.experiment import train
 from pml_ext.experiment.recipe import load_recipes, pipelines, read_tables
 from pml_ext.experiment.recipe.schema import ImagesTable
 from pml_ext.experiment.view import View
-from pml_ext.registry import recipes
 
 RECIPE = """
 description = "photographs"
@@ -109,10 +108,6 @@ def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
     (tmp_path / "child.toml").write_text("extends = [3]")
     with pytest.raises(ConfigError, match=r"extends: found 3, wanted the name of a recipe, or several"):
         load_recipes(str(tmp_path / "child.toml"))
-
-
-def test_packaged_recipes_name_their_weights():
-    assert "DEFAULT" not in "".join(file.read_text("utf-8") for file in recipes().values())
 
 
 @pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])

@@ -190,14 +190,6 @@ def test_a_file_that_is_none_of_a_paper(mine, old, new, message):
     assert load_recipes("cbml/omniglot-small")
 
 
-def test_hooks_that_give_no_file(install_plugin):
-    bad = PLUGIN.replace('/ "mine.toml"', '/ "absent.toml"')
-    with registry.isolated():
-        (install_plugin("mine", bad) / "recipes").mkdir()
-        with pytest.warns(PluginWarning, match="pml_ext_papers: 'mine' is .*absent.toml'., wanted a file: importlib"):
-            assert "mine" not in registry.factories("paper")
-
-
 def test_the_report_has_the_papers_values_beside_the_runs(mine):
     (recipe,) = load_recipes(mine('table = "mine/2"\nrow = ["Small, Mine", "Small, Scores"]\nnote = "ours"')).values()
     metrics = {"after": {"recall_at_1": 0.9}, "learned_metric": {"recall_at_1": 0.8}}

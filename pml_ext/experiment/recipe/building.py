@@ -221,10 +221,8 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
         component = registry.get(table.name, kind)
     by_class = component.settings.keys() & {"num_classes", "class_labels"}
     if kind != "sampler" and by_class and "num_classes" not in context:
-        raise ConfigError(
-            f"{key}: {table.name} keeps something for each class (num_classes), and with data.labels = 'clusters' "
-            "each epoch has other classes; take a loss of pairs or triplets"
-        )
+        text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
+        raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
     lacking = registry.filled(component.cls, context, table.settings)[1]
     _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
     if kind == "sampler":

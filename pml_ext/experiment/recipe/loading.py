@@ -29,8 +29,7 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
 
     The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
     the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
-    ConfigError names the file, the key, what was found and what is wanted; UnknownNameError is of an unknown recipe,
-    PluginError of a run's recipe whose plugin is not in use.
+    ConfigError names the file, the key, what was found and what is wanted; PluginError a plugin that is not in use.
     """
     try:
         source, run, variants = _variants(name, overrides)

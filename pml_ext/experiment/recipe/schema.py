@@ -59,8 +59,7 @@ class ImagesTable(Table):
     crop: Count | None = None  # size of the network's input; by default the data set's image size
     squash: bool = False  # resize to squares, whatever the aspect ratio
     random_crop: bool = False  # in training, crop at a random place; tests crop the center
-    # in training, crop a random share of the area in this range and resize it
-    random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None  # shares of the area
     flip: bool = False  # in training, mirror half of the images left to right
     bgr: bool = False  # the order of the channels is blue, green, red
     value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
@@ -287,9 +286,7 @@ class Recipe(Table):
         if (warm := sum(stage.epochs for stage in self.stages)) >= epochs:
             raise ValueError(f"schedule.epochs: found {epochs}; the stages take {warm} epochs, so it must be more")
         if clusters and self.evaluation.validation:
-            raise ValueError(
-                "evaluation.validation: it holds out classes by labels, and data.labels = 'clusters' has none"
-            )
+            raise ValueError("evaluation.validation: it holds out classes by labels, which clusters have not")
         for stage in self.all_stages():
             memory, batch = stage.loss.memory, stage.sampler.batch_size if stage.sampler else 0
             if memory is not None and clusters:
