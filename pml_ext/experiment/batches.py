@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
 from ..errors import DataError, shortened
+from .signals import ENDING
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 Batches = list[list[Item]]
@@ -196,10 +197,9 @@ class Watched(Dataset[tuple[Tensor, int]]):
                 for process, image in self.reading.tolist()
                 if process in dead and image >= 0
             ]
-            raise DataError(
-                f"a data-loader worker died while it read {', '.join(images) or 'no image yet'} "
-                f"({shortened(error, 200)}). If memory ran out, lower data.workers; else mend or remove the file"
-            ) from error
+            text = f"a data-loader worker died while it read {', '.join(images) or 'no image yet'}"
+            remedy = "If memory ran out, lower data.workers; else mend or remove the file"
+            raise DataError(f"{text} ({shortened(error, 200)}). {remedy}") from error
 
 
 @atexit.register
@@ -219,7 +219,6 @@ def begin(worker: int) -> None:
         images.reading[worker, 0] = os.getpid()
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGHUP"):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))

@@ -72,8 +72,6 @@ def load(
     """
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
-    if path.stat().st_size == 0:
-        raise _refused(path, "the file is empty")
     wanted = read_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
     if wanted is not None and (digest or sha256_of(path)) != wanted:
         raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
@@ -89,22 +87,19 @@ def load(
     return state  # type: ignore[no-any-return]
 
 
-def load_to_resume(
-    path: Path, device: torch.device | str = "cpu", of: str | None = None
-) -> tuple[dict[str, Any], str] | None:
-    """Return the state of ``last.pt``, or if that is damaged of ``previous.pt``, and a warning, perhaps empty."""
+def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the state of ``last.pt``, if that is damaged of ``previous.pt``, or None for neither; and a warning."""
     previous = path.with_name("previous.pt")
     if not path.exists() and not previous.exists():
-        return None
+        return None, ""
     try:
         return load(path, device, of), ""
     except DataError as error:
-        try:
-            state = load(previous, device, of)
-        except DataError:
-            raise error from None
-        reason = str(error).partition("; ")[0]
-        return state, f"{reason}; the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
+        with contextlib.suppress(DataError):
+            state, reason = load(previous, device, of), str(error).partition("; ")[0]
+            going = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
+            return state, f"{reason}; {going}"
+        raise
 
 
 @contextlib.contextmanager
@@ -160,13 +155,7 @@ def set_state_of_sampler(sampler: Any, state: Any) -> None:
     if hasattr(sampler, "load_state_dict"):
         sampler.load_state_dict(state)
         return
-    for name, held in state.items():
-        own = vars(sampler).get(name)
-        if isinstance(own, dict):  # perhaps a defaultdict, which stays one
-            own.clear()
-            own.update(held)
-        else:
-            setattr(sampler, name, held)
+    vars(sampler).update(state)
 
 
 def _plain(value: Any) -> Any:

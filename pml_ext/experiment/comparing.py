@@ -70,7 +70,6 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
 
 
 def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
-    """Read the recipe's name, the seed, the recipe's settings and the metrics of a run."""
     for file in ("recipe.toml", "metrics.json"):
         check_unchanged(place, file)
     try:

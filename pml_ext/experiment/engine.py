@@ -114,7 +114,6 @@ class Engine:
             scheduler.step()
 
     def _forward_and_backward(self, images: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Return the loss of a batch and its embeddings, and give every parameter its gradient."""
         for module in (*self._parts, objective.loss):
             module.zero_grad()
         with autocast(self.device, self.settings.precision):
@@ -135,7 +134,6 @@ class Engine:
     def _take(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
-        """Check loss, embeddings and gradients, and step if all are finite."""
         optimizers = objective.optimizers.values()
         if self._scaler is not None:
             for optimizer in optimizers:

@@ -76,13 +76,11 @@ def plan(
 
 
 def _folder_name(variant: str) -> str:
-    """Return a variant's name as that of a folder in the run's."""
     name = re.sub(r"[/\\]", "-", printable(variant))
     return name if name.strip(".") else name.replace(".", "-")
 
 
 def _restarted() -> bool:
-    """Whether torchrun has started the processes again after one of them died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -148,10 +146,7 @@ def execute(
                 text = tomli_w.dumps(tables)
                 checksums.replace_file(folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
             if again:
-                try:
-                    run.finish_again(metrics, damaged)
-                except PmlExtError as error:  # the run is finished all the same
-                    run.listener.warn(f"the report is not drawn again: {error}")
+                run.finish_again(metrics, damaged)
         from_rank_0(None)  # the others read what lies in the folder now
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
 

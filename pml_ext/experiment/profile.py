@@ -113,9 +113,9 @@ def profile_recipe(
         objective, held = run.objective(stage, recorded=True)
         numbers = itertools.count(1)
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
+        drawn, workers = epoch_batches(batches, run.seed, run.epoch), recipe.data.workers
 
         def record(step: Step) -> None:
             records.add(next(numbers), held.rows(step))
 
-        drawn = epoch_batches(batches, run.seed, run.epoch)
-        return profile_steps(run.engine, images, drawn, objective, recipe.data.workers, record, warm_up)
+        return profile_steps(run.engine, images, drawn, objective, workers, record, warm_up)

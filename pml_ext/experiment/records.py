@@ -123,7 +123,6 @@ class Records:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Warn of errors of the disk."""
         try:
             yield
         except (OSError, sqlite3.Error, UnicodeError) as error:

@@ -152,12 +152,10 @@ class Run(View):
         """Test the untrained network and prepare the components; or take the state of the run that goes on."""
         self.engine  # noqa: B018  # its errors come before anything is tested
         last, within = self.checkpoint("last"), self.checkpoint("within")
-        loaded = checkpoint.load_to_resume(last, self.device, self.identity) if resume else None
-        if loaded is not None:
-            state, warning = loaded
+        state, warning = checkpoint.load_to_resume(last, self.device, self.identity) if resume else (None, "")
+        if state is not None:
             self._restore(last, state)
-            if warning:
-                self._warn(warning)
+            self._warn(warning)
         else:
             if self.rank == 0 and self.recipe.evaluation.baselines:
                 self.listener.step("testing raw pixels and the untrained network")
@@ -309,8 +307,7 @@ class Run(View):
         lost = [name for name in damaged if not name.startswith(derived)]
         if names := [name for name in damaged if name != REPORT]:
             listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
-            follows = "what follows from other files is made again, the rest is left as it is"
-            self.listener.warn(f"{self.folder}: not what {SUMS} says: {listed}; {follows}")
+            self.listener.warn(f"{self.folder}: not what {SUMS} says: {listed}; what can be is made again")
         if "records/logs.db" not in damaged:
             write_csv_files(self.folder / "records")
         self._write_json(_NETWORK, self.network_json())
@@ -366,8 +363,8 @@ class Run(View):
         return TrainingError(f"{what} {when}; {kept}. {remedy[:1].upper()}{remedy[1:] or 'Try a lower optimizer.lr'}")
 
     def _warn(self, text: str) -> None:
-        """Keep and show a warning; once, also where a resumed run meets it again."""
-        if text not in self._history.warnings:
+        """Keep and show a warning that is not empty; once, also where a resumed run meets it again."""
+        if text and text not in self._history.warnings:
             self._history.warnings.append(text)
             self.listener.warn(text)
 

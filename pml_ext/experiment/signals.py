@@ -15,7 +15,7 @@ from types import FrameType
 
 from ..errors import StoppedError
 
-_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _TWICE = 1.0  # seconds in which torchrun may pass on what its processes have had from the terminal themselves
 
 
@@ -32,10 +32,10 @@ def listening() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or _Now.process == os.getpid():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
     _Now.process, _Now.waits, _Now.received = os.getpid(), False, None
     try:
-        for number in _ENDING:
+        for number in ENDING:
             if before[number] is not signal.SIG_IGN:  # as nohup wants it
                 signal.signal(number, _receive)
         yield
@@ -52,7 +52,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
     if _Now.received is not None:
         if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _Now.at < _TWICE:
             return
-        for each in _ENDING:  # a third one ends the process whatever it does
+        for each in ENDING:  # a third one ends the process whatever it does
             signal.signal(each, signal.SIG_DFL)
         raise stopped(_Now.received, "at once; what the last checkpoint does not have is lost")
     _Now.received, _Now.at = number, time.monotonic()

@@ -107,10 +107,8 @@ class View:
         size, images = self.recipe.evaluation.batch_size, self._preprocessing
         if self.device.type == "cpu":
             size = min(size, max(_CPU_BATCH, _CPU_VALUES // (images.channels * images.image_size**2)))
-        workers = self.recipe.data.workers
-        return embed_batches(self.trunk, self.embedder, self.images(split), self.device, size, workers)
-
-    # What components see
+        networks, workers = (self.trunk, self.embedder), self.recipe.data.workers
+        return embed_batches(*networks, self.images(split), self.device, size, workers)
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""

@@ -22,7 +22,7 @@ REMEDY = {
 
 
 def a_state(name):
-    return {"weights of " + name: torch.zeros(400), "epoch": 1}
+    return {"weights of " + name: torch.zeros(400), "epoch": 1, "of": "run"}
 
 
 @pytest.fixture
@@ -45,8 +45,7 @@ def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
     contents = [whole[:500], whole[:-1], whole + b"\0", bytes(500), b"no checkpoint", b"\x80", *flipped]
     for content in (b"", *contents):
         path.write_bytes(content)
-        reason = "the file is damaged" if content else "the file is empty"
-        with pytest.raises(DataError, match=rf"{name}.pt: {reason}.*; {REMEDY[name]}") as caught:
+        with pytest.raises(DataError, match=rf"{name}.pt: the file is damaged.*; {REMEDY[name]}") as caught:
             checkpoint.load(path)
         assert "\n" not in str(caught.value)
         assert "weights_only" not in str(caught.value)  # what torch advises instead
@@ -57,25 +56,25 @@ def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
 
 def test_the_checkpoint_before_the_last_is_kept_and_used(folder):
     last = folder / "last.pt"
-    assert checkpoint.load_to_resume(last) is None
+    assert checkpoint.load_to_resume(last, "cpu", "run") == (None, "")
     for epoch in (1, 2, 3):
         checkpoint.save_last(last, a_state("last") | {"epoch": epoch})
-    state, word = checkpoint.load_to_resume(last)
+    state, word = checkpoint.load_to_resume(last, "cpu", "run")
     assert (state["epoch"], word) == (3, "")
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    state, word = checkpoint.load_to_resume(last)
+    state, word = checkpoint.load_to_resume(last, "cpu", "run")
     assert state["epoch"] == 2
     assert word.startswith(
         f"{last}: the file is damaged (its checksum is not that in SHA256SUMS); the run goes on from"
     )
     last.unlink()
-    assert checkpoint.load_to_resume(last)[0]["epoch"] == 2
+    assert checkpoint.load_to_resume(last, "cpu", "run")[0]["epoch"] == 2
     (folder / "previous.pt").write_bytes(b"")
     last.write_bytes(content)
     with pytest.raises(DataError, match=r"last.pt: the file is damaged"):
-        checkpoint.load_to_resume(last)
+        checkpoint.load_to_resume(last, "cpu", "run")
 
 
 class Opens:
@@ -152,6 +151,5 @@ def test_attributes_are_kept_and_one_that_no_checkpoint_can_hold_is_named_once(f
     assert "generator" not in checkpoint.state_of_sampler(one)
     assert not recwarn.list
     checkpoint.set_state_of_sampler(other, checkpoint.load(folder / "x.pt")["sampler"])
-    assert other.members.pop(3).tolist() == one.members.pop(3).tolist()
-    assert other.members[99] == []  # still a defaultdict
+    assert other.members[3].tolist() == one.members[3].tolist()
     assert (other.order, other.seen, other.pair, other.all) == (one.order, one.seen, one.pair, one.all)

@@ -499,7 +499,7 @@ def test_a_damaged_checkpoint_is_one_line(finished, tmp_path, monkeypatch, capsy
             main()
         error = capsys.readouterr().err.splitlines()[-1]
         assert left.value.code == 2
-        assert error.startswith(f"pml-ext: {out}/checkpoints/{name}.pt: the file is empty; ")
+        assert error.startswith(f"pml-ext: {out}/checkpoints/{name}.pt: the file is damaged")
 
 
 @pytest.mark.usefixtures("without_report")

@@ -280,8 +280,6 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
     except ValidationError as error:
         texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
         text = f"input should be {' or '.join(texts)}"
-        if any(problem["type"] == "needs_python_object" for problem in error.errors()):
-            text = f"wanted {inspect.formatannotation(annotation)}; a component is a table with its name"
         raise ConfigError(f"{key}: found {value!r}; {text}") from None
     except Exception:  # of pydantic, about an annotation of a plugin that it cannot resolve
         return value

@@ -35,7 +35,6 @@ PHASES = {
     "learned_metric": "trained network, learned metric",
     "shortlist": "trained network, learned metric on a shortlist",
 }
-GALLERY_QUERIES = 8
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
 Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
 
@@ -126,13 +125,13 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
 
 
 def _gallery(view: View, result: Evaluation) -> Figure:
-    """Draw queries, half of them failures, with the nearest images that a search has found and their distances."""
+    """Draw eight queries, half of them failures, with the nearest images that a search has found and their distances."""
     queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
     failures, successes = order[wrong[order]], order[~wrong[order]]
     rows = []
-    for query in torch.cat([failures[: GALLERY_QUERIES // 2], successes])[:GALLERY_QUERIES].tolist():
+    for query in torch.cat([failures[:4], successes])[:8].tolist():
         label = int(queries.labels[query])
         rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)])
         for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
