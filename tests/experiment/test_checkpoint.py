@@ -54,29 +54,6 @@ def test_a_damaged_checkpoint_is_one_line_with_its_path(folder, name):
         checkpoint.load(path, of="this run")
 
 
-def test_the_checkpoint_before_the_last_is_kept_and_used(folder):
-    last = folder / "last.pt"
-    assert checkpoint.load_to_resume(last, "cpu", "run") == (None, "")
-    for epoch in (1, 2, 3):
-        checkpoint.save_last(last, a_state("last") | {"epoch": epoch})
-    state, word = checkpoint.load_to_resume(last, "cpu", "run")
-    assert (state["epoch"], word) == (3, "")
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1
-    last.write_bytes(content)
-    state, word = checkpoint.load_to_resume(last, "cpu", "run")
-    assert state["epoch"] == 2
-    assert word.startswith(
-        f"{last}: the file is damaged (its checksum is not that in SHA256SUMS); the run goes on from"
-    )
-    last.unlink()
-    assert checkpoint.load_to_resume(last, "cpu", "run")[0]["epoch"] == 2
-    (folder / "previous.pt").write_bytes(b"")
-    last.write_bytes(content)
-    with pytest.raises(DataError, match=r"last.pt: the file is damaged"):
-        checkpoint.load_to_resume(last, "cpu", "run")
-
-
 class Opens:
     """Opens a file when it is unpickled."""
 

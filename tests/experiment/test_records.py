@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext.experiment.engine import Step
-from pml_ext.experiment.records import RecordedValues, Records, loss_series, metric_series
+from pml_ext.experiment.records import RecordedValues, Records, loss_series
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
 LABELS = torch.arange(12) // 3
@@ -216,13 +216,6 @@ def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path)
         "positive": ([1, 2, 3, 4], [1.0, 1.0, 2.0, 2.0]),
         "positive (C)": ([3, 4], [3.0, 3.0]),
     }
-
-
-def test_a_metric_over_the_epochs_by_table(tmp_path):
-    record(tmp_path, 1, 4)
-    assert metric_series(tmp_path, "map_at_r") == {"accuracies_validation": ([1, 2], [0.25, 0.5])}
-    assert metric_series(tmp_path, "nmi") == {}
-    assert metric_series(tmp_path / "none", "nmi") == loss_series(tmp_path / "none", ["x"]) == {}
 
 
 def test_what_is_no_number_is_not_recorded(tmp_path):

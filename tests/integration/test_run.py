@@ -401,11 +401,6 @@ def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path,
     resumed = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True)
     assert drawn == [written]
     assert {key: value for key, value in resumed.items() if key != "folder"} == written
-    (tmp_path / "out" / "checkpoints" / "model.pt").write_bytes(b"")
-    ear = Ear()
-    again = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True, listener=ear)
-    assert again["after"] == resumed["after"]
-    assert "model.pt is gone or damaged; it is made again from" in ear.warnings[0]
 
 
 def test_a_report_is_drawn_again_and_a_figure_that_fails_is_left_out_with_its_reason(finished, tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
 
 
 def _gallery(view: View, result: Evaluation) -> Figure:
-    """Draw eight queries, half of them failures, with the nearest images that a search has found and their distances."""
+    """Draw eight queries, half of them failures, with the nearest images of a search and their distances."""
     queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
