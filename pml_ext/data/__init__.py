@@ -10,14 +10,25 @@ from ..lazy import check_there
 check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
     from . import imagenet, omniglot, photographs
-    from .digits import digits, digits_unseen
-    from .folder import folder
-    from .omniglot import omniglot_small
-    from .published import About, check_archives, get_archives
-    from .reading import Box, image_tensor, read_image
-    from .splits import DataSplits, LabeledImages, hold_out_classes, prepare
-    from .table import table
-    from .transforms import Pipeline, Steps, build_transforms, raw_pixels
+    from .digits import digits as digits
+    from .digits import digits_unseen as digits_unseen
+    from .folder import folder as folder
+    from .omniglot import omniglot_small as omniglot_small
+    from .published import About as About
+    from .published import check_archives as check_archives
+    from .published import get_archives as get_archives
+    from .reading import Box as Box
+    from .reading import image_tensor as image_tensor
+    from .reading import read_image as read_image
+    from .splits import DataSplits as DataSplits
+    from .splits import LabeledImages as LabeledImages
+    from .splits import hold_out_classes as hold_out_classes
+    from .splits import prepare as prepare
+    from .table import table as table
+    from .transforms import Pipeline as Pipeline
+    from .transforms import Steps as Steps
+    from .transforms import build_transforms as build_transforms
+    from .transforms import raw_pixels as raw_pixels
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
@@ -41,29 +52,3 @@ PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
     "table": (table, "table:FILE.csv, a table with the columns label, path and split"),
 }
 """Data sets by a name and a path, ``folder:PATH``, with their form."""
-
-
-__all__ = [
-    "PATH_FACTORIES",
-    "About",
-    "Box",
-    "DataSplits",
-    "LabeledImages",
-    "Pipeline",
-    "Steps",
-    "build_transforms",
-    "builtin_datasets",
-    "check_archives",
-    "digits",
-    "digits_unseen",
-    "folder",
-    "get_archives",
-    "hold_out_classes",
-    "image_tensor",
-    "omniglot_small",
-    "prepare",
-    "published_sets",
-    "raw_pixels",
-    "read_image",
-    "table",
-]

@@ -5,40 +5,23 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .calculator import Evaluation, RetrievalAccuracyCalculator
-    from .classification import nearest_class_mean, related_means
-    from .clustering import ami, kmeans, nmi, pairwise_f1, purity
-    from .metrics import class_means
-    from .neighbors import (
-        NearestNeighbors,
-        Search,
-        default_neighbors,
-        has_faiss,
-        learned_metric,
-        neighbors_under,
-        reranked_under,
-    )
-    from .sampling import some_of_each_class
+    from .calculator import Evaluation as Evaluation
+    from .calculator import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
+    from .classification import nearest_class_mean as nearest_class_mean
+    from .classification import related_means as related_means
+    from .clustering import ami as ami
+    from .clustering import kmeans as kmeans
+    from .clustering import nmi as nmi
+    from .clustering import pairwise_f1 as pairwise_f1
+    from .clustering import purity as purity
+    from .metrics import class_means as class_means
+    from .neighbors import NearestNeighbors as NearestNeighbors
+    from .neighbors import Search as Search
+    from .neighbors import default_neighbors as default_neighbors
+    from .neighbors import has_faiss as has_faiss
+    from .neighbors import learned_metric as learned_metric
+    from .neighbors import neighbors_under as neighbors_under
+    from .neighbors import reranked_under as reranked_under
+    from .sampling import some_of_each_class as some_of_each_class
 
 __getattr__ = lazily(__name__, "train", "evaluation", ("sklearn",))
-
-__all__ = [
-    "Evaluation",
-    "NearestNeighbors",
-    "RetrievalAccuracyCalculator",
-    "Search",
-    "ami",
-    "class_means",
-    "default_neighbors",
-    "has_faiss",
-    "kmeans",
-    "learned_metric",
-    "nearest_class_mean",
-    "neighbors_under",
-    "nmi",
-    "pairwise_f1",
-    "purity",
-    "related_means",
-    "reranked_under",
-    "some_of_each_class",
-]

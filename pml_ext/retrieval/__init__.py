@@ -5,35 +5,25 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .clusters import SHEET, Clusters, Grouping, group
-    from .collection import Collection, Embedded, RetrievalWarning, StoreWarning, check_writable
-    from .embedding import Progress, SkippedImage, save_embeddings
-    from .pictures import placeholder, thumbnail
-    from .query import RADIUS, Answer, Gallery
-    from .search import FaissIndex
-    from .trained import TrainedRun, load_run
+    from .clusters import SHEET as SHEET
+    from .clusters import Clusters as Clusters
+    from .clusters import Grouping as Grouping
+    from .clusters import group as group
+    from .collection import Collection as Collection
+    from .collection import Embedded as Embedded
+    from .collection import RetrievalWarning as RetrievalWarning
+    from .collection import StoreWarning as StoreWarning
+    from .collection import check_writable as check_writable
+    from .embedding import Progress as Progress
+    from .embedding import SkippedImage as SkippedImage
+    from .embedding import save_embeddings as save_embeddings
+    from .pictures import placeholder as placeholder
+    from .pictures import thumbnail as thumbnail
+    from .query import RADIUS as RADIUS
+    from .query import Answer as Answer
+    from .query import Gallery as Gallery
+    from .search import FaissIndex as FaissIndex
+    from .trained import TrainedRun as TrainedRun
+    from .trained import load_run as load_run
 
 __getattr__ = lazily(__name__, "train", "load_run", ("matplotlib", "pydantic", "sklearn", "torchvision"))
-
-__all__ = [
-    "RADIUS",
-    "SHEET",
-    "Answer",
-    "Clusters",
-    "Collection",
-    "Embedded",
-    "FaissIndex",
-    "Gallery",
-    "Grouping",
-    "Progress",
-    "RetrievalWarning",
-    "SkippedImage",
-    "StoreWarning",
-    "TrainedRun",
-    "check_writable",
-    "group",
-    "load_run",
-    "placeholder",
-    "save_embeddings",
-    "thumbnail",
-]

@@ -82,13 +82,7 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
     :class:`sklearn.cluster.HDBSCAN`, which leaves images out that lie in no cluster. It compares up to 8,000 images
     with each other; of more it sees 8,000 drawn at random, and each of the others goes where the nearest of these is.
 
-    Args:
-        embedded: the images.
-        clusters: how many, or ``"auto"``.
-        smallest: with ``"auto"``, images that a cluster has at least; 5 by default.
-
-    Raises:
-        ConfigError: more clusters than images, or wrong settings.
+    ``smallest``: with ``"auto"``, images that a cluster has at least; 5 by default.
     """
     check_clusters(clusters, smallest)
     images, least = len(embedded.paths), clusters if isinstance(clusters, int) else smallest or SMALLEST
@@ -145,9 +139,7 @@ class Clusters(dict[str, int]):
 def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
     """Write ``clusters.csv`` and the largest clusters' contact sheets, in place of those that an older table lists.
 
-    Raises:
-        ConfigError: a file that an earlier table does not list has the name of the table or of a sheet; nothing is
-            written then.
+    A ConfigError says that another file has one of the names; nothing is written then.
     """
     chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
     drawn = {cluster.number: place / _sheet_name(cluster.number) for cluster in chosen}

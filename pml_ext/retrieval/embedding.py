@@ -165,15 +165,10 @@ class ImageEmbedder:
                 raise DataError(f"{folder}: no readable image among {len(skipped)} files{first}")
             kept = sorted(vectors)
             numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
-            yield Embedded(
-                folder,
-                [listing.names[number] for number in kept],
-                torch.from_numpy(collection.vectors_of(numbers)).to(self.device),
-                skipped,
-                np.array([listing.facts[number] for number in kept], dtype=np.int64),
-                new,
-                numbers,
-            )
+            names = [listing.names[number] for number in kept]
+            facts = np.array([listing.facts[number] for number in kept], dtype=np.int64)
+            points = torch.from_numpy(collection.vectors_of(numbers)).to(self.device)
+            yield Embedded(folder, names, points, skipped, facts, new, numbers)
             if num_processes() == 1:
                 collection.compact(gone)
 
@@ -190,10 +185,8 @@ class ImageEmbedder:
 
         def write() -> None:
             if waiting:
-                facts = [listing.facts[number] for number in waiting]
-                first = self.collection.append(
-                    [keys[number] for number in waiting], facts, np.stack([*waiting.values()])
-                )
+                facts, own = [listing.facts[number] for number in waiting], [keys[number] for number in waiting]
+                first = self.collection.append(own, facts, np.stack([*waiting.values()]))
                 vectors.update(zip(waiting, itertools.count(first)))
                 waiting.clear()
 

@@ -90,11 +90,8 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
 def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size.
 
-    Returns:
-        The largest difference of a number of an embedding of these images, in batches of one and of seven.
-
-    Raises:
-        ConfigError: torch cannot write the network, or the difference is above 1e-4; the file is not kept.
+    Return the largest difference of a number of an embedding of these images, in batches of one and of seven. A
+    ConfigError says that torch cannot write the network, or that it is above 1e-4; the file is not kept.
     """
     import onnxruntime
 

@@ -201,23 +201,14 @@ class Gallery:
                 raise self._collection.damaged("a vector of the index has no image")
         answers: list[Answer] = []
         for name, mine, row, values in zip(names, own, near, distances.tolist(), strict=True):
-            kept = [
-                (found[number], value)
-                for number, value in zip(row, values, strict=True)
-                if number != -1
-                and (mine is None or number != mine.vector)
-                and (radius is None or (value >= radius if larger else value <= radius))
-            ][:k]
-            answers.append(
-                Answer(
-                    name or f"image {len(answers)}",
-                    [image.path for image, _ in kept],
-                    [value for _, value in kept],
-                    [class_of(image.path) for image, _ in kept],
-                    class_of(mine.path) or None if mine is not None else None,
-                    [image.id for image, _ in kept],
-                )
-            )
+            itself = -1 if mine is None else mine.vector
+            near_enough = [radius is None or (value >= radius if larger else value <= radius) for value in values]
+            every = zip(row, values, near_enough, strict=True)
+            kept = [(found[number], value) for number, value, near in every if near and number not in (-1, itself)][:k]
+            images_of, values_of = [image for image, _ in kept], [value for _, value in kept]
+            paths, own_class = [image.path for image in images_of], class_of(mine.path) or None if mine else None
+            classes, ids = [class_of(path) for path in paths], [image.id for image in images_of]
+            answers.append(Answer(name or f"image {len(answers)}", paths, values_of, classes, own_class, ids))
         self._warn(answers, k if radius is None else 0, images, within)
         return answers
 

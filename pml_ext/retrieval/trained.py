@@ -61,9 +61,7 @@ def load_run(
         store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
         listener: called with a :class:`Progress` after each batch of a folder's images.
 
-    Raises:
-        DataError: no finished run in the folder, or a file of it is empty, cut or of another run.
-        ConfigError: a wrong device.
+    A DataError says that the folder has no finished run, or which file of it is empty, cut or of another run.
     """
     return TrainedRun(Path(path), choose_device(device), workers, store, listener)
 
@@ -100,15 +98,12 @@ class TrainedRun:
         with checkpoint.taking(folder / _WEIGHTS, state):
             self.trunk.load_state_dict(state["trunk"])
             self.embedder.load_state_dict(state["embedder"])
-        self._state: dict[str, Any] = {
-            key: state.get(key) for key in ("loss", "versions")
-        }  # the rest is in the network
+        self._state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
         self.network = network.to(self.device).eval()
         place = folder / COLLECTION if store is None else Path(store)
         precision, own = self.recipe.engine.precision, store is None
-        self._images = ImageEmbedder(
-            folder, self.network, self.device, self.identity, precision, place, own, workers, listener
-        )
+        given = self.device, self.identity, precision, place, own, workers, listener
+        self._images = ImageEmbedder(folder, self.network, *given)
         self.transform, self.collection = self._images.transform, self._images.collection
         self._gallery: Gallery | None = None
 
@@ -165,7 +160,6 @@ class TrainedRun:
         Raises:
             DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
                 files of a folder are left out with a :class:`SkippedImage` warning.
-            TypeError: no image.
         """
         if isinstance(images, str) and not images:  # which pathlib takes for this folder
             raise ConfigError("the path '' is empty; wanted an image or a folder")
@@ -178,16 +172,8 @@ class TrainedRun:
 
         They are written after each 1,000 images or 30 seconds: an interrupted call goes on from there. A file is
         embedded again if its size or its time of modification has changed. Processes that ``torchrun`` started embed a
-        part each, and return all.
-
-        Args:
-            folder: of images, in sub-folders too.
-            batch_size: images at a time, at most; 64 are enough.
-            workers: as of :func:`load_run`, for this folder.
-
-        Raises:
-            DataError: as of :meth:`embed`, or a worker that reads died.
-            UnwritableError: the disk is full, say; what was written stays.
+        part each, and return all. ``workers`` and errors are as of :func:`load_run` and :meth:`embed`; an
+        UnwritableError names a full disk.
         """
         with self._images.folder_pass(Path(folder), batch_size, workers) as embedded:
             return embedded
@@ -208,11 +194,6 @@ class TrainedRun:
 
         Returns:
             The index; its ``changes`` say what is new, and its ``faiss`` has ``effort`` and the measured ``recall``.
-
-        Raises:
-            DataError: no readable image, or no folder is given and none was indexed.
-            ConfigError: faiss refuses the factory string, or the collection cannot be written.
-            UnwritableError: the disk is full, say; the index before stands.
         """
         source = self.indexed_folder() if folder is None else Path(folder)
         if factory and factory != EXACT:
@@ -257,10 +238,6 @@ class TrainedRun:
             within: the class whose images alone are answers; these are searched exactly.
             radius: the largest distance of an answer; of a learned metric by which larger is nearer, the smallest
                 value.
-
-        Raises:
-            ConfigError: an option out of range, an unknown metric or class, or a learned metric that the run lacks.
-            DataError: an unreadable query, no index, or one of another run.
         """
         if metric not in METRICS:
             raise ConfigError(unknown("metric", metric, METRICS))
@@ -294,18 +271,13 @@ class TrainedRun:
 
         Args:
             folder: of the images.
-            clusters: how many, by k-means; ``"auto"`` where that is not known, by HDBSCAN. See
-                :func:`pml_ext.retrieval.group`.
+            clusters: how many, by k-means, or ``"auto"``, by HDBSCAN; see :func:`pml_ext.retrieval.group`.
             out: the folder to write, with ``clusters.csv``, ``cluster-000.png``, ... and ``noise.png``; by default
                 ``clusters`` in the run's folder.
             smallest: with ``"auto"``, images that a cluster has at least; 5 by default.
 
         Returns:
             The cluster of every path, -1 for none; clusters are numbered by size, the largest first.
-
-        Raises:
-            ConfigError: fewer than 1 cluster or more than images, or ``out`` cannot be written.
-            DataError: no readable image.
         """
         from .clusters import check_clusters, group, write_clusters
 
@@ -316,16 +288,10 @@ class TrainedRun:
         return write_clusters(place, grouping, self.network.preprocessing.channels)
 
     def export(self, out: str | Path, onnx: bool = False) -> Path:
-        """Write the network for programs without this package; return the folder.
+        """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
 
-        Args:
-            out: the folder: ``model.safetensors``, ``preprocess.json``, a model card ``README.md``, and checksums.
-            onnx: whether ``model.onnx`` is written, for batches of any size.
-
-        Raises:
-            ConfigError: ``out`` cannot be written, torch cannot write the graph, or its embeddings differ from the
-                network's by more than 1e-4 on 100 images of noise.
-            MissingExtraError: safetensors, or what ``onnx`` needs, is not installed.
+        ``onnx`` adds ``model.onnx``, for batches of any size; a ConfigError says that torch cannot write the graph, or
+        that its embeddings differ from the network's by more than 1e-4 on 100 images of noise.
         """
         from .export import write_export
 

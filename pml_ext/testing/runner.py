@@ -58,40 +58,33 @@ def check_component(
     """Run the checks of a component.
 
     With a ``reference``, a slow form that is written from the equation, ``check_reference`` compares values and
-    gradients over the kit's batches. It is called as ``reference(embeddings, labels, **settings)`` and returns the
-    value of the whole batch: a tensor, through which the gradient is compared too, or a plain number. One that names
-    ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, gets what a miner chose of a batch, and references; one that
-    names ``component`` gets the instance, for its parameters. It may raise :class:`SkipCheck` where it cannot do a
-    setting.
-
-    Of a class it is compared under every table of ``settings``, and with another value of each number and each flag
-    among the settings of the class. ``check_settings`` fails a setting that changes neither value nor gradient.
+    gradients. ``reference(embeddings, labels, **settings)`` returns the value of the whole batch: a tensor, through
+    which the gradient is compared too, or a number. One that names ``indices_tuple``, or ``ref_emb`` and
+    ``ref_labels``, gets what a miner chose of a batch, and references; one that names ``component`` the instance. It
+    may raise :class:`SkipCheck`. Of a class it is compared under every table of ``settings``, and with another value of
+    each number and flag. ``check_settings`` fails a setting that changes neither value nor gradient.
 
     Args:
         component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, or an instance built with its
             settings.
-        expected_failed_checks: ``{check name: reason}``, beside what the class's attribute of this name says; one
-            that passes nevertheless fails the run.
+        expected_failed_checks: ``{check name: reason}``, beside the class's attribute of this name; one that passes
+            fails the run.
         reference: the slow form of a loss, a regularizer or a distance.
         settings: of a class, values by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, each with each as in
-            scikit-learn's ``ParameterGrid``, or a list of such tables. The first combination is what all other checks
-            use.
+            scikit-learn's ``ParameterGrid``, or a list of such tables. The other checks use the first combination.
         without_effect: settings that change how the value is computed and not what it is, such as the size of a tile.
-        embedding_size: the length of the embeddings that it is called with; by default what an attribute of this name
-            says, or 8.
-        num_classes: the number of classes of its batches, likewise; 6.
-        checks: names of the checks to run; all by default. Without ``check_call_forms`` there is nothing to check of a
-            loss, so that the others are skipped where that fails.
+        embedding_size: of the embeddings that it is called with; by default that of an attribute of this name, or 8.
+        num_classes: of its batches, likewise; 6.
+        checks: names of the checks to run; all by default. Others of a loss are skipped where ``check_call_forms``
+            fails.
         on_fail: raise an AssertionError after the last check, or do nothing (None), if something failed.
 
     Returns:
         A result for each check.
 
     Raises:
-        AssertionError: a check failed, or one that was expected to fail passed; the text has all of them, and its cause
-            is what the first one raised.
+        AssertionError: a check failed, or one that was expected to fail passed; the text has all of them.
         ConfigError: a class that needs settings, or settings that it does not have.
-        TypeError: no component at all.
         ValueError: an expected failure without a reason, or a check that there is not.
 
     Example:
@@ -120,9 +113,7 @@ def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]
     names = [*by_name] if names is None else [*names]
     for name in names:
         if name not in by_name:
-            raise ValueError(
-                f"checks names {name!r}, which is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}"
-            )
+            raise ValueError(f"{name!r} is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}")
     return [by_name[name] for name in names]
 
 
@@ -132,9 +123,7 @@ def _expected(subject: Subject, given: Expected) -> Expected:
     names = {check.__name__ for check in _chosen(subject)}
     for name, reason in expected.items():
         if name not in names:
-            raise ValueError(
-                f"expected_failed_checks names {name!r}, which is no check; checks: {', '.join(sorted(names))}"
-            )
+            raise ValueError(f"expected_failed_checks: {name!r} is no check; checks: {', '.join(sorted(names))}")
         if not reason.strip():
             raise ValueError(f"expected_failed_checks[{name!r}] wants a reason")
     return expected
@@ -189,8 +178,6 @@ def parametrize_with_checks(
     **options: Any,
 ) -> Any:
     """Return a pytest decorator: one test for each component and check, called with ``component`` and ``check``.
-
-    An error of a component is raised as it is, with its traceback.
 
     Args:
         components: each as of :func:`check_component`.

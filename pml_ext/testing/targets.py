@@ -30,10 +30,8 @@ def components_of(what: str) -> list[tuple[str, Any]]:
         return [(imported.__name__, imported)]
     classes = [(name, value) for name, value in vars(imported).items() if _is_component(value, imported.__name__)]
     if not classes:
-        raise ConfigError(
-            f"{what}: no component in it; wanted classes that extend PML's losses, miners, regularizers, distances, "
-            "samplers or reducers"
-        )
+        wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
+        raise ConfigError(f"{what}: no component in it; wanted {wanted}")
     return classes
 
 

@@ -172,7 +172,7 @@ def test_settings_that_do_not_fit():
         check_component(planted.Weighted(), settings={"margin": [1.0]})
     with pytest.raises(ConfigError, match=r"a list of values each, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
         check_component(planted.Weighted, settings={"margin": 1.0})
-    with pytest.raises(ValueError, match="checks names 'check_refrence', which is no check of a loss"):
+    with pytest.raises(ValueError, match="'check_refrence' is no check of a loss"):
         check_component(planted.Weighted, checks=["check_refrence"])
 
 
