@@ -34,10 +34,10 @@ def write_some(place, numbers, brightness=255):
 
 
 @pytest.fixture
-def here(runs, tmp_path):
-    """A run with a collection of its own, and an empty folder."""
+def images(tmp_path):
+    """An empty folder, beside the collection."""
     (tmp_path / "images").mkdir()
-    return lambda **settings: load_run(runs[0], "cpu", store=tmp_path / "store", **settings), tmp_path / "images"
+    return tmp_path / "images"
 
 
 def rows(images):
@@ -51,8 +51,7 @@ def rows(images):
             return 0
 
 
-def test_added_deleted_and_replaced_images_are_as_from_scratch(here, runs, tmp_path):
-    make, images = here
+def test_added_deleted_and_replaced_images_are_as_from_scratch(make, images, runs, tmp_path):
     write_some(images, range(300))
     first = make().embed_folder(images)
     assert (first.new, len(first.paths)) == (300, 300)
@@ -73,8 +72,7 @@ def test_added_deleted_and_replaced_images_are_as_from_scratch(here, runs, tmp_p
     assert torch.equal(third.embeddings, second.embeddings)
 
 
-def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(here, tmp_path):
-    make, images = here
+def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(make, images, tmp_path):
     write_some(images, range(100))
     run = make()
     gallery = run.index(images, factory="IVF4,Flat")
@@ -105,8 +103,7 @@ def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(here, tmp_path):
     assert run.gallery().check() == ([], [])
 
 
-def test_files_are_as_their_page_says(here):
-    make, images = here
+def test_files_are_as_their_page_says(make, images):
     write_some(images, range(20))
     (images / "loose.png").write_bytes(next(images.glob("class 1/*")).read_bytes())
     run = make()
@@ -127,8 +124,7 @@ def test_files_are_as_their_page_says(here):
     torch.testing.assert_close(embedded.embeddings, run.embed(arrays), rtol=1e-4, atol=1e-4)
 
 
-def test_an_image_is_known_whichever_folder_was_embedded(here):
-    make, images = here
+def test_an_image_is_known_whichever_folder_was_embedded(make, images):
     write_some(images, range(60))
     make().embed_folder(images / "class 2")
     whole = make().embed_folder(images)
@@ -169,8 +165,7 @@ def flip(path, byte=None, bit=0):
         ("images.sqlite", Path.unlink, 150),
     ],
 )
-def test_damage_is_named_and_its_images_embedded_again(here, name, damage, new):
-    make, images = here
+def test_damage_is_named_and_its_images_embedded_again(make, images, name, damage, new):
     write_some(images, range(150))
     before = make().embed_folder(images).embeddings.clone()  # not mapped from a file that is damaged
     damage(images.parent / "store" / name)
@@ -186,9 +181,8 @@ def test_damage_is_named_and_its_images_embedded_again(here, name, damage, new):
     assert make().embed_folder(images).new == 0
 
 
-def test_a_flipped_bit_gives_no_image_the_id_of_another(here):
+def test_a_flipped_bit_gives_no_image_the_id_of_another(make, images):
     """Whichever bit: ids stay, or a word says that they do not."""
-    make, images = here
     write_some(images, range(24))
     run = make()
     run.index(images)
@@ -223,9 +217,8 @@ def of_index(run):
     return embedded.paths, embedded.ids.tolist()
 
 
-def test_a_query_removes_nothing_of_a_damaged_collection(here):
+def test_a_query_removes_nothing_of_a_damaged_collection(make, images):
     """It holds no lock, and others may be writing."""
-    make, images = here
     write_some(images, range(20))
     make().index(images)
     place, query = images.parent / "store", next(images.glob("class 1/*"))
@@ -292,9 +285,8 @@ def full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-def test_a_full_disk_is_one_line_and_what_was_written_stays(here, command, runs, monkeypatch):
+def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, command, runs, monkeypatch):
     monkeypatch.setattr(embedding, "WRITTEN", 64)
-    make, images = here
     write_some(images, range(300))
     real, written = os.fsync, []
 
@@ -315,8 +307,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(here, command, runs,
         assert make().embed_folder(images).new == 300 - 128
 
 
-def test_vectors_without_rows_are_cut_off(here):
-    make, images = here
+def test_vectors_without_rows_are_cut_off(make, images):
     write_some(images, range(20))
     before = make().embed_folder(images)
     with (images.parent / "store" / "vectors.f32").open("ab") as file:
@@ -345,9 +336,8 @@ load_run(sys.argv[1], "cpu", workers=2, store=sys.argv[3]).embed_folder(sys.argv
 """
 
 
-def test_a_killed_process_goes_on_from_its_last_rows(here, runs):
+def test_a_killed_process_goes_on_from_its_last_rows(make, images, runs):
     """benchmarks/embedding_kills.py kills the command three times."""
-    make, images = here
     write_some(images, range(400))
     place = images.parent / "store"
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, (runs[0], images, place))])
@@ -366,11 +356,10 @@ def test_a_killed_process_goes_on_from_its_last_rows(here, runs):
     torch.testing.assert_close(embedded.embeddings, make().embed_folder(images).embeddings, rtol=0, atol=1e-5)
 
 
-def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
+def test_a_worker_that_dies_is_named_with_its_image(make, images, monkeypatch):
     """Torch looks for dead workers every five seconds; here more often."""
     reading = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
     monkeypatch.setattr(reading._try_get_data, "__defaults__", (0.2,))
-    make, images = here
     write_some(images, range(5))
 
     def deadly(path, *_, **__):
@@ -386,8 +375,7 @@ def test_a_worker_that_dies_is_named_with_its_image(here, monkeypatch):
 # Files
 
 
-def test_names_that_are_no_text_and_odd_ones_survive(here):
-    make, images = here
+def test_names_that_are_no_text_and_odd_ones_survive(make, images):
     names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
     write_some(images, range(1))
     pixels = next(images.glob("*/*.png")).read_bytes()
@@ -403,8 +391,7 @@ def test_names_that_are_no_text_and_odd_ones_survive(here):
     assert (again.new, again.paths, again.skipped) == (0, first.paths, {})
 
 
-def test_unreadable_files_are_named_each_time_and_mended_ones_embedded(here):
-    make, images = here
+def test_unreadable_files_are_named_each_time_and_mended_ones_embedded(make, images):
     write_some(images, range(5))
     broken = images / "class 0" / "broken.jpg"
     broken.write_bytes(b"no image")
@@ -416,8 +403,7 @@ def test_unreadable_files_are_named_each_time_and_mended_ones_embedded(here):
     assert make().embed_folder(images).new == 1
 
 
-def test_links_that_are_not_followed_are_told(here):
-    make, images = here
+def test_links_that_are_not_followed_are_told(make, images):
     write_some(images / "here", range(4))
     (images / "gone.png").symlink_to(images / "nowhere.png")
     (images / "elsewhere").symlink_to(images / "here")
@@ -434,8 +420,7 @@ def test_links_that_are_not_followed_are_told(here):
 # Several processes
 
 
-def test_a_second_pass_over_a_folder_waits_with_a_word(here, monkeypatch):
-    make, images = here
+def test_a_second_pass_over_a_folder_waits_with_a_word(make, images, monkeypatch):
     write_some(images, range(5))
     (images.parent / "store").mkdir()
     first = FileLock(images.parent / "store" / ".lock")
@@ -478,8 +463,7 @@ for number in range(start, start + 40, 4):
     assert (tmp_path / "vectors.f32").stat().st_size == 120 * 8 * 4
 
 
-def test_progress_is_told(here, command, runs, monkeypatch):
-    make, images = here
+def test_progress_is_told(make, images, command, runs, monkeypatch):
     write_some(images, range(130))
     told = []
     make(listener=told.append).embed_folder(images)
@@ -495,8 +479,7 @@ def test_progress_is_told(here, command, runs, monkeypatch):
     assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", lines[1])
 
 
-def test_workers_below_0_are_refused(here):
-    make, images = here
+def test_workers_below_0_are_refused(make, images):
     write_some(images, range(1))
     with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
         make(workers=-1).embed_folder(images)

@@ -8,6 +8,8 @@ from pytorch_metric_learning.losses import MultiSimilarityLoss
 from pml_ext.testing import check_component
 from pml_ext_cbml import CBMLLoss, HardPairMiner
 
+from . import loops
+
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 GRID = [
     {},
@@ -33,12 +35,12 @@ def gradient(value, x):
     return torch.autograd.grad(value, x, retain_graph=True)[0]
 
 
-def test_value_gradients_and_settings(slow):
+def test_value_gradients_and_settings():
     """Over batches, miners' tuples, references and settings; none of the settings is ignored."""
 
     def reference(embeddings, labels, indices_tuple=None, ref_emb=None, ref_labels=None, **settings):
-        pairs = slow.pairs(labels, ref_labels) if indices_tuple is None else slow.pairs_of(indices_tuple)
-        return slow.cbml(embeddings, pairs, ref_emb, **settings)
+        pairs = loops.pairs_from_labels(labels, ref_labels) if indices_tuple is None else loops.pairs_of(indices_tuple)
+        return loops.cbml(embeddings, pairs, ref_emb, **settings)
 
     check_component(CBMLLoss, reference=reference, settings=GRID, checks=["check_reference", "check_settings"])
 
@@ -55,8 +57,8 @@ def test_both_mined_sets_empty():
         assert CBMLLoss(averaging=averaging, skip_unmined=True)(x, labels) == 0
 
 
-def test_equals_pml_multi_similarity(slow):
-    x, labels = slow.batch(rows=30, size=8, classes=6)
+def test_equals_pml_multi_similarity():
+    x, labels = loops.batch(rows=30, size=8, classes=6)
     found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
     pml, miner = MultiSimilarityLoss(alpha=1, beta=1, base=0.5), miners.MultiSimilarityMiner(0.1)
     expected = pml(x, labels, miner(x, labels))
@@ -77,8 +79,8 @@ def test_extreme_settings_do_not_overflow(averaging):
         assert gradient(value, x).abs().max() > 0
 
 
-def test_the_miner_before_the_loss(slow):
-    x, labels = slow.batch(rows=20)
+def test_the_miner_before_the_loss():
+    x, labels = loops.batch(rows=20)
     mined = HardPairMiner()(x, labels)
     assert len(mined[0]) < (labels[:, None] == labels).sum() - 20
     for averaging in ("log", "sqrt"):
@@ -89,20 +91,20 @@ def test_the_miner_before_the_loss(slow):
         torch.testing.assert_close(found, losses(x, labels), **TIGHT)
 
 
-def test_distances(slow):
-    x, labels = slow.batch()
+def test_distances():
+    x, labels = loops.batch()
     dot = distances.DotProductSimilarity(normalize_embeddings=False)
     found = CBMLLoss(distance=dot, beta_neg=1.0)(x, labels)
-    expected = slow.cbml(x, slow.pairs(labels), similarity=torch.dot, beta_neg=1.0)
+    expected = loops.cbml(x, loops.pairs_from_labels(labels), similarity=torch.dot, beta_neg=1.0)
     torch.testing.assert_close(found, expected, **TIGHT)
     torch.testing.assert_close(CBMLLoss(distance=distances.CosineSimilarity())(x, labels), CBMLLoss()(x, labels))
 
 
-def test_recorded_terms(slow):
-    x, labels = slow.batch()
+def test_recorded_terms():
+    x, labels = loops.batch()
     loss = CBMLLoss(collect_stats=True, mvc_weight=0.5)
     value = loss(x, labels)
-    expected = [sum(term[k] for term in slow.terms(x, slow.pairs(labels))) / 10 for k in range(3)]
+    expected = [sum(term[k] for term in loops.anchor_terms(x, loops.pairs_from_labels(labels))) / 10 for k in range(3)]
     for name, wanted in zip(("positive_loss", "negative_loss", "variance_loss"), expected, strict=True):
         found = getattr(loss, name)
         torch.testing.assert_close(found, wanted.detach(), **TIGHT)

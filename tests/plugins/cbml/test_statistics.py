@@ -9,11 +9,13 @@ from matplotlib.figure import Figure
 from pml_ext_cbml import CBMLLoss, PairStatistics
 from pml_ext_cbml.functional import log_ratio
 
+from . import loops
+
 KNOWN = PairStatistics(mean_pos=0.7, std_pos=0.15, mean_neg=0.2, std_neg=0.12, num_pos=7, num_neg=112)
 
 
-def test_statistics_of_a_batch(slow):
-    x, labels = slow.batch()
+def test_statistics_of_a_batch():
+    x, labels = loops.batch()
     similarity = torch.nn.functional.cosine_similarity(x[:, None].detach(), x[None].detach(), dim=-1)
     pairs = [(i, j) for i in range(10) for j in range(10) if i != j]
     positive = [float(similarity[i, j]) for i, j in pairs if labels[i] == labels[j]]
@@ -38,23 +40,23 @@ def test_centers_and_widths_of_section_4_4_f():
     assert (loss.delta, loss.mvc_weight) == (1.0, 0.5)
 
 
-def test_the_quadratic_exponent_of_statistics(slow):
-    x, labels = slow.batch()
+def test_the_quadratic_exponent_of_statistics():
+    x, labels = loops.batch()
     known = PairStatistics.of(x, labels)
     loss = CBMLLoss.from_statistics(known, exponent="quadratic", mining=False)
     four = (known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
     assert loss.statistics == four
-    value = slow.cbml(x, slow.pairs(labels), statistics=four, mining=False)
+    value = loops.cbml(x, loops.pairs_from_labels(labels), statistics=four, mining=False)
     torch.testing.assert_close(loss(x, labels), value, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(torch.autograd.grad(loss(x, labels), x), torch.autograd.grad(value, x))
     assert CBMLLoss.from_statistics(known)(x, labels).isfinite()
 
 
-def test_ratio_functions_as_a_figure(slow):
+def test_ratio_functions_as_a_figure():
     """The line is Eq. (20) of the panel's own statistics; a part without negative pairs has a note."""
     from pml_ext_cbml.statistics import ratio_figure
 
-    x, labels = slow.batch(rows=120, near=1.5)
+    x, labels = loops.batch(rows=120, near=1.5)
     figure = ratio_figure({"training images": (x, labels), "one class": (x.detach() + 0.1, torch.zeros(120))})
     assert isinstance(figure, Figure)
     lines = {line.get_label(): line for line in figure.axes[1].get_lines()}

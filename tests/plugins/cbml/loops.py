@@ -4,7 +4,6 @@ import math
 from itertools import chain
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 DEFAULTS = {
@@ -49,7 +48,7 @@ def pairs_from_labels(labels, ref_labels=None):
     return [*chain(*same)], [*chain(*other)]
 
 
-def pairs_from_tuple(indices):
+def pairs_of(indices):
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
     return (
         sorted(set(zip(a1.tolist(), p.tolist(), strict=True))),
@@ -92,14 +91,14 @@ def anchor_terms(x, pairs, references=None, similarity=cosine, **settings):
     return terms
 
 
-def slow_cbml(x, pairs, references=None, similarity=cosine, **settings):
+def cbml(x, pairs, references=None, similarity=cosine, **settings):
     """Eq. (30): the mean over anchors."""
     weight = {**DEFAULTS, **settings}["mvc_weight"]
     terms = anchor_terms(x, pairs, references, similarity, **settings)
     return sum(p + n + weight * v for p, n, v in terms) / len(terms)
 
 
-def make_batch(rows=10, size=4, classes=3, seed=0, near=0.6):
+def batch(rows=10, size=4, classes=3, seed=0, near=0.6):
     """Embeddings that lie about their class's center, so that some pairs are hard and some are not."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (rows,), generator=generator)
@@ -107,15 +106,3 @@ def make_batch(rows=10, size=4, classes=3, seed=0, near=0.6):
     noise = torch.randn(rows, size, generator=generator, dtype=torch.float64)
     scale = 0.5 + torch.rand(rows, 1, generator=generator, dtype=torch.float64) * 3
     return (scale * (centers[labels] + near * noise)).requires_grad_(), labels
-
-
-@pytest.fixture(scope="session")
-def slow():
-    return SimpleNamespace(
-        cbml=slow_cbml,
-        terms=anchor_terms,
-        pairs=pairs_from_labels,
-        pairs_of=pairs_from_tuple,
-        batch=make_batch,
-        inf=math.inf,
-    )
