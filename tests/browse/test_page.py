@@ -135,17 +135,10 @@ def test_a_query_by_upload(served):
     assert (status, "no longer kept" in text) == (400, True)
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (b"no image", "mine.png: not a readable image"),
-        (b"", "mine.png: not a readable image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "mine.png: not a readable image"),
-    ],
-)
-def test_an_upload_that_is_no_image_is_told(served, content, text):
+@pytest.mark.parametrize("content", [b"no image", b"", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
+def test_an_upload_that_is_no_image_is_told(served, content):
     status, _, page = upload(served, content)
-    assert (status, text in page.decode()) == (400, True)
+    assert (status, "mine.png: not a readable image" in page.decode()) == (400, True)
 
 
 def test_a_large_image_is_refused_before_it_is_decoded(served):

@@ -1,7 +1,6 @@
-"""Small made-up sets in the layouts of the published ones: all files are there, and all photographs are alike."""
+"""Small made-up sets in the layouts of the published ones: all files are there."""
 
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -11,32 +10,15 @@ from PIL import Image
 
 def jpeg(path: Path, shade: int = 0, size=(20, 16)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade, shade, shade)).save(path, quality=95)
+    Image.new("RGB", size, (shade % 256,) * 3).save(path, quality=95)
     return path
 
 
-class Photographs:
-    """One JPEG per shade under any number of names."""
-
-    def __init__(self, shades: int):
-        self.shades = shades
-        self.first: dict[int, Path] = {}
-
-    def put(self, path: Path, shade: int) -> None:
-        shade = shade % 256 if self.shades > 1 else 0
-        if shade not in self.first:
-            self.first[shade] = jpeg(path, shade)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(self.first[shade], path)
-
-
-def cub_folder(place: Path, classes=4, each=3, shades=256) -> Path:
+def cub_folder(place: Path, classes=4, each=3) -> Path:
     """Birds, by default four of three photographs; class ids from 1, image ids from 1."""
-    photographs = Photographs(shades)
     images = [(f"{n + 1:03}.Bird_{n + 1}/Bird_{k}.jpg", n + 1) for n in range(classes) for k in range(each)]
     for number, (path, _) in enumerate(images):
-        photographs.put(place / "images" / path, 10 * number)
+        jpeg(place / "images" / path, 10 * number)
     lists = {
         "images.txt": [f"{i} {path}" for i, (path, _) in enumerate(images, 1)],
         "image_class_labels.txt": [f"{i} {label}" for i, (_, label) in enumerate(images, 1)],
@@ -48,40 +30,37 @@ def cub_folder(place: Path, classes=4, each=3, shades=256) -> Path:
     return place
 
 
-def cars_folder(place: Path, classes=4, each=3, shades=256) -> Path:
+def cars_folder(place: Path, classes=4, each=3) -> Path:
     from scipy.io import savemat
 
-    photographs = Photographs(shades)
     fields = [("relative_im_path", "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]
     rows = np.zeros((1, classes * each), dtype=fields)
     for i in range(classes * each):  # the official split, "test", has nothing to do with the classes
         rows[0, i] = (f"car_ims/{i + 1:06}.jpg", 1, i % classes + 1, i % 2)
-        photographs.put(place / "car_ims" / f"{i + 1:06}.jpg", 10 * i)
+        jpeg(place / "car_ims" / f"{i + 1:06}.jpg", 10 * i)
     names = np.array([f"Maker {n} 2012" for n in range(classes)], dtype=object)[None]
     savemat(place / "cars_annos.mat", {"annotations": rows, "class_names": names})
     return place
 
 
-def sop_folder(place: Path, classes=4, each=3, shades=256, tested=2) -> Path:
-    photographs = Photographs(shades)
+def sop_folder(place: Path, classes=4, each=3, tested=2) -> Path:
     trained = classes - tested
     for part, first, count in (("train", 0, trained), ("test", trained, tested)):
         lines = ["image_id class_id super_class_id path"]
         for i in range(count * each):
             path = f"{'bicycle' if i < 3 else 'mug'}_final/{1000 + first + i // each}_{i % each}.JPG"
-            photographs.put(place / path, 10 * i)
+            jpeg(place / path, 10 * i)
             lines.append(f"{i + 1} {first + i // each + 1} {1 + i // each} {path}")
         (place / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
     return place
 
 
-def inshop_folder(place: Path, classes=4, each=3, shades=256, tested=2) -> Path:
-    photographs = Photographs(shades)
+def inshop_folder(place: Path, classes=4, each=3, tested=2) -> Path:
     lines = []
     for item in range(classes):
         for k in range(each):
             path = f"img/WOMEN/Blouses_Shirts/id_{item:08}/0{k}_1_front.jpg"
-            photographs.put(place / path, 20 * item + k)
+            jpeg(place / path, 20 * item + k)
             part = "train" if item < classes - tested else "query" if k == 0 else "gallery"
             lines.append(f"{path:<70} id_{item:08}   {part}")
     (place / "list_eval_partition.txt").write_text(
@@ -90,12 +69,11 @@ def inshop_folder(place: Path, classes=4, each=3, shades=256, tested=2) -> Path:
     return place
 
 
-def imagenet_folder(place: Path, classes=4, each=4, shades=256) -> Path:
-    photographs = Photographs(shades)
+def imagenet_folder(place: Path, classes=4, each=4) -> Path:
     for n in range(classes):
         for part, images in (("train", each - 1), ("val", 1)):
             for k in range(images):
-                photographs.put(place / part / f"n0{1440764 + n}" / f"{part}_{k}.JPEG", 10 * n + k)
+                jpeg(place / part / f"n0{1440764 + n}" / f"{part}_{k}.JPEG", 10 * n + k)
     return place
 
 

@@ -296,12 +296,8 @@ def test_label_comparison():
         (two, lambda x, y: (x[..., 0] == y[..., 0]) & (x[..., 1] != y[..., 1])),
         (first / 4, lambda x, y: (x - y).abs() < 0.3),
     ):
-        settings = {
-            "exclude": ("NMI", "AMI"),
-            "label_comparison_fn": compare,
-            "knn_func": CustomKNN(SNRDistance()),
-            "k": None,
-        }
+        settings = {"label_comparison_fn": compare, "knn_func": CustomKNN(SNRDistance())}
+        settings |= {"exclude": ("NMI", "AMI"), "k": None}
         ours, theirs = (
             base(**settings).get_accuracy(points, labels) for base in (RetrievalAccuracyCalculator, AccuracyCalculator)
         )

@@ -50,7 +50,7 @@ def made_up_sets(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for (module, name), (make, more, counts) in sets.items():
             about = getattr(module, name)
-            make(place / about.name, CLASSES, EACH, shades=1, **more)
+            make(place / about.name, CLASSES, EACH, **more)
             patch.setattr(module, name, dataclasses.replace(about, counts=counts))
         patch.setattr(imagenet, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
         made_up.omniglot_zip(place / omniglot.TRAIN, {"Greek": 80})

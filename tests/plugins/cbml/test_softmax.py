@@ -1,10 +1,12 @@
 """The classifier of Fig. 2 against a loop, and a run whose trunk's features are what is tested."""
 
+import functools
 import json
 
 import pytest
 import torch
 
+from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import train
 from pml_ext.testing import check_component
@@ -34,32 +36,20 @@ def test_equal_to_a_loop():
 
 @pytest.mark.usefixtures("without_report")
 def test_the_trunks_features_are_tested(tmp_path):
-    quick = (
-        "schedule.epochs=2",
-        "schedule.milestones=[1]",
+    quick = [f"schedule.{each}" for each in ("epochs=2", "milestones=[1]")] + [
         "sampler.iterations=3",
         "loss.name=softmax",
-        "model.trunk={name='convnet', width=8, blocks=2}",
-        "evaluation.baselines=false",
-    )
+    ]
+    quick += ["model.trunk={name='convnet', width=8, blocks=2}", "evaluation.baselines=false", "model.embedder=none"]
+    run = functools.partial(train, "cbml/digits", device="cpu")
     with pytest.raises(ConfigError, match="wanted embedding_size = (?P<features>[0-9]+), not 5") as refused:
-        train(
-            "cbml/digits",
-            out=tmp_path / "refused",
-            device="cpu",
-            overrides=(*quick, "model.embedder=none", "model.embedding_size=5"),
-        )
+        run(out=tmp_path / "refused", overrides=(*quick, "model.embedding_size=5"))
     size = int(str(refused.value).rpartition("embedding_size = ")[2].partition(",")[0])
     out = tmp_path / "out"
-    train(
-        "cbml/digits", out=out, device="cpu", overrides=(*quick, "model.embedder=none", f"model.embedding_size={size}")
-    )
+    run(out=out, overrides=(*quick, f"model.embedding_size={size}"))
     state = torch.load(out / "checkpoints" / "model.pt", weights_only=True)
     assert state["embedder"] == {}
     assert state["loss"]["classifier.weight"].shape[1] == size
     assert json.loads((out / "network.json").read_text())["features"] == size
-    from pml_ext import load_run
-
-    run = load_run(out)
     images = torch.randint(0, 255, (2, 1, 8, 8), dtype=torch.uint8)
-    assert run.embed(list(images)).shape == (2, size)
+    assert load_run(out).embed(list(images)).shape == (2, size)

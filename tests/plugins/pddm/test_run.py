@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.experiment import train
@@ -54,25 +53,3 @@ def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
     run = load_run(out, "cpu")
     for name, value in run.metric.state_dict().items():
         assert torch.equal(value, saved[f"distance.{name}"])
-
-
-def test_queries_by_the_learned_metric(finished, tmp_path):
-    from PIL import Image
-
-    out, _ = finished
-    digits = load_digits()
-    for number in range(60):
-        path = tmp_path / "images" / str(digits.target[number]) / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((digits.images[number] * 15.9).astype("uint8")).save(path)
-    run = load_run(out, "cpu")
-    gallery = run.index(tmp_path / "images")
-    query = tmp_path / "images" / gallery.embedded.paths[3]
-    found = run.query(query, 5, metric="learned")[0]
-    points = gallery.embedded.embeddings
-    with torch.no_grad():
-        scores = run.metric.eval()(points[3:4], points)[0]
-    scores[3] = -torch.inf
-    assert found.distances == pytest.approx(scores.sort(descending=True).values[:5].tolist(), abs=1e-5)
-    exact = run.query(query, 5, metric="learned", shortlist=len(gallery.embedded.paths))[0]
-    assert exact.distances == pytest.approx(found.distances, abs=1e-5)
