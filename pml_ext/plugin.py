@@ -23,6 +23,7 @@ from .distances import NormalizedRows as NormalizedRows
 from .distances import matrix_of as matrix_of
 from .distances import require_distance as require_distance
 from .distances import require_similarity as require_similarity
+from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
 from .hookspecs import hookimpl as hookimpl
@@ -50,6 +51,7 @@ from .pairwise import check_batch as check_batch
 from .pairwise import check_references as check_references
 from .pairwise import class_members as class_members
 from .pairwise import cosine_similarity as cosine_similarity
+from .pairwise import euclidean_distances as euclidean_distances
 from .pairwise import exp_bounded as exp_bounded
 from .pairwise import gram as gram
 from .pairwise import hard_pair_masks as hard_pair_masks
@@ -71,9 +73,11 @@ from .pml import BaseMetricLossFunction as BaseMetricLossFunction
 from .pml import BaseMiner as BaseMiner
 from .pml import BaseReducer as BaseReducer
 from .pml import BaseRegularizer as BaseRegularizer
+from .pml import CosineSimilarity as CosineSimilarity
 from .pml import DotProductSimilarity as DotProductSimilarity
 from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
 from .pml import LossSettings as LossSettings
+from .pml import LpDistance as LpDistance
 from .pml import MinerSettings as MinerSettings
 from .pml import ModuleSettings as ModuleSettings
 from .pml import RegularizerSettings as RegularizerSettings
