@@ -1,4 +1,4 @@
-"""Checksums of a folder's files in ``SHA256SUMS``, in the lines that the program sha256sum writes and checks."""
+"""Checksums of a folder's files in ``SHA256SUMS``, in the format of the program sha256sum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sha256_of(path: Path) -> str:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Return the checksums of a folder by path; nothing where ``SHA256SUMS`` is missing or damaged."""
+    """Return a folder's checksums by path; none if ``SHA256SUMS`` is missing or damaged."""
     try:
         text = (folder / SUMS).read_text("utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
@@ -34,7 +34,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
-    """Write the checksums of a folder's files that are there, by path; ``keep``: whether another file's stays."""
+    """Write the checksums of those named files that exist; other files keep theirs if ``keep(name)`` is true."""
     kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
     _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})
 
@@ -45,16 +45,16 @@ def _write(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
-    """Replace a file of a folder, by its path in it, and its checksum, as :func:`write_atomically` does.
+    """Replace a file, named by its path in a folder, and its checksum, each atomically.
 
     The checksum is replaced first. A process that is killed between the two leaves the new file under a temporary
-    name, and :func:`recover` moves it into place.
+    name; :func:`recover` moves it into place.
     """
     write_atomically(folder / name, write, lambda new: _write(folder, {**read_sums(folder), name: sha256_of(new)}))
 
 
 def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
-    """Finish or undo what killed processes were replacing in a folder, which the caller has for itself."""
+    """Finish or undo the file replacements of killed processes in a folder that no other process uses."""
     sums = read_sums(folder)
     for place in (folder, *(folder / name for name in subfolders)):
         for temporary in place.glob(".*.tmp"):
@@ -74,17 +74,17 @@ def changed_files(folder: Path) -> list[str]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Return the files that have a checksum and are no longer there, by path."""
+    """Return the files that have a checksum but no longer exist, by path."""
     return [name for name in read_sums(folder) if not (folder / name).exists()]
 
 
 def is_unchanged(folder: Path, name: str) -> bool:
-    """Whether a file is there and has its checksum."""
+    """Return whether a file exists and matches its checksum."""
     return (folder / name).is_file() and read_sums(folder).get(name) == sha256_of(folder / name)
 
 
 def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
-    """Raise DataError for a file of a run that differs from its checksum, if it has one; ``digest`` is its SHA-256."""
+    """Raise DataError if a run's file differs from its checksum, if any; ``digest``: the file's SHA-256, if known."""
     wanted = read_sums(folder).get(name)
     if wanted is not None and (digest or sha256_of(folder / name)) != wanted:
         raise DataError(

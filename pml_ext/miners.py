@@ -1,4 +1,4 @@
-"""Miners in tiles of anchors: their base, and semi-hard triplets."""
+"""Base of miners that work in tiles of anchors, and a miner of semi-hard triplets."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .pairwise import FullPrecisionMining, PairsOfRows, pair_masks, rows_per_til
 from .pml import BaseDistance, BaseMiner, MinerSettings
 from .settings import check_choice, check_number, check_tile_size, settings_repr
 
-_ENTRIES = 1 << 21  # of gathered rows held at a time
+_ENTRIES = 1 << 21  # entries of gathered rows held at a time
 
 
 class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
-    """Base of miners whose choice for an anchor follows from its own row. A subclass writes :meth:`choose`.
+    """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
 
-    A tile of ``tile_size`` anchors (None chooses) is compared with all columns at a time, so that memory is linear in
-    the batch but for what is found. Other settings are PML's: ``distance``, ``collect_stats``.
+    A subclass writes :meth:`choose`. The miner compares ``tile_size`` anchors (None chooses it) with all columns at a
+    time: memory is linear in the batch, apart from the result. Other settings: PML's ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "references"})
@@ -30,14 +30,14 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         self.tile_size = tile_size
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the indices mined of a tile, of triplets or of pairs; anchors are rows of the tile.
+        """Return the indices of the triplets or pairs mined in a tile; anchors are rows of the tile.
 
-        ``matrix`` is that of the miner's distance, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
+        ``matrix`` has the miner's distances, ``[T, R]``; ``positives`` and ``negatives`` are masks of its pairs.
         """
         raise NotImplementedError
 
     def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
-        """Return the indices mined of all tiles, in the order of the anchors."""
+        """Return the indices mined in all tiles, in the order of the tiles."""
         references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         empty = len(embeddings) * len(ref_emb) == 0
@@ -52,35 +52,35 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         for rows in tiles_of_rows(len(points), size):
             matrix = tile_matrix.of(points[rows], columns)
             chosen = self.choose(matrix, *rule.masks(matrix, rows))
-            anchors = {0} if len(chosen) == 3 else {0, 2}  # the others are columns already
+            anchors = {0} if len(chosen) == 3 else {0, 2}  # other indices are columns, which need no offset
             mined.append([index + rows.start * (number in anchors) for number, index in enumerate(chosen)])
         tile_matrix.finish()
         return tuple(torch.cat(each) for each in zip(*mined, strict=True))
 
     def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
+        """Return the Euclidean distance of normalized embeddings."""
         return EuclideanDistance()
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return settings_repr(self)
 
 
 class SemiHardTripletMiner(TiledMiner):
-    r"""Triplets whose negative is farther than the positive, by less than a margin (FaceNet's semi-hard ones).
+    r"""Miner of FaceNet's semi-hard triplets: the negative is farther than the positive, by at most a margin.
 
     .. math:: \{(a, p, n) : 0 < d_{an} - d_{ap} \le m\}
 
     With ``negatives="nearest"`` each positive pair gets the nearest of its negatives that qualify, if any does. With
     ``"all"`` these are the triplets of PML's ``TripletMarginMiner(type_of_triplets="semihard")``, which lists all
-    triplets of the batch before it chooses. With a similarity the signs change round.
+    triplets of the batch before it chooses. For a similarity the signs are reversed.
 
-    *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory of a tile and of the result.
+    *Cost:* one product of ``B x D x R``, and a pass over R for each positive pair; memory for a tile and the result.
 
     Args:
         margin: m, above 0, in units of the distance; 0.2.
         negatives: ``"nearest"`` or ``"all"``.
-        tile_size: how many anchors a tile has; None chooses.
+        tile_size: number of anchors per tile; None chooses it automatically.
         kwargs: as in PML's miners: ``distance`` (any; Euclidean, of normalized embeddings, by default),
             ``collect_stats``.
 
@@ -121,7 +121,7 @@ class SemiHardTripletMiner(TiledMiner):
         self, distances: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         excess = distances[anchors] - distances[anchors, partners][:, None]
-        inside = negatives[anchors] & ~(excess <= 0) & ~(excess > self.margin)  # NaN is in it, and is not hidden
+        inside = negatives[anchors] & ~(excess <= 0) & ~(excess > self.margin)  # NaN counts as inside, so that it shows
         if self.negatives == "all" or distances.shape[1] == 0:
             pairs, others = torch.where(inside)
         else:

@@ -16,25 +16,25 @@ from torch.utils.checkpoint import checkpoint
 
 from pml_ext.plugin import ClassMembers, transformed
 
-# Slopes 4 t up to which exponentials of cosines can be multiplied: products lie between exp(-2 * slope) and its
-# inverse, and float32 ends at exp(-87) and exp(88).
+# Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
+# exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
 PRODUCT_SLOPE = 16.0
 Between = Callable[[Tensor], tuple[Tensor, Tensor]]
-MAX_ENTRIES = 1 << 23  # of gathered rows held at a time
+MAX_ENTRIES = 1 << 23  # entries of gathered rows held at a time
 
 
 def squared_tangent(alpha: float) -> float:
-    r""":math:`\tan^2 \alpha` of an angle in degrees."""
+    r"""Return :math:`\tan^2 \alpha` of an angle in degrees."""
     return math.tan(math.radians(alpha)) ** 2
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
-    r""":math:`\log(1 + e^x)`; above 50 the 1 is lost in float64 too, and torch drops it."""
+    r"""Return :math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
     return torch.nn.functional.softplus(x, threshold=50)
 
 
 def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
-    r"""Eq. (10), :class:`NPairLoss`, of every pair (a, p), ``[P]``.
+    r"""Return Eq. (10), :class:`NPairLoss`, for every pair (a, p), ``[P]``.
 
     Args:
         log_sums: :math:`\log \sum_{n \in N_a} \exp x_a^T x_n`, ``[B]``.
@@ -45,7 +45,7 @@ def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor)
 
 
 def log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
-    """Logarithm of the sum of each row's masked exponentials, ``[B]``; very low, without gradient, where empty."""
+    """Return the log-sum-exp of each row's masked entries, ``[B]``; very low, without gradient, if there are none."""
     return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
 
 
@@ -59,11 +59,11 @@ def angular_terms(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Eq. (8), :class:`AngularLoss`, of every pair (a, p), ``[P]``, from two gathered rows per pair.
+    r"""Return Eq. (8), :class:`AngularLoss`, for every pair (a, p), ``[P]``, from two gathered rows per pair.
 
     Args:
         similarity: :math:`x_a^T x_n`, ``[B, R]``.
-        between: gives :math:`x_p^T x_n` of some partners, ``[U, R]``, and the row of each, ``[P]``.
+        between: maps partners to :math:`x_p^T x_n` of distinct ones, ``[U, R]``, and each partner's row there, ``[P]``.
         negatives: mask of :math:`N_a`, ``[B, R]``.
         anchors: a, rows of ``similarity``, ``[P]``.
         partners: p, columns of ``similarity``, ``[P]``.
@@ -90,15 +90,15 @@ def angular_terms_by_class(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Eq. (8) for all pairs of a batch whose negatives follow from its labels, from one product per class.
+    r"""Return Eq. (8) for all pairs of a batch whose negatives follow from its labels, by one product per class.
 
     With :math:`E_{an} = \exp 4 t x_a^T x_n` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
-    :math:`(E E^T)_{ap} \exp(-2 (1 + t) x_a^T x_p)`, and only pairs within a class are wanted: a product of
-    ``[C, M, B]`` with its transpose. For cosines, and :math:`4 t` up to :data:`PRODUCT_SLOPE`. Arguments as of
-    :func:`angular_terms`; rows are the whole batch, or all rows of some classes of it.
+    :math:`(E E^T)_{ap} \exp(-2 (1 + t) x_a^T x_p)`. Only pairs within a class are needed: a product of ``[C, M, B]``
+    with its transpose. Requires cosines and :math:`4 t` up to :data:`PRODUCT_SLOPE`. Arguments are those of
+    :func:`angular_terms`; rows are the whole batch, or all members of some of its classes.
     """
     t = squared_tangent(alpha)
-    if len(classes.members) == 1:  # one group: the batch as it is
+    if len(classes.members) == 1:  # one group: the rows in their order
         logarithms = _log_sums_of_products(similarity, negatives, anchors, partners, 4 * t)
     else:
         rows = ((4 * t * similarity).exp() * negatives.to(similarity.dtype))[classes.members.flatten()]
@@ -110,15 +110,15 @@ def angular_terms_by_class(
 
 
 def _logarithm(sums: Tensor) -> Tensor:
-    """Logarithms of sums of exponentials; a very low number, with zero gradient, where a sum is 0."""
+    """Return logarithms of sums of exponentials; a very low number, with zero gradient, where a sum is 0."""
     empty = sums == 0
     return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
 
 
 def _log_sums_of_products(similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
-    """``log (E E^T)[a, p]`` with ``E = exp(k s)`` inside a mask, 0 outside; a very low number where the sum is 0.
+    """Return ``log (E E^T)[a, p]``, ``E = exp(k s)`` inside a mask and 0 outside; a very low number where a sum is 0.
 
-    The gradient takes one product, and can be differentiated. Under torch.func and in forward mode it is written out.
+    The backward pass takes one product and is differentiable. torch.func and forward mode get plain operators instead.
     """
     if transformed():
         rows = (slope * similarity).exp() * mask
@@ -139,7 +139,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
         similarity, mask, anchors, partners, rows, sums = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: written out from the input
+        if torch.is_grad_enabled():  # double backward: recompute from the input by differentiable operators
             rows = (ctx.slope * similarity).exp() * mask
             sums = (rows @ rows.T)[anchors, partners]
         shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
@@ -148,12 +148,12 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
-    """The hinge of Eq. (6), :class:`AngularTripletLoss`, of squared sides that broadcast; ``alpha`` in degrees."""
+    """Return Eq. (6)'s hinge, :class:`AngularTripletLoss`, of broadcastable squared sides; ``alpha`` in degrees."""
     return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)
 
 
 def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
-    r"""The angle n' of Eq. (5), in degrees from 0 to 90: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`."""
+    r"""Return n' of Eq. (5), in degrees from 0 to 90: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`."""
     opposite, adjacent = squared_ap.clamp(min=0).sqrt(), 2 * squared_nc.clamp(min=0).sqrt()
     return torch.rad2deg(torch.atan2(opposite, adjacent))
 
@@ -161,7 +161,7 @@ def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
 def squared_sides(
     squared_a: Tensor, squared_p: Tensor, squared_n: Tensor, ap: Tensor, an: Tensor, pn: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""The squared sides of Eq. (6), from squared lengths and dot products that broadcast.
+    r"""Return the squared sides of Eq. (6) from broadcastable squared lengths and dot products.
 
     .. math::
         \|x_a - x_p\|^2 = |x_a|^2 + |x_p|^2 - 2 x_a^T x_p, \qquad
@@ -171,9 +171,9 @@ def squared_sides(
 
 
 def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, partners: Tensor, width: int) -> Tensor:
-    """A function of pairs, in tiles that the backward pass computes again where their rows would take too much.
+    """Apply a function to pairs; if their rows need too much memory, in tiles that the backward pass recomputes.
 
-    torch.func keeps all tiles: it has no such backward pass. Compiled there is one tile, for any number of pairs.
+    torch.func keeps all tiles, since it cannot recompute them. torch.compile gets one tile for any number of pairs.
     """
     if torch.compiler.is_compiling():
         return function(anchors, partners)
@@ -186,7 +186,7 @@ def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, par
 
 
 def tiles_of(pairs: int, width: int) -> Iterator[slice]:
-    """Slices of pairs whose rows have at most :data:`MAX_ENTRIES` entries together, at least one slice."""
+    """Yield slices of pairs whose rows have at most :data:`MAX_ENTRIES` entries together; at least one slice."""
     size = max(1, MAX_ENTRIES // max(1, width))
     for start in range(0, max(1, pairs), size):
         yield slice(start, start + size)
@@ -201,7 +201,7 @@ def hinge_sums(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; arguments as of :func:`angular_terms`."""
+    r"""Return Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`angular_terms`."""
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
         sides = sides_of_pairs((anchors, partners), similarity, between, squared)
@@ -213,7 +213,7 @@ def hinge_sums(
 def sides_of_pairs(
     pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
+    """Return the squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
     (anchors, partners), (squared_batch, squared_references) = pairs, squared
     matrix, rows = between(partners)
     return squared_sides(

@@ -35,7 +35,7 @@ def contrastive_bayesian_terms(
     averaging: str = "log",
     statistics: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""The two terms of every anchor in Eq. (27), :class:`CBMLLoss`, or Eq. (22) if all pairs are passed; ``[B]`` each.
+    r"""Return each anchor's two terms of Eq. (27), :class:`CBMLLoss`, ``[B]`` each; of Eq. (22) if given all pairs.
 
     Args:
         similarity: :math:`s`, ``[B, R]``.
@@ -47,7 +47,7 @@ def contrastive_bayesian_terms(
         beta_neg: its width, above 0.
         log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
         averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
-        statistics: of :func:`log_ratio`, which is the exponent then, in the place of centers and widths.
+        statistics: those of :func:`log_ratio`, which then replaces the exponent; centers and widths are not used.
     """
     g = AVERAGINGS[averaging]
     log_delta_pos, log_delta_neg = log_delta
@@ -62,7 +62,7 @@ def contrastive_bayesian_terms(
 
 
 def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> Tensor:
-    r"""The logarithm of :math:`\Phi_N`, Eq. (20): how much likelier a similarity is of a positive than a negative pair.
+    r"""Return :math:`\log \Phi_N`, Eq. (20): the log-likelihood ratio of positive to negative pairs at a similarity.
 
     .. math::
         \log \frac{\sigma_N}{\sigma_P} + \zeta_1 z^2 + \zeta_2 z + \zeta_3, \quad
@@ -70,7 +70,7 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
         \zeta_2 = \frac{\mu_P}{\sigma_P^2} - \frac{\mu_N}{\sigma_N^2}, \quad
         \zeta_3 = \frac{\mu_N^2}{2 \sigma_N^2} - \frac{\mu_P^2}{2 \sigma_P^2}
 
-    of similarities z of any shape, with the statistics :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`.
+    for similarities z of any shape, with means and standard deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`.
     """
     precision_pos, precision_neg = 1 / std_pos**2, 1 / std_neg**2
     zeta_1, zeta_2 = (precision_neg - precision_pos) / 2, mean_pos * precision_pos - mean_neg * precision_neg
@@ -79,9 +79,9 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
 
 
 def log_ratio_delta(num_positives: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Logarithms of :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2`, Eq. (23).
+    r"""Return the logarithms of :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2`, Eq. (23).
 
-    Numbers of pairs are ``[B]``, floating point; 0 counts as 1.
+    Counts of pairs are ``[B]``, floating point; 0 is taken as 1.
     """
     log_p, log_n = num_positives.clamp(min=1).log(), num_negatives.clamp(min=1).log()
     return log_n - 2 * log_p, log_p - 2 * log_n
@@ -97,16 +97,16 @@ def metric_variance(
     detach_target: bool = False,
     counts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Eq. (28) and (29), :class:`MetricVarianceRegularizer`, of every anchor; 0 without positives or without negatives.
+    """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor; 0 without positives or negatives.
 
     Args:
         similarity: s, ``[B, R]``.
         positives: mask of the positive pairs, ``[B, R]``.
         negatives: mask of the negative pairs, ``[B, R]``.
-        gamma: as of the class, like ``reduction`` and ``detach_target``.
+        gamma: as in the class, like ``reduction`` and ``detach_target``.
         reduction: ``"mean"`` or ``"sum"``.
-        detach_target: whether no gradient flows through the target.
-        counts: numbers of positives and negatives, if the caller has them already.
+        detach_target: whether to stop the gradient through the target.
+        counts: numbers of positives and negatives per anchor, if the caller knows them.
     """
     num_positives, num_negatives = counts or (positives.sum(1), negatives.sum(1))
     target = gamma * masked_mean(similarity, positives, num_positives)
@@ -117,4 +117,4 @@ def metric_variance(
     variance = masked_sum(deviation * deviation, negatives)
     if reduction == "mean":
         variance = variance / num_negatives.clamp(min=1)
-    return variance * (num_positives > 0).to(variance.dtype)  # as a factor, which NaN survives
+    return variance * (num_positives > 0).to(variance.dtype)  # a product keeps NaN, a mask would hide it

@@ -1,4 +1,4 @@
-"""The regularizers that the density paper compares with: both spread embeddings over the sphere."""
+"""The two regularizers that the density paper compares with; both spread embeddings over the sphere."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from .functional import global_orthogonal, nearest_distances, negative_sums
 
 
 class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
-    r"""Spreads embeddings by a nearest-neighbor estimate of their entropy.
+    r"""Regularizer that spreads embeddings by maximizing a nearest-neighbor estimate of their entropy.
 
     .. math:: -\operatorname{mean}_i \log \min_{j \neq i} \|x_i - x_j\|
 
     This is Kozachenko and Leonenko's estimator of the entropy, up to constants and sign, on normalized embeddings. It
     is our reading of the "entropy regularizer" that the density paper compares with (Fig. 4); the paper prints no
-    formula. It needs no labels, so it also fits PML's ``embedding_regularizer=`` slot. The reducer gets one value per
-    embedding; between equal embeddings the distance counts as ``least_distance``, without a gradient.
+    formula. It needs no labels, so it also fits PML's argument ``embedding_regularizer``. The reducer gets one value
+    per embedding. Distances below ``least_distance`` are clamped to it and have no gradient.
 
     *Cost:* one product of ``B x D x B``, without gradient, in tiles where the batch is large.
 
     Args:
-        least_distance: what smaller distances count as, above 0.
-        tile_size: how many embeddings are compared with all at a time; None chooses.
-        reducer: one of PML's; the mean by default. There is no ``distance``: the estimator is that of the Euclidean.
-        collect_stats: as of PML's.
+        least_distance: lower bound of the distances, above 0.
+        tile_size: number of embeddings that are compared with all at a time; None chooses it automatically.
+        reducer: one of PML's; the mean by default. There is no ``distance``: the estimator uses the Euclidean one.
+        collect_stats: as in PML.
 
     Raises:
         ValueError: ``least_distance`` is not above 0.
@@ -66,13 +66,13 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         self.least_distance, self.tile_size = least_distance, tile_size
 
     def forward(self, embeddings: Tensor) -> Any:
-        """The reduced value of embeddings ``[B, D]`` of any floating point dtype."""
+        """Return the reduced value of embeddings ``[B, D]`` of any floating point dtype."""
         check_batch(embeddings)
         with autocast_off(embeddings.device):
             return super().forward(to_full_precision(embeddings, normalized=True))
 
     def compute_loss(self, embeddings: Tensor) -> dict[str, dict[str, Any]]:
-        """One value per embedding."""
+        """Return one value per embedding."""
         if len(embeddings) < 2:
             return reduced(embeddings.sum() * 0)
         distances = nearest_distances(normalize(embeddings), self.tile_size)
@@ -82,24 +82,24 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
 
 class GlobalOrthogonalRegularizer(LabeledRegularizer):
-    r"""Spreads negative pairs as points spread evenly on the sphere (global orthogonal regularization, GOR).
+    r"""Regularizer that spreads negative pairs like uniform points on the sphere (global orthogonal, GOR).
 
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 
     with the mean :math:`\bar{s}` of the cosine similarities of all negative pairs of the batch and the mean
-    :math:`\overline{s^2}` of their squares; for points drawn evenly from the sphere in d dimensions these are 0 and
-    1/d.
+    :math:`\overline{s^2}` of their squares; for points drawn uniformly from the sphere in d dimensions, they are 0 and
+    1/d in expectation.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``; in tiles, which a large
-    batch is computed in, four products and memory linear in B.
+    *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
+    batch is computed in tiles, with four products and memory linear in B.
 
     Args:
-        distance: a similarity of PML; cosine by default.
-        tile_size: how many embeddings are compared with all at a time; None chooses.
-        collect_stats: as of PML's. There is no ``reducer``: the value is one of the whole batch.
+        distance: one of PML's similarities; cosine by default.
+        tile_size: number of embeddings that are compared with all at a time; None chooses it automatically.
+        collect_stats: as in PML. There is no ``reducer``: the whole batch has one value.
 
     Raises:
-        ValueError: a distance that is no similarity.
+        ValueError: the distance is not a similarity.
 
     *Source:* Zhang et al., Learning Spread-out Local Feature Descriptors, 2017, https://arxiv.org/abs/1708.06320.
     """
@@ -116,12 +116,12 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
         self.tile_size = tile_size
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """The value, reduced."""
+        """Return one value for the whole batch."""
         if len(embeddings) == 0:
             return reduced(embeddings.sum())
         sums, squares, counts = self.over_pairs(negative_sums, embeddings, labels, values=2, tile_size=self.tile_size)
         return reduced(global_orthogonal(sums, squares, counts, embeddings.shape[1]))
 
     def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
+        """Return cosine similarity."""
         return GramCosineSimilarity()

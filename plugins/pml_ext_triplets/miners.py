@@ -1,4 +1,4 @@
-"""Local positives for any loss, and in-triplet flips."""
+"""Miners of local positive pairs, and of triplets with anchor and positive swapped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .functional import local_positives
 
 
 class LocalPositiveMiner(TiledMiner):
-    r"""Positive pairs that are near, as pairs for any loss, Sec. 5.3.
+    r"""Miner of near positive pairs and all negative pairs, for any loss, Sec. 5.3.
 
     A pair (a, p) is kept where
 
@@ -33,11 +33,11 @@ class LocalPositiveMiner(TiledMiner):
 
     so that a class may stretch along a manifold instead of shrinking to a ball. All negative pairs are kept.
 
-    *Cost:* one product of ``B x D x R``; memory of a tile, and of the pairs that are returned: all negative ones too.
+    *Cost:* one product of ``B x D x R``; memory for a tile and for the result, which includes all negative pairs.
 
     Args:
-        percentile: from 0 (the nearest positive alone) to 100 (all); 60 in the paper, interpolated linearly.
-        tile_size: how many anchors a tile has; None chooses.
+        percentile: from 0 (only the nearest positive) to 100 (all); 60 in the paper, interpolated linearly.
+        tile_size: number of anchors per tile; None chooses it automatically.
         kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
 
     Raises:
@@ -54,26 +54,26 @@ class LocalPositiveMiner(TiledMiner):
         self.add_to_recordable_attributes(name="percentile", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """The pairs."""
+        """Return the pairs of a tile."""
         if matrix.numel():
             positives = local_positives(matrix, positives, self.percentile)
         return (*torch.where(positives), *torch.where(negatives))
 
 
 class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
-    r"""Exchanges anchor and positive of a triplet where the positive is nearer to the negative, Sec. 5.1.
+    r"""Miner that swaps a triplet's anchor and positive if the positive is nearer to the negative, Sec. 5.1.
 
     .. math:: (a, p, n) \mapsto (p, a, n) \quad \text{where } d_{pn} < d_{an},
 
     which makes the loss larger ("in-triplet hard mining").
 
     Args:
-        miner: finds the triplets; None where the batch is triplets already, an anchor, its positive, its negative, and
-            so on, as :class:`pml_ext.HardNegativePoolSampler` draws them.
+        miner: finds the triplets; None if the batch is a list of triplets (anchor, positive, negative, anchor, ...),
+            as :class:`pml_ext.HardNegativePoolSampler` draws them.
         kwargs: as in PML's miners: ``distance`` (one where smaller means nearer), ``collect_stats``.
 
     Raises:
-        ValueError: the miner gives pairs, or the distance is a similarity.
+        ValueError: the miner returns pairs, or the distance is a similarity.
 
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
     """
@@ -88,23 +88,23 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The triplets, anchors and positives exchanged where that makes them harder; there are no references."""
+        """Return the triplets, with anchor and positive swapped where that is harder; references are refused."""
         if ref_emb is not None or ref_labels is not None:
-            raise ValueError("AnchorSwapMiner makes positives anchors, so that it takes no references")
+            raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")
         check_batch(embeddings, labels)
         with torch.no_grad(), autocast_off(embeddings.device):
             x = pair_to_full_precision(embeddings, None)[0]
             mined = self.miner(x, labels.long())
             if len(mined) != 3:
                 raise ValueError(
-                    f"AnchorSwapMiner wants a miner that gives triplets; {type(self.miner).__name__} gives pairs"
+                    f"AnchorSwapMiner needs a miner that gives triplets; {type(self.miner).__name__} gives pairs"
                 )
-            a, p, n = (index.to(x.device) for index in mined)  # PML's of packaged triplets lie on the CPU
+            a, p, n = (index.to(x.device) for index in mined)  # PML creates those of packaged triplets on the CPU
             points = self.distance.maybe_normalize(x)
             d_pn, d_an = (self.distance.pairwise_distance(points[one], points[n]) for one in (p, a))
             swap = d_pn < d_an
             return torch.where(swap, p, a), torch.where(swap, a, p), n
 
     def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
+        """Return the Euclidean distance of normalized embeddings."""
         return EuclideanDistance()

@@ -1,4 +1,4 @@
-"""The page as HTML: options of an address are checked here, the template shows what the collections have."""
+"""The page as HTML: this module checks the query parameters, and a template renders the collections."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .collection import Collection, Neighbor, Pair, jpeg
 with needs_extra("train", "pml-ext browse"):
     import jinja2
 
-MAX_PIXELS, UPLOADS = 50_000_000, 8  # of a photograph that is brought; photographs that are kept
+MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
 SHOWN, PAIRS, CARDS, LEGEND = 48, 60, 300, 20  # photographs to click, pairs on a page, clusters, names beside a map
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
-    finalize=lambda value: drawable(value) if type(value) is str else value,  # names come from data
+    finalize=lambda value: drawable(value) if type(value) is str else value,  # names may have any character
 )
 _TEMPLATES.globals |= {"SHEET": SHEET, "PAIRS": PAIRS, "CARDS": CARDS}
 
 
 class Page:
-    """The page of collections, and the photographs that were brought, in a folder for uploads."""
+    """Page that shows collections, and the photographs uploaded to it, which are kept in a folder."""
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
         self.collections, self.uploads = collections, uploads
@@ -43,10 +43,10 @@ class Page:
         self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
         self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
-        self._names: dict[str, str] = {}  # of uploads, by token, the latest last
+        self._names: dict[str, str] = {}  # file names of uploads by token, the latest last
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
-        """Return a tab as HTML, or what is wrong with its options; and the HTTP status."""
+        """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
             last, clusters = len(self.collections[run]) - 1, options.get("clusters", "").strip()
@@ -67,20 +67,20 @@ class Page:
             return self.problem(str(error).replace("--clusters ", "")), 400
 
     def problem(self, text: str) -> str:
-        """Return a page that says what is wrong."""
+        """Return a page that shows an error message."""
         return self._render("problem", {"text": text})
 
     def _render(self, tab: str, values: dict[str, Any]) -> str:
         return _TEMPLATES.get_template("page.html").render(values, tab=tab, page=self, collections=self.collections)
 
     def keep(self, file: IO[bytes], name: str) -> str:
-        """Return the token of a photograph that is kept for queries; a DataError for no image, or too large a one."""
+        """Save an uploaded photograph and return its token; raise DataError if it is not an image, or too large."""
         try:
             with Image.open(file, formats=FORMATS) as image:
                 pixels = image.width * image.height
         except Image.DecompressionBombError:
             pixels = 2 * MAX_PIXELS
-        except Exception:  # a decoder's, of any kind
+        except Exception:  # decoders raise errors of any type
             raise DataError(f"{name}: not a readable image") from None
         if pixels > MAX_PIXELS:
             raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
@@ -94,7 +94,7 @@ class Page:
         return token
 
     def uploaded(self, token: str, k: int) -> tuple[str, str, list[list[Neighbor]]]:
-        """Return name, picture and the nearest images, by each run, of a photograph that is kept."""
+        """Return the name, the picture and the nearest images, in each run, of an uploaded photograph."""
         if token not in self._names:
             raise DataError("this photograph is no longer kept; drop it again")
         file, name = self.uploads / token, self._names[token]
@@ -106,7 +106,7 @@ class Page:
             raise DataError(str(error).replace(str(file), name)) from None
 
     def nearest(self, run: int, image: int, k: int) -> list[list[Neighbor]]:
-        """Return the nearest images of one that a run has indexed, by each run."""
+        """Return the nearest images, in each run, of an image that one run has indexed."""
         path = self.collections[run].paths[image]
         return [
             each.nearest(each.numbers[path], k) if path in each.numbers else each.nearest_to_file(each.folder / path, k)
@@ -114,12 +114,12 @@ class Page:
         ]
 
     def sample(self) -> list[int]:
-        """Return the numbers of photographs to click, drawn at random."""
+        """Return the numbers of some images, drawn at random, to click on."""
         count = len(self.collections[0])
         return sorted(random.sample(range(count), min(SHOWN, count)))
 
     def answers(self, run: int, kind: str) -> list[Pair]:
-        """Return right or wrong answers, or wrong ones that the other run has right."""
+        """Return the right answers, the wrong ones, or the disputed ones, which only the other run has right."""
         collection = self.collections[run]
         pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
         if kind != "disputed":
@@ -129,7 +129,7 @@ class Page:
         return [pair for pair in pairs if collection.paths[pair.query] in right]
 
     def map(self, run: int, method: str, color: str, clusters: int | str) -> dict[str, Any]:
-        """Return points, the groups that color them, and a note, as the script of the map draws them."""
+        """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
         collection, gray = self.collections[run], ""
         names = list(collection.classes)
         if color == "cluster":
@@ -161,6 +161,6 @@ def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
 
 
 def _color(rank: int) -> str:
-    """Return a color for each rank, those of neighboring ranks far apart; gray for -1."""
+    """Return the color of a rank, far from those of neighboring ranks; gray for -1."""
     rgb = colorsys.hls_to_rgb((0.58 + 0.618034 * rank) % 1, (0.45, 0.6, 0.35)[rank // 8 % 3], 0.65)
     return "#a0aec0" if rank < 0 else "#" + "".join(f"{round(255 * part):02x}" for part in rgb)

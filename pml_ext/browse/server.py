@@ -1,7 +1,7 @@
-"""The page of ``pml-ext browse``, served on localhost: to this machine alone, and without a file of it.
+"""The server of the page of ``pml-ext browse``, on localhost, so that only this machine can reach it.
 
-A picture is asked for by the number of its image in the index, never by a path. Requests that another site starts are
-refused before anything of them is read.
+A picture is requested by the number of its image in the index, never by a path. A request that another site starts is
+refused before its body is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
-    """Return the page of collections as an ASGI application; photographs that are brought go to a folder."""
+    """Return an ASGI application that serves the page of collections and saves uploaded photographs in a folder."""
     with needs_extra("browse", "pml-ext browse"):
         import python_multipart  # noqa: F401  # Starlette reads forms with it
         from starlette.applications import Starlette
@@ -53,7 +53,7 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
     async def refuse_other_sites(request: Request, call_next: Any) -> Response:
         origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
         own = origin in (None, f"http://{request.headers.get('host')}") and site in ("none", "same-origin")
-        response = await call_next(request) if own else PlainTextResponse("requests of other sites end here", 403)
+        response = await call_next(request) if own else PlainTextResponse("requests from other sites are refused", 403)
         response.headers.update(_HEADERS)
         return response  # type: ignore[no-any-return]
 
@@ -66,14 +66,14 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
     async def upload(request: Request) -> Response:
         length = request.headers.get("content-length", "")
         if not (length.isdecimal() and len(length) < 12 and int(length) <= MAX_UPLOAD):
-            return HTMLResponse(page.problem(f"A photograph may have {MAX_UPLOAD >> 20} MB at most."), 413)
+            return HTMLResponse(page.problem(f"A photograph may have at most {MAX_UPLOAD >> 20} MB."), 413)
         try:
             async with request.form(max_files=1, max_fields=1) as form:
                 photo, k = form.get("photo"), str(form.get("k", ""))
                 if not isinstance(photo, UploadFile):
                     raise DataError("no photograph was sent")
                 token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
-        except (DataError, OSError) as error:  # no image, or no room for it
+        except (DataError, OSError) as error:  # not an image, or the disk is full
             return HTMLResponse(page.problem(str(error)), 400)
         return RedirectResponse(f"/?upload={token}" + f"&k={k}" * (k.isascii() and k.isdecimal()), 303)
 
@@ -90,12 +90,12 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
         Route("/upload", upload, methods=["POST"]),
         Route("/thumbnail/{run:int}/{number:int}/{size:int}", picture),
     ]
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # not a name that is made to lead here
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding
     return Starlette(routes=routes, middleware=[hosts, Middleware(BaseHTTPMiddleware, dispatch=refuse_other_sites)])
 
 
 def listening(port: int) -> socket.socket:
-    """Return a socket of this machine alone, bound to a port, a free one for 0; a ConfigError for one that is taken."""
+    """Return a socket bound to a port of localhost, or to a free one for 0; raise ConfigError if it is taken."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,7 +109,7 @@ def listening(port: int) -> socket.socket:
 def serve(
     collections: Sequence[Collection], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
-    """Serve the page of collections on a socket until Ctrl-C; ``ready`` hears its address, once it answers."""
+    """Serve the page of collections on a socket until Ctrl-C; call ``ready`` with the address once it responds."""
     with needs_extra("browse", "pml-ext browse"):
         import uvicorn
 
@@ -125,5 +125,5 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="pml-ext-browse-") as uploads:
         app = application(collections, Path(uploads))
         settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, ws="none")
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended by then
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has shut down by then
             Server(settings).run(sockets=[bound])

@@ -1,4 +1,4 @@
-"""Data sets of photographs with lists of their own: CUB-200-2011, Cars196, Stanford Online Products, In-Shop."""
+"""Published data sets of photographs, with their splits: CUB-200-2011, Cars196, Stanford Online Products, In-Shop."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CUB = About(
     ),
     layout="CUB_200_2011/ with images/, images.txt, image_class_labels.txt, classes.txt, bounding_boxes.txt",
     counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
-    note="Classes 1 to 100 train, 101 to 200 test; train_test_split.txt is of another protocol.",
+    note="Classes 1 to 100 train, 101 to 200 test; train_test_split.txt belongs to another protocol.",
 )
 CARS196 = About(
     name="cars196",
     title="Stanford Cars",
-    page="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (dead; copies are found by the names of the files)",
+    page="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (offline; search for copies by the file names)",
     license="for research; the photographs belong to their owners",
     archives=(
         Archive("car_ims.tgz", 1_960, "d5c8f0aa497503f355e17dc7886c3f14"),
@@ -38,7 +38,7 @@ CARS196 = About(
     ),
     layout="car_ims/ with 000001.jpg and so on, and cars_annos.mat",
     counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
-    note="Classes 1 to 98 train, 99 to 196 test; the division in cars_annos.mat is of another protocol.",
+    note="Classes 1 to 98 train, 99 to 196 test; the split in cars_annos.mat belongs to another protocol.",
 )
 SOP = About(
     name="sop",
@@ -62,12 +62,12 @@ INSHOP = About(
 
 
 def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) -> DataSplits:
-    """CUB-200-2011: 5,864 photographs of 100 birds to train, 5,924 of 100 others to test.
+    """CUB-200-2011: 5,864 photographs of 100 bird species to train, 5,924 of 100 others to test.
 
     Args:
-        root: the folder ``CUB_200_2011``, or the one that it lies in; ``pml-ext data cub`` has the default.
+        root: the folder ``CUB_200_2011`` or its parent; ``pml-ext data cub`` shows the default.
         image_size: height and width of the network's input, in pixels.
-        boxes: whether each photograph is cut to its bird, as ``bounding_boxes.txt`` says.
+        boxes: whether to crop each photograph to the bounding box of its bird, from ``bounding_boxes.txt``.
     """
     place = place_of(CUB, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
@@ -89,7 +89,7 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
 
 
 def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """Cars196: 8,054 photographs of 98 cars to train, 8,131 of 98 others to test.
+    """Cars196: 8,054 photographs of 98 car models to train, 8,131 of 98 others to test.
 
     Args:
         root: the folder with ``car_ims`` and ``cars_annos.mat``.
@@ -106,7 +106,7 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
         rows = tables["annotations"]
         for image, number in zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True):
             parts["train" if number <= CARS196.counts["train"].classes else "test"].append(Entry(image, names[number]))
-    except Exception as error:  # of many kinds, from the reader of a damaged file
+    except Exception as error:  # scipy raises many types for a damaged file
         raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
     return assemble(CARS196, path, place, parts, image_size, list(names.values()))
 
@@ -114,10 +114,10 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
 def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
     """Stanford Online Products: 59,551 photographs of 11,318 products to train, 60,502 of 11,316 others to test.
 
-    A class is named by the product that its photographs are of, such as ``bicycle_final/111085122871``.
+    A class is named after its product, such as ``bicycle_final/111085122871``.
 
     Args:
-        root: the folder ``Stanford_Online_Products``, or the one that it lies in; ``pml-ext data sop`` has the default.
+        root: the folder ``Stanford_Online_Products`` or its parent; ``pml-ext data sop`` shows the default.
         image_size: height and width of the network's input, in pixels.
     """
     place = place_of(SOP, root, "Ebay_train.txt", ["Stanford_Online_Products"])
@@ -130,17 +130,17 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 
 def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """In-Shop: 25,882 photographs of 3,997 clothes to train; of 3,985 others, 14,218 queries and 12,612 in the gallery.
+    """In-Shop: 25,882 photographs of 3,997 garments to train; of 3,985 others, 14,218 queries and a gallery of 12,612.
 
     Args:
-        root: the folder with ``list_eval_partition.txt``, or one above it; ``pml-ext data inshop`` has the default.
+        root: the folder with ``list_eval_partition.txt``, or one above it; ``pml-ext data inshop`` shows the default.
         image_size: height and width of the network's input, in pixels.
     """
     listed = place_of(INSHOP, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
     parts: dict[str, list[Entry]] = {"train": [], "query": [], "gallery": []}
     for path, item, part in read_lines(listed, 3, header=2):
         if part not in parts:
-            raise DataError(f"{listed}: found {part!r} of {path}, wanted train, query or gallery; get the file again")
+            raise DataError(f"{listed}: found {part!r} for {path}, wanted train, query or gallery; get the file again")
         parts[part].append(Entry(path, item))
     above = listed.parent.parent if listed.parent.name in ("Eval", "Anno") else listed.parent
     images = next((place for place in (listed.parent, above, above / "Img") if (place / "img").is_dir()), above)

@@ -1,4 +1,4 @@
-"""Tensors of all processes, joined in the order of the ranks, and tiles of a loss that processes share."""
+"""Concatenation of all processes' tensors in rank order, and tiles of a loss that processes share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .processes import collective_device, gather_objects, num_processes, rank
 
 
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
-    """Return every tensor of all processes, joined in the order of their ranks.
+    """Return each tensor, concatenated over all processes in rank order.
 
-    This process's own floating point rows get their gradient times the number of processes. A ValueError names the
-    first difference in more than the number of rows; an ``indices_tuple`` must be alike in all processes.
+    The gradient of this process's own rows is multiplied by the number of processes. Raise ValueError if a tensor
+    differs between processes in more than its number of rows, or if ``indices_tuple`` differs.
     """
     kinds = {name: None if x is None else (str(x.dtype), list(x.shape[1:])) for name, x in batch.items()}
     lengths = {name: 0 if x is None else len(x) for name, x in batch.items()}
@@ -28,7 +28,7 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
         for name, kind in everyone[0][0].items():
             if kinds_there[name] != kind:
                 raise ValueError(
-                    f"{name} must be alike in all processes but for the number of rows; rank 0 has "
+                    f"{name} must be alike in all processes except for the number of rows; rank 0 has "
                     f"{_described(kind)}, rank {other} {_described(kinds_there[name])}"
                 )
         if indices_there != everyone[0][1]:
@@ -52,7 +52,7 @@ def _described(kind: tuple[str, list[int]] | None) -> str:
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return the rows of every process, by rank: sent as bytes, which every backend takes, padded to the longest."""
+    """Return the rows of every process, by rank; send them as bytes, which every backend supports, padded."""
     if max(lengths) == 0:
         return [x] * len(lengths)
     width = torch.Size(x.shape[1:]).numel() * x.element_size()
@@ -82,18 +82,18 @@ class SharedTiles:
     """Tiles that the processes of a group share; see :class:`pml_ext.pairwise.Sharing`."""
 
     def part(self, count: int) -> slice:
-        """Return this process's tiles: the next of equal parts, in the order of the ranks."""
+        """Return this process's slice of ``count`` tiles, which are divided evenly in rank order."""
         return slice(rank() * count // num_processes(), (rank() + 1) * count // num_processes())
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Return every tensor joined in the order of the ranks, and the place where its own part begins."""
+        """Return each tensor concatenated in rank order, and the row at which this process's part begins."""
         lengths = gather_objects([len(x) for x in tensors])
         columns = [[each[number] for each in lengths] for number in range(len(tensors))]
         joined = [torch.cat(gather_rows(x.detach(), each)) for x, each in zip(tensors, columns, strict=True)]
         return joined, [sum(each[: rank()]) for each in columns]
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return every tensor added up over the processes."""
+        """Return each tensor summed over the processes."""
         totals = [x.contiguous().to(collective_device(x.device), copy=True) for x in tensors]
         for total in totals:
             dist.all_reduce(total)
@@ -101,6 +101,6 @@ class SharedTiles:
 
 
 def tiles_shared(*tensors: Tensor | None) -> AbstractContextManager[None]:
-    """Return a block in which processes share tiles, if all of them want the same gradients; else each computes all."""
+    """Return a context in which processes share tiles if all need the same gradients; else each computes all tiles."""
     wanted = gather_objects([torch.is_grad_enabled(), *(x is not None and x.requires_grad for x in tensors)])
     return shared(SharedTiles()) if all(each == wanted[0] for each in wanted) else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""PML's calculator with the metrics of this package and of plugins."""
+"""PML's accuracy calculator, extended by the metrics of this package and of plugins."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ PREFIX = "calculate_"
 class Evaluation:
     """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU."""
 
-    accuracies: dict[str, Any]  # by the calculator's names
+    accuracies: dict[str, Any]  # by name of the metric
     relevant: Tensor  # number of gallery items of each query's class, [Q], int64; 0 for a lone query
-    distances: Tensor  # of the neighbors that were kept, [Q, keep], or as many columns as the gallery has items
-    indices: Tensor  # of these neighbors in the gallery
-    right: Tensor  # whether they are of the query's class
+    distances: Tensor  # to the nearest neighbors, [Q, keep], or fewer columns if the gallery is smaller
+    indices: Tensor  # of these neighbors, rows of the gallery
+    right: Tensor  # whether each of them has the query's class
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
-    r"""PML's calculator with Recall@K, precision@K for any K, pairwise F1 and purity, for any number of clusters.
+    r"""PML's calculator with Recall@K and precision@K for any K, and pairwise F1 and purity of k-means clusters.
 
     ``recall_at_K``: the share of queries with at least one image of their class among their K nearest,
 
     .. math:: \frac{1}{N} \sum_i \mathbf 1[\,\exists j \in kNN_K(i) : y_j = y_i\,].
 
-    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1`` and ``purity``: of
-    k-means clusters, as many as classes (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
-    (:func:`pml_ext.hookspecs.pml_ext_metrics`) are there by their names.
+    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1`` and ``purity``
+    evaluate k-means clusters, one per class by default (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
+    (:func:`pml_ext.hookspecs.pml_ext_metrics`) are available by name.
 
-    PML's metrics keep their names and meaning. They see ``k`` neighbors, while the new ones see as many as their K
-    asks for. What a gallery smaller than K lacks counts as wrong. Labels are compared as integers (PML's float32
-    merges 16777216 and 16777217). One search serves all metrics.
+    PML's metrics keep their names and meaning. They use ``k`` neighbors; the new metrics use as many as their K
+    requires. Neighbors that a gallery smaller than K lacks count as wrong. Labels are compared as integers (PML's
+    float32 merges 16777216 and 16777217). One search serves all metrics.
 
-    ``exclude=("NMI", "AMI")`` ends clustering, as in PML: ``f1`` and ``purity`` go with the two unless ``include``
-    names them. A subclass adds metrics as PML documents it.
+    ``exclude=("NMI", "AMI")`` turns clustering off, as in PML: it also excludes ``f1`` and ``purity``, unless
+    ``include`` names them. A subclass adds metrics in the way that PML documents.
 
     Args:
-        include: names of metrics to compute; all, if empty.
+        include: names of the metrics to compute; all, if empty.
         exclude: names of metrics to leave out.
-        avg_of_avgs: the mean over classes of their means, instead of the mean over queries.
-        return_per_class: a list with one value per class, instead of the mean over queries.
-        k: how many neighbors PML's metrics see: None for the whole gallery, a number, or ``"max_bin_count"`` for as
-            many as the largest class has items.
-        label_comparison_fn: in PML's form; by default equality. Clustering metrics do not go with one.
-        device: where to compute; by default a GPU where there is one.
-        knn_func: in PML's form; by default Euclidean, with faiss where it is installed, else with torch. One that is
-            a :class:`NearestNeighbors` searches in tiles of queries.
-        kmeans_func: in PML's form; by default with a fixed seed, with faiss or else scikit-learn.
-        recall_at: every K of ``recall_at_K``.
-        precision_at: every K of ``precision_at_K``; 1 is PML's.
-        clusters_per_class: clusters of k-means per class of the queries; 1 gives ``NMI``, ``f1`` and ``purity``,
-            another c ``nmi_c``, ``f1_c`` and ``purity_c``.
-        lone_queries: a query whose class has no other member is a ``"miss"`` in ``recall_at_K``, or is left out
-            (``"drop"``), as PML's own metrics do.
+        avg_of_avgs: average per class first, then over classes, instead of over queries.
+        return_per_class: return a list with one mean per class, instead of the mean over queries.
+        k: number of neighbors that PML's metrics use: None for the whole gallery, a number, or ``"max_bin_count"``
+            for the size of the largest class.
+        label_comparison_fn: a function as in PML; equality by default. Clustering metrics support no other one.
+        device: device to compute on; by default a GPU if there is one.
+        knn_func: a search as in PML; by default Euclidean, with faiss if it is installed, else with torch. A
+            :class:`NearestNeighbors` searches in tiles of queries.
+        kmeans_func: a clustering as in PML; by default k-means with a fixed seed, by faiss or else scikit-learn.
+        recall_at: values of K for ``recall_at_K``.
+        precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
+        clusters_per_class: numbers of k-means clusters per class of the queries; 1 gives ``NMI``, ``f1`` and
+            ``purity``, any other c gives ``nmi_c``, ``f1_c`` and ``purity_c``.
+        lone_queries: a query whose class has no other member counts as a ``"miss"`` in ``recall_at_K``, or is left
+            out (``"drop"``) as in PML's own metrics.
 
     Raises:
-        ValueError: a K below 1, an unknown metric (the text has the nearest ones) or ``lone_queries``.
-        NotImplementedError: a ``label_comparison_fn`` beside a metric that needs clusters.
+        ValueError: a K below 1, an unknown metric (the text suggests the closest names) or unknown ``lone_queries``.
+        NotImplementedError: a ``label_comparison_fn`` together with a metric that needs clusters.
 
     Example:
         >>> calculator = RetrievalAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
@@ -105,7 +105,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self.lone_queries = lone_queries
         include = tuple(include)
         self._named = frozenset(include)
-        self._own: dict[str, Metric] = {}  # metrics that no subclass computes otherwise
+        self._own: dict[str, Metric] = {}  # metrics that no subclass overrides
         table = metrics_of(recall_at, precision_at, clusters_per_class)
         for metric in table:
             method = PREFIX + metric.accuracy
@@ -140,7 +140,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return [*super().requires_clustering(), *own, *others]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the metrics to compute; ``exclude`` of all of PML's clustering metrics excludes ours as well."""
+        """Return the metrics to compute; excluding all of PML's clustering metrics excludes ours as well."""
         chosen: dict[str, Any] = super().get_function_dict(include, exclude)
         clustering = set(super().requires_clustering())
         if clustering & set(exclude) and not clustering & set(chosen):
@@ -150,13 +150,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return chosen
 
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
-        """Raise a ValueError for the name of no metric."""
+        """Raise ValueError for an unknown metric."""
         for name in (*include, *exclude):
             if name not in self.original_function_dict:
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, fractions or lists by class; arguments as of :meth:`evaluate` and in PML."""
+        """Return ``{name: value}``, a fraction or one per class; :meth:`evaluate` documents the arguments."""
         return self.evaluate(*args, **kwargs).accuracies
 
     def evaluate(
@@ -170,17 +170,17 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: Iterable[str] = (),
         keep: int = 0,
     ) -> Evaluation:
-        """Return the accuracies and the nearest neighbors of queries, in memory for about 8 million neighbors.
+        """Return accuracies and nearest neighbors of queries, searched in tiles of about 8 million neighbors.
 
         Args:
             query: ``[N, D]``, tensor or array.
             query_labels: ``[N]``, integers.
             reference: the gallery, ``[R, D]``; None for the queries themselves.
             reference_labels: ``[R]``.
-            ref_includes_query: whether the gallery's first N rows are the queries, which then are left out.
-            include: names of metrics, to compute these alone.
+            ref_includes_query: whether the gallery's first N rows are the queries; each then skips its own row.
+            include: names of the metrics to compute; all of the calculator's, if empty.
             exclude: names of metrics to leave out.
-            keep: number of neighbors to keep of each query.
+            keep: number of nearest neighbors to return for each query.
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
@@ -194,7 +194,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 torch.equal(query_labels, first_labels) and torch.allclose(query, first, equal_nan=True)
             ):
                 raise ValueError(
-                    f"a gallery that is said to have the queries must begin with them, all {len(query)}, and labels"
+                    f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
                 )
         seen = {
             "query": query,
@@ -230,15 +230,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         points, labels = torch.as_tensor(points, device=self.device), torch.as_tensor(labels, device=self.device)
         points = points.detach().float()
         if len(points) != len(labels):
-            raise ValueError(f"wanted one label per embedding, not {len(labels)} labels of {len(points)} embeddings")
+            raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
         if self.label_comparison_fn is not EQUALITY:
-            return points, labels.float()  # as PML hands them to such a function
+            return points, labels.float()  # as PML passes them to such a function
         if labels.ndim > 1:
-            raise ValueError(f"labels of shape {list(labels.shape)} want a label_comparison_fn; else one number each")
+            raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
         return points, labels
 
     def _search(self, seen: Mapping[str, Any], keep: int) -> tuple[dict[str, Any], Tensor, list[Tensor]]:
-        """Return values per query of our metrics with PML's arguments for others, relevant counts, and neighbors."""
+        """Return the arguments of PML's metrics with our values per query, the relevant counts, and the neighbors."""
         query, query_labels, reference, reference_labels = (
             seen[name] for name in ("query", "query_labels", "reference", "reference_labels")
         )
@@ -261,7 +261,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         for name, metric in wanted.items():
             of_pml = hasattr(AccuracyCalculator, PREFIX + name)
             columns[name] = metric.columns(int(relevant.max()), pml_k if of_pml else size)
-        # a subclass's metric may look at neighbors, whether requires_knn() has it or not
+        # a subclass's metric may use neighbors even if requires_knn() does not list it
         others = pml_k if current - self._own.keys() else 0
         values = {name: torch.empty(len(query), dtype=torch.float64) for name in wanted}
         kept = [torch.empty(len(query), min(max(keep, others), size), dtype=kind) for kind in _KINDS]
@@ -308,11 +308,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
 
 
-_KINDS = (torch.float32, torch.int64, torch.bool)  # of distances, indices and whether neighbors are right
+_KINDS = (torch.float32, torch.int64, torch.bool)  # dtypes of distances, of indices and of the mask of right neighbors
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name; those with the name of a metric of the calculator are left out."""
+    """Return the metrics of plugins by name, except those whose names the calculator already uses."""
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
     for name, function in registry.factories("metric").items():
@@ -325,5 +325,5 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
 
 
 def needs_clusters(metric: Callable[..., Any]) -> bool:
-    """Return whether a plugin's metric asks for ``cluster_labels``."""
+    """Return whether a plugin's metric takes ``cluster_labels``."""
     return "cluster_labels" in inspect.signature(metric).parameters

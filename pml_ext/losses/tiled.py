@@ -1,8 +1,8 @@
 """PML's losses over pairs and triplets in memory linear in the batch, with PML's values.
 
-All of them take ``tile_size``, how many anchors are computed at a time (None chooses), and PML's keyword arguments of
+All of them take ``tile_size``, the number of anchors per tile (None chooses it), and PML's keyword arguments of
 losses: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``, ... *Cost:* three or four products of
-``B x D x R`` in tiles; memory linear in B + R, and in the number of positive pairs where a loss has a value for each.
+``B x D x R`` in tiles; memory linear in B + R, and in the number of positive pairs if each of them has a loss value.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..settings import check_flag, check_number
 from .pair_loss import Given, PairLoss, PairLossSettings
 from .pairs import Pairs, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
 
-_ENTRIES = 1 << 23  # of gathered rows held at a time
+_ENTRIES = 1 << 23  # entries of gathered rows held at a time
 
 
 class _TiledLoss(PairLoss):
-    """A loss that takes any distance, in tiles of anchors."""
+    """Base of losses that take any distance and are computed in tiles of anchors."""
 
     nearer = "either"
     tiles: ClassVar[str | None] = "rows"
@@ -35,12 +35,12 @@ class _TiledLoss(PairLoss):
 
 
 class _SummedByRow(_TiledLoss):
-    """A loss that sums its elements, pairs or triplets, over rows, and takes reducers whose value follows from that."""
+    """Base of losses that sum pairs or triplets over each row, with reducers that need only these sums."""
 
     _of_pairs: ClassVar[bool]
 
     def set_reducer(self, reducer: BaseReducer | None) -> None:
-        """Set the reducer; a ValueError refuses one whose value does not follow from sums over rows."""
+        """Set the reducer; raise ValueError if it needs more than sums over rows."""
         super().set_reducer(reducer)
         for name in self._sub_loss_names():
             stated = reducer_of(self.reducer, name)
@@ -53,7 +53,7 @@ class _SummedByRow(_TiledLoss):
                 )
 
     def finished(self, terms: Terms, given: Given) -> Terms:
-        """Reduce the terms where a reducer of PML is stated, which would see sums."""
+        """Reduce the terms here if a reducer of PML was given, which would take the sums for single values."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
             if not isinstance(reducer, SumOverDivisorReducer) and info["reduction_type"] in ("element", "pos_pair"):
@@ -61,11 +61,11 @@ class _SummedByRow(_TiledLoss):
         return terms
 
     def get_default_reducer(self) -> BaseReducer:
-        """The sum over the number of elements that are not 0."""
+        """Return the reducer that divides the sum by the number of nonzero elements."""
         return SumOverDivisorReducer()
 
     def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
+        """Return the Euclidean distance of normalized embeddings."""
         return EuclideanDistance()
 
 
@@ -75,14 +75,14 @@ class TiledContrastiveLoss(_SummedByRow):
     .. math::
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
-    Both means run over the pairs that are not 0, as PML's default reducer takes them; reducers of PML that need no list
-    of pairs give its values too. A pair that is listed twice counts once.
+    Both means run over the pairs with a nonzero loss, as with PML's default reducer. PML's reducers that need no list
+    of pairs give PML's values too. A pair that is listed twice counts once.
 
     Args:
-        pos_margin: distances of positive pairs up to this cost nothing; 0.
-        neg_margin: distances of negative pairs from this on cost nothing; 1. With a similarity, margins are
-            similarities, and signs change round.
-        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings by default.
+        pos_margin: distance up to which a positive pair has no loss; 0.
+        neg_margin: distance from which on a negative pair has no loss; 1. For a similarity, both margins are
+            similarities, and the signs are reversed.
+        kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
     """
 
     _of_pairs = True
@@ -94,7 +94,7 @@ class TiledContrastiveLoss(_SummedByRow):
         self.pos_margin, self.neg_margin = pos_margin, neg_margin
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return two terms, of one sum per anchor."""
+        """Return two terms with one sum per anchor each."""
         sign = -1 if self.distance.is_inverted else 1
         positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0)
         negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
@@ -117,7 +117,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
 
     The reducer gets one value per anchor.
 
-    *Pair with:* :class:`pml_ext.HardPairMiner`, as the paper mines; its pairs come as an ``indices_tuple``.
+    *Pair with:* :class:`pml_ext.HardPairMiner`, the paper's miner; pass its result as ``indices_tuple``.
 
     Args:
         alpha: weight of the positives' exponent, above 0; 2.
@@ -157,8 +157,8 @@ class TiledNTXentLoss(_TiledLoss):
         -\operatorname{mean}_{(a, p)} \log
         \frac{e^{s_{ap} / \tau}}{e^{s_{ap} / \tau} + \sum_{n \in N_a} e^{s_{an} / \tau}}
 
-    The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the least number of the
-    dtype inside the logarithm, which bounds its values; here they are exact.
+    The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the dtype's smallest
+    normal number inside the logarithm, which bounds its values; here they are exact.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
@@ -171,7 +171,7 @@ class TiledNTXentLoss(_TiledLoss):
         self.temperature = temperature
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """A value of every place costs no more than the matrix."""
+        """Return True: a value for every place costs no more than the matrix."""
         return True
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -190,8 +190,8 @@ class TiledSupConLoss(_TiledLoss):
         -\operatorname{mean}_i \frac{1}{|P_i|} \sum_{p \in P_i}
         \log \frac{e^{s_{ip} / \tau}}{\sum_{j \in P_i \cup N_i} e^{s_{ij} / \tau}}
 
-    The reducer gets one value per anchor, with the number of values above 0 as ``divisor``: the mean runs over these,
-    as PML's default reducer takes them. A batch without any negative pair gives 0.
+    The reducer gets one value per anchor, with the number of values above 0 as ``divisor``: the mean runs over these
+    values, as with PML's default reducer. A batch without any negative pair gives 0.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
@@ -206,7 +206,7 @@ class TiledSupConLoss(_TiledLoss):
         self.temperature = temperature
 
     def finished(self, terms: Terms, given: Given) -> Terms:
-        """Multiply by 0 where the batch has no negative pair; nothing waits for the device."""
+        """Multiply by 0 if the batch has no negative pair, without waiting for the device."""
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
             if given.indices_tuple is not None:
@@ -229,29 +229,29 @@ class TiledSupConLoss(_TiledLoss):
         return per_anchor(losses, divisor=(losses > 0).sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """The sum over the number of values above 0."""
+        """Return the reducer that divides the sum by the number of values above 0."""
         return SumOverDivisorReducer()
 
 
 class TiledTripletMarginLoss(_SummedByRow):
-    r"""PML's ``TripletMarginLoss`` over all triplets of the batch, none of them listed.
+    r"""PML's ``TripletMarginLoss`` over all triplets of the batch, without a list of them.
 
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
-    The mean runs over the triplets that are not 0; reducers as of :class:`TiledContrastiveLoss`, but for
-    ``PerAnchorReducer``. With references, ``swap`` compares the positive itself, where PML takes the row of the batch
-    that has its number. :class:`pml_ext.BatchAllTripletLoss` is faster where there are many positives.
+    The mean runs over the triplets with a nonzero loss. Reducers are those of :class:`TiledContrastiveLoss`, except
+    ``PerAnchorReducer``. With references, ``swap`` uses the positive reference itself; PML uses the batch row of the
+    same index. :class:`pml_ext.BatchAllTripletLoss` is faster if there are many positives.
 
-    *Cost:* also a few passes over ``P x R`` for P positive pairs.
+    *Cost:* additionally, a few passes over ``P x R`` for P positive pairs.
 
     Args:
         margin: m; 0.05.
-        swap: take the distance of positive and negative, where smaller, for that of anchor and negative.
-        smooth_loss: whether :math:`\log(1 + e^x)` takes the place of the hinge.
+        swap: whether to replace anchor-negative distances by positive-negative ones that are smaller.
+        smooth_loss: whether to replace the hinge by :math:`\log(1 + e^x)`.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
     """
 
-    tiles = "classes"  # of positives and negatives, with swap
+    tiles = "classes"  # swap needs the rows of an anchor's positives
     _of_pairs = False
 
     def __init__(
@@ -268,7 +268,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """No: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
+        """Return False: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
         return False
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -313,5 +313,5 @@ class TiledTripletMarginLoss(_SummedByRow):
 
 
 def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row's masked entries; a very low number without gradient where there are none."""
+    """Return the log-sum-exp of each row's masked entries; a very low number without gradient if there are none."""
     return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)

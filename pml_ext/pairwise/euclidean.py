@@ -1,4 +1,4 @@
-"""Euclidean distances that are right between near points too."""
+"""Euclidean distances that are accurate for near points too."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from .transforms import transformed
 
-_NEAR = 0.2  # nearer pairs are subtracted, not multiplied: in float32 a product knows d^2 to 1e-7
-_CHUNK = 1 << 22  # numbers subtracted at a time
+_NEAR = 0.2  # nearer pairs use differences: in float32, d^2 by a matrix product has an error of 1e-7
+_CHUNK = 1 << 22  # entries of differences held at a time
 
 
 def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Return distances between rows of about unit length: one matrix product, and differences where that is inexact.
+    """Return distances between rows of about unit length, by one matrix product, or differences where it is inexact.
 
-    Equal rows have distance 0 with gradient 0. The gradient is along the sphere, as :func:`normalize` lets through.
-    It can be differentiated repeatedly, and in forward mode; ``vmap`` is not taken, since which pairs are near depends
+    Equal rows have distance 0 with gradient 0. The gradient omits a multiple of the row, which :func:`normalize`
+    removes anyway. Higher derivatives and forward mode work; ``vmap`` does not, since the choice of near pairs depends
     on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with references), and ``O(D)`` for
     each pair nearer than 0.2.
 
@@ -30,7 +30,7 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
 
 
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may follow from what is near
+    if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
         return _squared_in_float64(x, y)
     squares = x.square().sum(1)
     product = x @ y.T
@@ -45,14 +45,14 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
-    """Exact to 1e-15, of which a distance of 1e-7 is left; below, rows count as equal."""
+    """Return squared distances with an error of 1e-15; rows nearer than 1e-7 count as equal."""
     one, other = x.double(), y.double()
     squared = one.square().sum(1)[:, None] + other.square().sum(1) - 2 * one @ other.T
     return torch.where(squared < 1e-14, 0, squared).to(x.dtype)
 
 
 def _written_out(x: Tensor, references: Tensor | None) -> Tensor:
-    """The same values, with the derivatives of ``-2 x @ y.T`` in the squares."""
+    """Return the same values by plain operators, with the derivatives of ``-2 x @ y.T`` for the squares."""
     y = x if references is None else references
     fixed, product = x.detach(), x @ y.T
     squared = _squared_distances(fixed, fixed if y is x else y.detach()) + 2 * (product.detach() - product)
@@ -70,7 +70,7 @@ class _EuclideanDistances(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         x, references, distances = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: distances with derivatives of their own
+        if torch.is_grad_enabled():  # double backward: distances that are differentiable themselves
             distances = euclidean_distances(x, references)
             zero = distances == 0
             weights = torch.where(zero, 0, -grad / torch.where(zero, 1, distances))

@@ -1,4 +1,4 @@
-"""From images to embeddings: single images, and folders by way of the run's collection."""
+"""Embedding of single images and of folders, with the run's collection as a cache."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ..network import Network
 from .collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, path_bytes
 from .reading import Images, Listing, as_tensor, default_workers, list_folder, read_batches, several
 
-READ = 64  # images that a worker passes on at a time
-WRITTEN, SECONDS = 1000, 30.0  # embeddings of a folder are written after as many, or as long
-SEVERAL = 8  # new single files of a call that are written: fewer cost less than the transaction
+READ = 64  # images per batch of a reading worker
+WRITTEN, SECONDS = 1000, 30.0  # a folder's embeddings are written after this many, or this long
+SEVERAL = 8  # least new single files of a call to store: for fewer, the transaction costs more
 
 
 class SkippedImage(UserWarning):
-    """A file of a folder was left out; the text has its path and why."""
+    """Warning that a file of a folder was left out; the text has its path and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Progress:
     """The progress of a pass over images."""
 
     done: int
-    images: int  # to be embedded in all, by this process
+    images: int  # total for this process to embed
     rate: float  # images per second since the pass began
     seconds_left: float
 
@@ -49,7 +49,7 @@ Listener = Callable[[Progress], None]
 
 
 _Part = tuple[dict[int, int], dict[int, str], list[int]]
-"""Vectors, reasons why files are unreadable, and images without finite embeddings, by numbers in a listing."""
+"""By number in a listing: vector numbers and reasons for unreadable files; then images with NaN or infinity."""
 
 
 class ImageEmbedder:
@@ -60,10 +60,10 @@ class ImageEmbedder:
         run: Path,
         network: Network,
         device: torch.device,
-        weights: str,  # a digest
+        weights: str,  # their digest
         precision: Precision,
         place: Path,
-        replace: bool = True,  # a collection of other weights in that place
+        replace: bool = True,  # whether to replace a collection of other weights in that place
         workers: int | None = None,
         listener: Listener | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class ImageEmbedder:
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor], new: dict[bytes, tuple[Facts, Vectors]]) -> Tensor:
-        """Return the embeddings of a batch; files that the collection has are not computed, others added to ``new``."""
+        """Return the embeddings of a batch; look files up in the collection, and add the computed ones to ``new``."""
         files = {number: _facts_of(image) for number, image in enumerate(images) if isinstance(image, Path)}
         keys = [files[number][0] if number in files else number for number in range(len(images))]
         facts, known = dict(files.values()), dict[bytes | int, Tensor]()
@@ -124,7 +124,7 @@ class ImageEmbedder:
         return torch.stack([known[key].to(self.device) for key in keys])
 
     def _keep(self, new: dict[bytes, tuple[Facts, Vectors]], least: int) -> None:
-        """Write new single files, if there are as many; a collection that is not of this network stays as it is."""
+        """Store new single files if there are at least ``least``; leave another network's collection unchanged."""
         if len(new) < least:
             return
         facts, rows = zip(*new.values(), strict=True)
@@ -140,7 +140,7 @@ class ImageEmbedder:
 
     @contextlib.contextmanager
     def folder_pass(self, folder: Path, batch_size: int = 256, workers: int | None = None) -> Iterator[Embedded]:
-        """Embed what the collection does not have of a folder, and hold the collection while the block runs."""
+        """Embed a folder's images that the collection lacks, and lock the collection while the block runs."""
         listing: Listing = from_rank_0(list_folder(folder) if rank() == 0 else None)
         root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
         keys = [root + path_bytes(name) for name in listing.names]
@@ -176,7 +176,7 @@ class ImageEmbedder:
     def _embed_missing(
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int, workers: int | None
     ) -> _Part:
-        """Embed images and write them as they come; when something fails, the rest is written as well."""
+        """Embed images and write them in batches; on an error, first write those that are finished."""
         vectors, unreadable, not_finite = dict[int, int](), dict[int, str](), list[int]()
         waiting = dict[int, Vectors]()
         paths = [listing.folder / listing.names[number] for number in numbers]
@@ -209,17 +209,17 @@ class ImageEmbedder:
                 if self._listener is not None:
                     rate = done / max(now - begun, 1e-9)
                     self._listener(Progress(done, len(paths), rate, (len(paths) - done) / rate))
-        except OSError:  # the disk is full, say: what was written stays
+        except OSError:  # such as a full disk: what was written stays
             raise
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error says more
+            with contextlib.suppress(OSError):  # the original error is more informative
                 write()
             raise
         write()
         return vectors, unreadable, not_finite
 
     def _joined(self, listing: Listing, parts: Sequence[_Part]) -> tuple[dict[int, int], dict[str, str]]:
-        """Return the vectors of new images and the files that were left out, with a warning for each."""
+        """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
         skipped, vectors, not_finite = dict(listing.others), dict[int, int](), list[int]()
         for found, unreadable, bad in parts:
             vectors |= found
@@ -234,7 +234,7 @@ class ImageEmbedder:
     # The network
 
     def _input(self, image: Any) -> Path | Tensor:
-        """Return a file as its path, since the collection may have it; anything else transformed: it may be large."""
+        """Return a file's path, to look it up in the collection, and any other image transformed, to save memory."""
         return Path(image) if isinstance(image, (str, os.PathLike)) else self._image(image)
 
     def _image(self, image: Any) -> Tensor:
@@ -242,21 +242,21 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def _forward(self, images: Tensor) -> Tensor:
-        """Return embeddings of length 1, ``[B, D]``, float32."""
+        """Return L2-normalized embeddings, ``[B, D]``, float32."""
         with autocast(self.device, self.precision):
             embeddings: Tensor = self.network(images.to(self.device, memory_format=self._memory_format))
         return nn.functional.normalize(embeddings.float())
 
     @torch.no_grad()
     def _choose_memory_format(self) -> torch.memory_format:
-        """Bring a network on the CPU into the channels-last format, if it works with that."""
+        """Return the memory format of inputs; convert a network on the CPU to channels-last if it supports that."""
         if self.device.type != "cpu":
             return torch.contiguous_format
         image = torch.zeros(1, self.channels, *[self.network.preprocessing.image_size] * 2)
         try:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.network(image.to(memory_format=torch.channels_last))
-        except RuntimeError:  # a module that takes a view of what is not contiguous
+        except RuntimeError:  # a module calls view() on a tensor that is not contiguous
             self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
             return torch.contiguous_format
         return torch.channels_last
@@ -269,10 +269,10 @@ class ImageEmbedder:
 
 
 def _facts_of(file: Path) -> tuple[bytes, Facts]:
-    """Return the path without links but for its own name, and size and time; a DataError where there is no file."""
+    """Return a file's path in its resolved folder, its size and time of change; raise DataError if it is missing."""
     try:
         about = file.stat()
-    except (OSError, ValueError):  # a path with a zero byte is a ValueError
+    except (OSError, ValueError):  # a path with a zero byte raises ValueError
         raise DataError(f"{file}: no such file") from None
     return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), (about.st_size, about.st_mtime_ns)
 

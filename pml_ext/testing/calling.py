@@ -1,4 +1,4 @@
-"""Calls of components, comparisons of their values, and watchers of their operations."""
+"""Helpers of the checks: calls of components, comparisons of values, counters of operators and saved bytes."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from .. import registry
 from .batches import Batch, batch_of
 from .subject import SkipCheck, Subject, takes_labels
 
-TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # files that are no place to point at
+TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # folders whose frames are not the author's
 
 
 def needs(subject: Subject, *capabilities: str) -> None:
-    """Skip a check of capabilities that a component does not declare."""
+    """Skip a check if the component does not declare the capabilities that the check needs."""
     if missing := set(capabilities) - subject.capabilities:
-        raise SkipCheck(f"it does not say that it has {' and '.join(sorted(missing))}")
+        raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
 
 
 def needs_repeatable(subject: Subject) -> None:
-    """Skip a check of values that are random, or change from call to call."""
+    """Skip a check if the component's values are random or change from call to call."""
     if is_random(subject):
         raise SkipCheck("its values are random")
     batch, component = batch_of(subject), subject.make()
     if not equal(seeded(component, batch), seeded(component, batch)):
-        raise SkipCheck("its values depend on the calls before")
+        raise SkipCheck("its values depend on earlier calls")
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """The value of a loss or a regularizer, the matrix of a distance, the indices of a miner."""
+    """Return the value of a loss or a regularizer, the matrix of a distance or the indices of a miner."""
     if more or takes_labels(component):
         return component(batch.embeddings, batch.labels, *more, **named)
     return component(batch.embeddings, **named)
 
 
 def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """:func:`call`, after ``torch.manual_seed(0)``."""
+    """Return the result of :func:`call` after ``torch.manual_seed(0)``."""
     torch.manual_seed(0)
     return call(component, batch, *more, **named)
 
 
 def compute(component: Any, batch: Batch) -> dict[str, Any]:
-    """The unreduced values of a loss or a regularizer; of a wrapper, which has none, raise SkipCheck."""
+    """Return the unreduced values of a loss or a regularizer; raise SkipCheck for a wrapper, which has none."""
     if not hasattr(component, "compute_loss"):
-        raise SkipCheck("a wrapper: what it wraps is checked by itself")
+        raise SkipCheck("a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
     if registry.kind_of(type(component)) == "regularizer":
         return component.compute_loss(batch.embeddings, *[] if labels is None else [labels])  # type: ignore[no-any-return]
@@ -57,7 +57,7 @@ def compute(component: Any, batch: Batch) -> dict[str, Any]:
 
 
 def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Fail, with a text, where two tensors differ; NaN is a finding of other checks."""
+    """Fail with a text if two tensors differ; equal NaNs pass, since other checks report them."""
     same = actual.shape == expected.shape
     if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
         shown = (tensor.detach().flatten()[:4].tolist() for tensor in (actual, expected))
@@ -65,14 +65,14 @@ def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two values, or the indices of two miners, are the same."""
+    """Return whether two values, or the indices of two miners, are equal; all NaN equals all NaN."""
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(torch.equal, one, other))
     return torch.equal(one, other) or bool(one.isnan().all() and other.isnan().all())
 
 
 def is_random(subject: Subject) -> bool:
-    """Whether two seeds give two values."""
+    """Return whether two seeds give different values."""
     if "random" not in subject.cache:
         batch, values = batch_of(subject), []
         for seed in (0, 1):
@@ -83,7 +83,7 @@ def is_random(subject: Subject) -> bool:
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a value, zeros where it has none; its graph is kept."""
+    """Return the gradients of a value, zeros for leaves without one, and retain its graph."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
@@ -91,12 +91,12 @@ def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a value with respect to one tensor; see :func:`gradients`."""
+    """Return the gradient of a value with respect to one tensor; see :func:`gradients`."""
     return gradients(value, [x])[0]
 
 
 def place_of(error: BaseException) -> str:
-    """The file and line of an author's code that raised an error; empty where the kit itself did."""
+    """Return the file and line of the author's code that raised an error; empty if a check itself did."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename.startswith(KIT):
         return ""
@@ -105,7 +105,7 @@ def place_of(error: BaseException) -> str:
 
 
 class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators."""
+    """Dispatch mode that counts calls of operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -117,9 +117,9 @@ class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """The bytes that autograd keeps from the forward pass for the backward pass; a context manager.
+    """Context manager that counts the bytes that autograd saves for the backward pass.
 
-    A storage counts once. Inputs, parameters and what :meth:`leave_out` names do not count: they are there anyway.
+    A storage counts once. Inputs, parameters and tensors of :meth:`leave_out` do not count: the caller holds them.
 
     Args:
         given: inputs and parameters.
@@ -137,14 +137,14 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
     def _keep(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        self._bytes[storage.data_ptr()] = storage  # held, so that no other gets its address
+        self._bytes[storage.data_ptr()] = storage  # a reference, so that its address is not reused
         return tensor
 
     def leave_out(self, *tensors: Tensor) -> None:
-        """Leave out tensors that the caller holds too, such as the value."""
+        """Exclude tensors that the caller holds too, such as the value."""
         self._known |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
     @property
     def total(self) -> int:
-        """The bytes so far."""
+        """Number of bytes saved so far."""
         return sum(storage.nbytes() for address, storage in self._bytes.items() if address not in self._known)

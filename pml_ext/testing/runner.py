@@ -21,9 +21,9 @@ Expected = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check: ``"xfail"`` is failed as expected, ``"xpass"`` passed although expected to fail.
+    """Outcome of one check: ``"xfail"`` means that it failed as expected, ``"xpass"`` that it unexpectedly passed.
 
-    The text is the failure's message, why it was skipped or expected, or what a check that passed found out.
+    The text is a failure's message, the reason for a skip or an expected failure, or a finding of a passed check.
     """
 
     component: str
@@ -34,12 +34,12 @@ class CheckResult:
 
     @property
     def fails(self) -> bool:
-        """Whether a run with this result has failed."""
+        """Whether this result fails the run."""
         return self.status in ("failed", "xpass")
 
 
 def checks_of(kind: str) -> list[Check]:
-    """The checks of one of :data:`pml_ext.registry.KINDS`, in the order in which they run."""
+    """Return the checks of one of :data:`pml_ext.registry.KINDS`, in the order in which they run."""
     return list(CHECKS[kind])
 
 
@@ -57,35 +57,34 @@ def check_component(
 ) -> list[CheckResult]:
     """Run the checks of a component.
 
-    With a ``reference``, a slow form that is written from the equation, ``check_reference`` compares values and
-    gradients. ``reference(embeddings, labels, **settings)`` returns the value of the whole batch: a tensor, through
-    which the gradient is compared too, or a number. One that names ``indices_tuple``, or ``ref_emb`` and
-    ``ref_labels``, gets what a miner chose of a batch, and references; one that names ``component`` the instance. It
-    may raise :class:`SkipCheck`. Of a class it is compared under every table of ``settings``, and with another value of
-    each number and flag. ``check_settings`` fails a setting that changes neither value nor gradient.
+    ``check_reference`` compares values and gradients with a ``reference``, a slow implementation of the equation.
+    ``reference(embeddings, labels, **settings)`` returns the value of the whole batch: a tensor, whose gradient is
+    compared too, or a number. If it names ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, it gets a miner's
+    indices, or references; if it names ``component``, the instance. It may raise :class:`SkipCheck`. A class is
+    compared under every table of ``settings``, and with another value of each of its numeric and boolean settings.
+    ``check_settings`` fails a setting that changes neither value nor gradient.
 
     Args:
         component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, or an instance built with its
             settings.
-        expected_failed_checks: ``{check name: reason}``, beside the class's attribute of this name; one that passes
-            fails the run.
-        reference: the slow form of a loss, a regularizer or a distance.
-        settings: of a class, values by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, each with each as in
+        expected_failed_checks: ``{check name: reason}``, added to the class's attribute of this name; if one of them
+            passes, the run fails.
+        reference: a slow implementation of a loss, a regularizer or a distance.
+        settings: values of a class's settings by name, ``{"margin": [0.1, 0.5], "kind": ["soft"]}``, combined as in
             scikit-learn's ``ParameterGrid``, or a list of such tables. The other checks use the first combination.
-        without_effect: settings that change how the value is computed and not what it is, such as the size of a tile.
-        embedding_size: of the embeddings that it is called with; by default that of an attribute of this name, or 8.
-        num_classes: of its batches, likewise; 6.
-        checks: names of the checks to run; all by default. Others of a loss are skipped where ``check_call_forms``
-            fails.
-        on_fail: raise an AssertionError after the last check, or do nothing (None), if something failed.
+        without_effect: settings that change how the value is computed but not the value, such as a tile size.
+        embedding_size: length of the embeddings; by default the component's attribute of this name, or 8.
+        num_classes: number of classes in a batch; by default the component's attribute of this name, or 6.
+        checks: names of the checks to run; all by default. A loss that fails ``check_call_forms`` skips the others.
+        on_fail: if a check fails, raise an AssertionError after the last check (``"raise"``) or not (None).
 
     Returns:
         A result for each check.
 
     Raises:
-        AssertionError: a check failed, or one that was expected to fail passed; the text has all of them.
-        ConfigError: a class that needs settings, or settings that it does not have.
-        ValueError: an expected failure without a reason, or a check that there is not.
+        AssertionError: a check failed, or one that was expected to fail passed; the text lists all of them.
+        ConfigError: the class needs further settings, or does not have one of those given.
+        ValueError: an expected failure without a reason, or an unknown check.
 
     Example:
         >>> from pytorch_metric_learning.regularizers import LpRegularizer
@@ -108,7 +107,7 @@ def check_component(
 
 
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
-    """The checks of a subject; some by name."""
+    """Return the checks of a subject: those of the given names, or all."""
     by_name = {check.__name__: check for check in checks_of(subject.kind) + COMPARED * (subject.grid is not None)}
     names = [*by_name] if names is None else [*names]
     for name in names:
@@ -118,7 +117,7 @@ def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]
 
 
 def _expected(subject: Subject, given: Expected) -> Expected:
-    """The failures that the class declares, and those of the caller."""
+    """Return the expected failures that the class declares, updated by the caller's."""
     expected = {**getattr(subject.make(), "expected_failed_checks", {}), **given}
     names = {check.__name__ for check in _chosen(subject)}
     for name, reason in expected.items():
@@ -137,7 +136,7 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
         if subject.kind == "loss" and check is not check_call_forms and check_call_forms.__name__ not in expected:
             _require_callable(subject)
         torch.manual_seed(0)
-        logging.disable(logging.WARNING)  # of PML's trainers and of torch.compile
+        logging.disable(logging.WARNING)  # messages of PML's trainers and torch.compile
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             note = check(subject)
@@ -154,7 +153,7 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
 
 
 def _message(error: BaseException) -> str:
-    """A check's own words, or another error with its place."""
+    """Return the message of a failed check, or another error's type, message and place."""
     place = place_of(error)
     if isinstance(error, AssertionError) and not place:
         return str(error) or "an assertion failed"
@@ -163,7 +162,7 @@ def _message(error: BaseException) -> str:
 
 
 def _require_callable(subject: Subject) -> None:
-    """Skip where a loss fails the check that all others build on."""
+    """Skip a check if the loss fails ``check_call_forms``, on which all others depend."""
     if "calls" not in subject.cache:
         result = _run(subject, check_call_forms, {})
         subject.cache["calls"] = f"check_call_forms fails: {result.text}" if result.fails else ""
@@ -177,12 +176,12 @@ def parametrize_with_checks(
     expected_failed_checks: Callable[[Any], Expected] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pytest decorator: one test for each component and check, called with ``component`` and ``check``.
+    """Return a pytest decorator that calls a test with each ``component`` and each of its checks as ``check``.
 
     Args:
-        components: each as of :func:`check_component`.
-        expected_failed_checks: called with a component, returns ``{check name: reason}``; such a test is a strict
-            xfail, so that one that passes fails the run.
+        components: each as in :func:`check_component`.
+        expected_failed_checks: a function that returns ``{check name: reason}`` for a component; such a test is a
+            strict xfail, which fails if it passes.
         options: ``reference``, ``settings``, ``without_effect``, ``embedding_size`` and ``num_classes`` of
             :func:`check_component`, for all of the components.
 

@@ -1,4 +1,4 @@
-"""A component in use: on another device, in PML's trainer and its records."""
+"""Checks of a component in use: on another device, and in PML's trainer with its record-keeping."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..subject import SkipCheck, Subject, applies_to
 
 @applies_to("loss", "miner", "regularizer")
 def check_devices(subject: Subject) -> str:
-    """A component follows its batch to another device, forward and backward, and gives the same there.
+    """Check that a component gives the same values and gradients on another device.
 
-    The device is :class:`pml_ext.testing.SecondDevice`, which every machine has, and a GPU where there is one. The text
-    of the result says what makes the host wait.
+    The devices are the simulated :class:`pml_ext.testing.SecondDevice`, which needs no hardware, and a GPU if there is
+    one. The text of the result names the operations that make the host wait.
     """
     expected = _outcomes(subject, subject.make().float(), torch.device("cpu"))
     try:
@@ -41,12 +41,12 @@ def check_devices(subject: Subject) -> str:
         devices[f"the {name} device"] = _outcomes(subject, subject.make().float().to(name), torch.device(name))
     for where, outcomes in devices.items():
         for mine, wanted in zip(outcomes, expected, strict=True):
-            close(mine.cpu(), wanted, f"{where} gives another value or gradient", rtol=1e-3, atol=1e-4)
+            close(mine.cpu(), wanted, f"{where} gives a different value or gradient", rtol=1e-3, atol=1e-4)
     return f"the host waits for the device: {in_words(second.waits + second.shapes) or 'nowhere'}"
 
 
 def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
-    """Values and gradients of every form of call that the component says it takes; of the plain one alone."""
+    """Return values and gradients of each call form that the component declares, or of the ``plain`` form only."""
     batch, other = (
         Batch(fresh(each.embeddings.to(device)), each.labels.to(device))
         for each in (batch_of(subject, (4, 4), torch.float32, seed) for seed in (0, 1))
@@ -65,10 +65,10 @@ def _outcomes(subject: Subject, component: Any, device: torch.device, plain: boo
 
 @applies_to("loss", "miner", "regularizer")
 def check_pml_trainer(subject: Subject) -> None:
-    """It trains in PML's ``MetricLossOnly``, whose ``HookContainer`` writes its records in every iteration.
+    """Check that a component trains in PML's ``MetricLossOnly`` while a ``HookContainer`` records every iteration.
 
-    A parameter, buffer or attribute that record-keeper cannot write ends a run when the first epoch is saved; a
-    statistic of several numbers it drops.
+    record-keeper drops a statistic of several numbers. A parameter, buffer or attribute that it cannot write ends the
+    run when the first epoch is saved.
     """
     import tqdm
 
@@ -109,13 +109,13 @@ def check_pml_trainer(subject: Subject) -> None:
                 "parameters, buffers, dictionaries and recorded attributes of a module: none may be empty"
             ) from error
     if subject.kind == "loss" and torch.equal(network.weight, before):
-        raise AssertionError("two iterations of PML's MetricLossOnly have changed nothing in the network")
+        raise AssertionError("two iterations of PML's MetricLossOnly left the network unchanged")
     for module in component.modules():
         for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
             value = getattr(module, name)
             if isinstance(value, Tensor) and value.numel() == 1:
                 value = value.item()
             if not isinstance(value, (int, float, str, type(None))):
-                raise AssertionError(f"the recorded attribute {name} is no number, so that record-keeper drops it")
+                raise AssertionError(f"the recorded attribute {name} is not a number, so record-keeper drops it")
             if isinstance(value, float) and not math.isfinite(value):
-                raise AssertionError(f"the recorded attribute {name} is {value} after a batch like any other")
+                raise AssertionError(f"the recorded attribute {name} is {value} after an ordinary batch")

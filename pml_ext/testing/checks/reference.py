@@ -1,4 +1,4 @@
-"""A component against a slow form of its equation, over batches and settings; every setting does something."""
+"""Checks of a component against a slow reference of its equation, and of the effect of every setting."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..calling import gradients, seeded
 from ..subject import OF_PML, SkipCheck, Subject, takes_labels
 
 Values = Mapping[str, Any]
-KINDS = ("loss", "regularizer", "distance")  # that can be compared
-_TOLERANCE = 1e-9  # relative, and absolute
+KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
+_TOLERANCE = 1e-9  # relative and absolute
 
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """A batch, and what is passed with it: a miner's choice of it, references."""
+    """A batch with the optional arguments of a call: a miner's ``indices_tuple`` and references."""
 
     name: str
     batch: Batch
     indices_tuple: tuple[Tensor, ...] | None = None
     references: Batch | None = None
-    smooth: bool = True  # gradients are compared; where values tie, such as the hardest of two, there are several
+    smooth: bool = True  # compare gradients too, which are not unique where values tie
 
 
 def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
-    """Small batches, the first like most, and further ones for what is to be passed too."""
+    """Return small batches, an ordinary one first; ``wanted`` adds cases with a miner's tuple or references."""
 
     def batch(*sizes: int, spread: float = 1.2, seed: int = 0) -> Batch:
         known = sizes[: subject.classes]
@@ -64,9 +64,9 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
 
 
 def check_reference(subject: Subject) -> str:
-    """Value and gradients equal the slow form that the author wrote from the equation, under every setting.
+    """Check in float64 that value and gradients equal the author's slow reference, under every table of settings.
 
-    In float64. The first settings are tried on every batch, each further one on two of them.
+    The first table is compared on all batches, each further one on two of them.
     """
     grid, wants = _grid(subject), _wanted_by_reference(subject)
     cases, compared = _cases(subject, wants), 0
@@ -87,10 +87,10 @@ def check_reference(subject: Subject) -> str:
 
 
 def check_settings(subject: Subject) -> str:
-    """A setting that is accepted and changes neither value nor gradient is one that its user is mistaken about."""
+    """Check that each setting changes the value or a gradient: one without effect misleads its user."""
     grid = _grid(subject)
     if subject.cls is None:
-        raise SkipCheck("it is an instance; the settings of a class are varied")
+        raise SkipCheck("it is an instance; only settings of a class can be varied")
     outcomes: dict[str, list[Tensor]] = {}
     for name in _declared(subject):
         tried, changes, listed = 0, False, [table[name] for table in grid if name in table]
@@ -110,8 +110,8 @@ def check_settings(subject: Subject) -> str:
         if not changes and name not in subject.without_effect:
             raise AssertionError(
                 f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
-                f"{_shown(other)}); use it, or take it away. If it acts beside another setting alone, give both in one "
-                "table of settings=; if it changes how and not what is computed, name it in without_effect="
+                f"{_shown(other)}); use it, or take it away. If it acts only together with another setting, give both "
+                "in one table of settings=; if it changes only how the value is computed, name it in without_effect="
             )
     return f"varied: {', '.join(_declared(subject))}"
 
@@ -123,13 +123,13 @@ def _grid(subject: Subject) -> Sequence[Values]:
 
 
 def _declared(subject: Subject) -> dict[str, Any]:
-    """The settings of a class that have a default, without those of PML's base classes; none of an instance."""
+    """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
     parameters = registry.settings_of(subject.cls) if subject.cls is not None else {}
     return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_PML}
 
 
 def _variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-    """Settings with another value of one of them, listed or near the one that it has, that the class accepts."""
+    """Yield settings in which one has another value that the class accepts: a listed value, or one near its own."""
     value, near = settings.get(name, _declared(subject)[name]), list[Any]()
     if isinstance(value, bool):
         near = [not value]
@@ -148,7 +148,7 @@ def _variants(subject: Subject, settings: Values, name: str, listed: Sequence[An
 
 
 def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]]) -> list[Tensor]:
-    """Values and gradients of one instance over all batches, one after the other."""
+    """Return the values and gradients of an instance on all batches, in one list; ``known`` caches them."""
     key = repr(sorted(settings.items()))
     if key not in known:
         component, actual = _instance(subject, settings, moved=True), []
@@ -160,7 +160,7 @@ def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]])
 
 
 def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
-    """An instance in float64; moved, its parameters are away from where they start, where they may be all the same."""
+    """Return an instance in float64; ``moved`` adds noise to its parameters, which may all be equal at first."""
     component = subject.make() if subject.cls is None else subject.make(settings)
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
 
 
 def _wanted_by_reference(subject: Subject) -> list[str]:
-    """What the slow form names in its signature, beside settings, and the component takes too."""
+    """Return the arguments other than settings that the reference names and the component accepts."""
     if subject.reference is None:
         raise SkipCheck("no reference= was given")
     known = ["component"]
@@ -183,14 +183,14 @@ def _wanted_by_reference(subject: Subject) -> list[str]:
 
 
 def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
-    """Fail where value or gradient differ from the slow form's."""
+    """Fail if the value or a gradient differs from the reference's."""
     assert subject.reference is not None
     parameters = inspect.signature(subject.reference).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if unknown := [name for name in settings if name not in parameters and not takes_all]:
         raise ConfigError(
-            f"the reference takes no setting {unknown[0]!r}; let it take all that are varied, and raise SkipCheck "
-            "where it cannot do one"
+            f"the reference takes no setting {unknown[0]!r}; let it take every varied setting, and raise SkipCheck "
+            "for a value that it does not support"
         )
     where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
     labels = [case.batch.labels] * takes_labels(component)
@@ -225,7 +225,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _weighted(value: Tensor) -> Tensor:
-    """A scalar of a value that may be a matrix."""
+    """Return a scalar as it is, and a matrix as the sum of its entries with random weights."""
     if value.ndim == 0:
         return value
     weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
