@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checksums import SUMS, replace_file, write_sums
+from ..checksums import SUMS, read_sums, replace_file, write_sums
 from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, TrainingError, TrainingWarning
@@ -305,7 +305,7 @@ class Run(View):
         self.epoch = self.recipe.schedule.epochs
         derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
         lost = [name for name in damaged if not name.startswith(derived)]
-        if names := [name for name in damaged if name != REPORT]:
+        if names := [name for name in damaged if name != REPORT or (self.folder / REPORT).exists()]:
             listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
             self.listener.warn(f"{self.folder}: not what {SUMS} says: {listed}; what can be is made again")
         if "records/logs.db" not in damaged:
@@ -317,15 +317,16 @@ class Run(View):
         replace_file(self.folder, name, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
 
     def _write_report(self, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
-        """Write the report, and the checksums of the run's own files but for those that are lost."""
+        """Write the report and the checksums of the run's own files; checkpoints and lost files keep theirs."""
         self.listener.step("writing the report")
         write_run_report(self, self.stages, metrics, self.listener.warn)
-        own = []
+        own, sums = [], read_sums(self.folder)
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            if path.is_file() and left_over(path) is None and name not in lost and name.partition("/")[0] in FILES:
+            kept = name in lost or (name in sums and name.startswith("checkpoints/"))
+            if path.is_file() and left_over(path) is None and not kept and name.partition("/")[0] in FILES:
                 own += [name] if path.suffix == ".png" or not name.startswith("figures/") else []
-        write_sums(self.folder, own, lambda name: name in lost)
+        write_sums(self.folder, own, lambda name: name in lost or name.startswith("checkpoints/"))
 
     def relabel(self, stage: Stage) -> None:
         """Where clusters are the labels, make those of the epoch: of its batches, and in what components see.
