@@ -1,6 +1,7 @@
 """Writes ``reference.md``: ``python docs/plugins/reference.py``; a test holds it to what there is."""
 
 import inspect
+import types
 from pathlib import Path
 
 from pml_ext import hookspecs, plugin
@@ -15,6 +16,8 @@ Written by `python docs/plugins/reference.py`. `help(pml_ext.plugin.NAME)` has a
 
 def first_line(thing):
     """The first sentence of a docstring; what inherits one says whose class it is."""
+    if isinstance(thing, types.GenericAlias):
+        return f"`{thing}`"
     own = vars(thing).get("__doc__") if isinstance(thing, type) else inspect.getdoc(thing)
     if not own and isinstance(thing, type):
         return f"`{thing.__module__.partition('.')[0]}`'s"
@@ -23,6 +26,8 @@ def first_line(thing):
 
 def signature(thing):
     """How it is called, without what is said of types."""
+    if isinstance(thing, types.GenericAlias):
+        return ""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):

@@ -192,6 +192,11 @@ class Transaction:
             yield Image(id, text, size, time, vector), self.fits(vector, crc, id, path, size, time)
 
 
+class _Connection(sqlite3.Connection):
+    def __del__(self) -> None:  # of a thread or a collection that is gone; Python 3.13 warns of an open one
+        self.close()
+
+
 class Collection:
     """The embeddings of a run's network, whose identity is that of weights, preprocessing and precision."""
 
@@ -234,7 +239,9 @@ class Collection:
         try:
             if connection is None or held != key:
                 address = f"{self.database.as_uri()}?mode={'rw' if key else 'rwc'}"
-                connection = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
+                connection = sqlite3.connect(
+                    address, _PATIENCE, isolation_level=None, check_same_thread=False, factory=_Connection, uri=True
+                )
                 connection.execute("PRAGMA temp_store = MEMORY")
                 self._held.connection = key, connection
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
