@@ -240,7 +240,12 @@ class Collection:
             if connection is None or held != key:
                 address = f"{self.database.as_uri()}?mode={'rw' if key else 'rwc'}"
                 connection = sqlite3.connect(
-                    address, _PATIENCE, isolation_level=None, check_same_thread=False, factory=_Connection, uri=True
+                    address,
+                    timeout=_PATIENCE,
+                    isolation_level=None,
+                    check_same_thread=False,
+                    factory=_Connection,
+                    uri=True,
                 )
                 connection.execute("PRAGMA temp_store = MEMORY")
                 self._held.connection = key, connection
