@@ -31,6 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
+# Autograd looks for devices at the first backward of a process; torch.compile adds one, after which no fork may train.
+torch.ones(1, requires_grad=True).sum().backward()
+
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
 
 
