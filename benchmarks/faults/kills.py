@@ -169,6 +169,8 @@ def execute(
     Returns:
         0, or how the process that was to be killed has ended: minus the signal's number, or its exit status.
     """
+    if resume:
+        time.sleep(1)  # TensorBoard reads files of events by the second that they began in
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
