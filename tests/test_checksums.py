@@ -47,6 +47,8 @@ def test_damaged_checksums_are_none(tmp_path, content):
     (tmp_path / SUMS).write_bytes(content)
     assert read_sums(tmp_path) == {}
     assert changed_files(tmp_path) == [SUMS]
+    with pytest.raises(DataError, match=r"SHA256SUMS: damaged; train with --resume"):
+        check_unchanged(tmp_path, "one")
 
 
 def test_checksums_are_taken_anew_or_kept(tmp_path):

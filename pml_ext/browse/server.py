@@ -65,6 +65,8 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
 
     async def upload(request: Request) -> Response:
         length = request.headers.get("content-length", "")
+        if not length:
+            return HTMLResponse(page.problem("An upload needs the header Content-Length."), 411)
         if not (length.isdecimal() and len(length) < 12 and int(length) <= MAX_UPLOAD):
             return HTMLResponse(page.problem(f"A photograph may have at most {MAX_UPLOAD >> 20} MB."), 413)
         try:
@@ -72,7 +74,8 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
                 photo, k = form.get("photo"), str(form.get("k", ""))
                 if not isinstance(photo, UploadFile):
                     raise DataError("no photograph was sent")
-                token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
+                async with computing:  # the oldest upload is deleted, and no query may be reading it
+                    token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
         except (DataError, OSError) as error:  # not an image, or the disk is full
             return HTMLResponse(page.problem(str(error)), 400)
         return RedirectResponse(f"/?upload={token}" + f"&k={k}" * (k.isascii() and k.isdecimal()), 303)

@@ -112,6 +112,8 @@ class DataSplits:
     parents: Mapping[str, Sequence[str]] | None = None  # of classes and of their ancestors, by name
 
     def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise DataError(f"image_size must be 1 or more pixels, not {self.image_size!r}")
         if self.channels not in (1, 3):
             raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
         if list(self.tested()) not in (["test"], ["query", "gallery"]):

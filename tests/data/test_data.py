@@ -232,6 +232,8 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
     for parts, found in zip(wrong, ("none of these", "not query", "test and query and gallery"), strict=True):
         with pytest.raises(DataError, match=f"wanted test, or query and gallery, .*{found}"):
             DataSplits(images, **parts, **about)
+    with pytest.raises(DataError, match="image_size must be 1 or more pixels, not 0"):
+        DataSplits(images, images, image_size=0, channels=1)
 
 
 def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):
