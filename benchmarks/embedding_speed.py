@@ -19,10 +19,10 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
+from pml_ext.collection import Collection
 from pml_ext.data import read_image
 from pml_ext.experiment import train
 from pml_ext.retrieval import TrainedRun
-from pml_ext.retrieval.collection import Collection
 from pml_ext.retrieval.reading import list_folder
 
 WIDTH, HEIGHT, SIDE = 500, 375, 64

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
+    from ..collection import Collection as Collection
+    from ..collection import Embedded as Embedded
+    from ..collection import RetrievalWarning as RetrievalWarning
+    from ..collection import StoreWarning as StoreWarning
+    from ..collection import check_writable as check_writable
+    from ..search import FaissIndex as FaissIndex
     from .clusters import SHEET as SHEET
     from .clusters import Clusters as Clusters
     from .clusters import Grouping as Grouping
     from .clusters import group as group
-    from .collection import Collection as Collection
-    from .collection import Embedded as Embedded
-    from .collection import RetrievalWarning as RetrievalWarning
-    from .collection import StoreWarning as StoreWarning
-    from .collection import check_writable as check_writable
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
     from .embedding import save_embeddings as save_embeddings
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .query import RADIUS as RADIUS
     from .query import Answer as Answer
     from .query import Gallery as Gallery
-    from .search import FaissIndex as FaissIndex
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 

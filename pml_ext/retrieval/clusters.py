@@ -17,12 +17,12 @@ from PIL.Image import Image
 from sklearn.cluster import HDBSCAN
 from torch import Tensor
 
+from ..collection import Embedded, class_of
 from ..errors import ConfigError
 from ..evaluation import default_neighbors, kmeans
 from ..evaluation.figures import some_of
 from ..evaluation.sheets import CELL, contact_sheet
 from ..files import write_atomically
-from .collection import Embedded, class_of
 from .pictures import PictureReader
 
 AUTO = "auto"

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, path_bytes
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import ConfigError, DataError, UnwritableError
 from ..files import write_atomically
 from ..network import Network
-from .collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, path_bytes
 from .reading import Images, Listing, as_tensor, default_workers, list_folder, read_batches, several
 
 READ = 64  # images per batch of a reading worker

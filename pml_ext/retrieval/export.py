@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ..checksums import is_unchanged, sha256_of, write_sums
+from ..collection import StoreWarning
 from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..experiment.recipe import Recipe
 from ..files import DamagedError, read_json, write_atomically, write_json, write_text
 from ..lazy import check_there
 from ..network import Network
-from .collection import StoreWarning
 
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "preprocess.json", "README.md"
 MOST = 1e-4  # the largest accepted difference of an embedding's number

@@ -12,9 +12,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from ..collection import RetrievalWarning
 from ..data import read_image
 from ..errors import DataError
-from .collection import RetrievalWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, shortened, unknown
-from ..evaluation import Search, neighbors_under, reranked_under
-from .collection import (
+from ..collection import (
     Changes,
     Collection,
     Embedded,
@@ -30,7 +28,9 @@ from .collection import (
     class_of,
     path_bytes,
 )
-from .search import nearest_of
+from ..errors import ConfigError, DataError, shortened, unknown
+from ..evaluation import Search, neighbors_under, reranked_under
+from ..search import nearest_of
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from ..collection import Facts
 from ..data import Steps, image_tensor, read_image
 from ..errors import ConfigError, DataError
 from ..experiment.batches import Watched, loader_of
-from .collection import Facts
 
 MOST_WORKERS, FEW = 8, 256
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these

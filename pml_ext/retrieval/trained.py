@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from ..checksums import check_unchanged, sha256_of
+from ..collection import COLLECTION, Embedded, check_writable
 from ..devices import choose_device
 from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..experiment import checkpoint
@@ -21,11 +22,10 @@ from ..experiment.recipe import Recipe, build_loss, build_network, load_recipes,
 from ..files import DamagedError, read_json, read_toml
 from ..models import builtin_trunk
 from ..network import Preprocessing
-from .collection import COLLECTION, Embedded, check_writable
+from ..search import EXACT, new_index
 from .embedding import ImageEmbedder, Listener
 from .query import METRICS, RADIUS, Answer, Gallery
 from .reading import Images, several
-from .search import EXACT, new_index
 
 if TYPE_CHECKING:  # seconds to import, which a query need not take
     from matplotlib.figure import Figure

@@ -446,7 +446,7 @@ def test_processes_append_at_once(tmp_path):
     script = """
 import sys, numpy as np
 from pathlib import Path
-from pml_ext.retrieval.collection import Collection
+from pml_ext.collection import Collection
 collection = Collection(Path(sys.argv[1]), Path("run"), "1" * 16, 8)
 start = int(sys.argv[2])
 for number in range(start, start + 40, 4):

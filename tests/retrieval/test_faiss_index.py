@@ -116,13 +116,13 @@ def test_factories_that_are_refused_before_a_folder_is_embedded(make, folder, tm
 
 def test_the_index_that_is_chosen_where_none_is_asked_for(make, tmp_path, monkeypatch):
     points = clustered(900, 50, 1.0, seed=1)
-    monkeypatch.setattr("pml_ext.retrieval.search.MOST_EXACT", 899)
+    monkeypatch.setattr("pml_ext.search.MOST_EXACT", 899)
     gallery = made_up(make(), points)
     assert (gallery.factory, gallery.faiss.setting) == ("IVF30,Flat", "nprobe")
     assert made_up(make("other"), points, "exact").factory == ""
     assert sorted(path.suffix for path in (tmp_path / "other").iterdir()) == [".f32", ".sqlite"]
-    monkeypatch.setattr("pml_ext.retrieval.search.MOST_EXACT", 900)
+    monkeypatch.setattr("pml_ext.search.MOST_EXACT", 900)
     assert made_up(make("third"), points).factory == ""
-    monkeypatch.setattr("pml_ext.retrieval.search.MOST_EXACT", 899)
-    monkeypatch.setattr("pml_ext.retrieval.search.has_faiss", lambda: False)
+    monkeypatch.setattr("pml_ext.search.MOST_EXACT", 899)
+    monkeypatch.setattr("pml_ext.search.has_faiss", lambda: False)
     assert made_up(make("fourth"), points).factory == ""

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pml_ext import load_run
+from pml_ext.collection import Transaction
 from pml_ext.errors import DataError
 from pml_ext.retrieval import TrainedRun
-from pml_ext.retrieval.collection import Transaction
 
 from .conftest import made_up
 
@@ -158,7 +158,7 @@ def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
 def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
     run = make()
     place = run.index(few[0], "IVF2,Flat").place
-    monkeypatch.setattr("pml_ext.retrieval.collection._HASHED", 100)
+    monkeypatch.setattr("pml_ext.collection._HASHED", 100)
     for name in ("vectors.f32", "*.faiss"):
         (path,) = place.glob(name)
         whole = path.read_bytes()

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import ConfigError, needs_extra, shortened
-from ..evaluation import default_neighbors, has_faiss
+from .errors import ConfigError, needs_extra, shortened
+from .evaluation import default_neighbors, has_faiss
 
 EXACT, MOST_EXACT = "exact", 200_000  # what is typed for exact search, and the images up to which it is the default
 TARGET = 0.95  # recall@10 that the effort is chosen for

@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from torch import Tensor
 
-from ..checksums import sha256_of
-from ..errors import ConfigError, DataError, UnwritableError, shortened
-from ..files import alone_in, write_atomically, writing
+from .checksums import sha256_of
+from .errors import ConfigError, DataError, UnwritableError, shortened
+from .files import alone_in, write_atomically, writing
 from .search import FaissIndex, chosen_factory
 
 COLLECTION = "collection"  # the folder in a run's folder
