@@ -13,17 +13,14 @@ from .hookspecs import hookimpl, packaged
 @hookimpl
 def pml_ext_components() -> list[Component]:
     """Return the wrappers and the miner of the core, and PML's losses in tiles."""
-    from . import losses
-    from .miners import SemiHardTripletMiner
-
     return [
-        Component(losses.RegularizedLoss, name="regularized"),
-        Component(losses.TiledContrastiveLoss, name="tiled-contrastive"),
-        Component(losses.TiledMultiSimilarityLoss, name="tiled-multi-similarity"),
-        Component(losses.TiledNTXentLoss, name="tiled-nt-xent"),
-        Component(losses.TiledSupConLoss, name="tiled-sup-con"),
-        Component(losses.TiledTripletMarginLoss, name="tiled-triplet-margin"),
-        Component(SemiHardTripletMiner, name="semi-hard-triplet"),
+        Component("pml_ext.losses:RegularizedLoss", name="regularized"),
+        Component("pml_ext.losses:TiledContrastiveLoss", name="tiled-contrastive"),
+        Component("pml_ext.losses:TiledMultiSimilarityLoss", name="tiled-multi-similarity"),
+        Component("pml_ext.losses:TiledNTXentLoss", name="tiled-nt-xent"),
+        Component("pml_ext.losses:TiledSupConLoss", name="tiled-sup-con"),
+        Component("pml_ext.losses:TiledTripletMarginLoss", name="tiled-triplet-margin"),
+        Component("pml_ext.miners:SemiHardTripletMiner", name="semi-hard-triplet"),
     ]
 
 

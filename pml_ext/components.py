@@ -8,6 +8,9 @@ import inspect
 import re
 from collections.abc import Callable
 
+from .lazy import relative_imports
+from .outline import imported_class, module_source, outline
+
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
 CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "state", "tiles"})
 
@@ -27,17 +30,45 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class under a name. Its kind follows from the PML base class that it extends."""
+    """A class under a name. Its kind follows from the PML base class that it extends.
 
-    cls: type
+    A plugin that gives its classes as text is listed without importing torch.
+    """
+
+    source: type | str  # the class, or "package.module:Class", which is imported when it is used
     name: str  # kebab-case, unique per kind
     paper: Paper | None = None  # where the method comes from
     plugin: str = ""  # the entry point that registered it; the registry fills it in
+    named_kind: str = ""  # of a class given as text, where its name does not end in it
+
+    @property
+    def cls(self) -> type:
+        """The class."""
+        return self.source if isinstance(self.source, type) else imported_class(self.source)
+
+    @property
+    def class_name(self) -> str:
+        """The class's name, without importing it."""
+        return self.source.__name__ if isinstance(self.source, type) else self.source.rpartition(":")[2]
+
+    @property
+    def package(self) -> str:
+        """The top package that the class is in."""
+        module = self.source.__module__ if isinstance(self.source, type) else self.source
+        return module.partition(":")[0].partition(".")[0]
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`."""
-        return kind_of(self.cls)
+        """One of :data:`KINDS`; of a class that is not imported, by the end of its name, ``"loss"`` of ``MyLoss``."""
+        if isinstance(self.source, type):
+            return kind_of(self.source)
+        ending = next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
+        return self.named_kind or ending or kind_of(self.cls)
+
+    @property
+    def outline(self) -> type:
+        """The class, or its :func:`pml_ext.outline.outline`, with the same docstring, settings and capabilities."""
+        return outline(self.source)
 
     @property
     def qualified_name(self) -> str:
@@ -47,7 +78,7 @@ class Component:
     @property
     def summary(self) -> str:
         """The first line of the class's own docstring, or nothing."""
-        return inspect.cleandoc(self.cls.__doc__ or "").partition("\n")[0]
+        return inspect.cleandoc(self.outline.__doc__ or "").partition("\n")[0]
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -105,16 +136,15 @@ def capabilities(component: object) -> frozenset[str]:
 
 def pml_components() -> list[Component]:
     """Return PML's losses, miners, regularizers, distances, samplers and reducers, named ``pml/multi-similarity``."""
-    from . import pml
-
     paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
-    bases = tuple(base for kind in pml.BASES.values() for base in kind)
-    return [
-        Component(cls, f"pml/{kebab(name)}", paper, plugin="pytorch-metric-learning")
-        for module in pml.MODULES
-        for name, cls in vars(module).items()
-        if isinstance(cls, type) and issubclass(cls, bases) and not name.startswith(("Base", "Generic"))
-    ]
+    found = []
+    for kind in KINDS:
+        package = f"pytorch_metric_learning.{'losses' if kind == 'loss' else f'{kind}s'}"
+        for name, module in relative_imports(module_source(package)[0]).items():
+            if not re.match("Base|Generic|BatchedDistance|.*Mixin$", name):
+                component = Component(f"{package}{module}:{name}", f"pml/{kebab(name)}", paper, named_kind=kind)
+                found.append(dataclasses.replace(component, plugin="pytorch-metric-learning"))
+    return found
 
 
 def kebab(class_name: str) -> str:

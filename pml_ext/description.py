@@ -6,31 +6,35 @@ import inspect
 from typing import Any
 
 from . import registry
-from .components import settings_of
-from .data import PATH_FACTORIES
+from .components import capabilities, settings_of
 from .errors import UnknownNameError, unknown
 from .experiment.recipe import flat, load_recipes, names_in, papers, printed, quoted, texts
 from .experiment.tables import tables as tables_of_papers
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """Describe everything of one name; components of several kinds, recipes, data sets and trunks may share it.
+    """Describe everything of one name: components of several kinds, recipes and tables may share it.
 
+    Data sets and trunks, which take torch, are looked for where it is none of these.
     ``kind`` is one component kind, to leave out the others. An entry has ``name``, ``kind``, ``class``, ``text`` (the
     docstring), ``settings`` (``name``, ``default``), ``capabilities``, ``paper`` and ``recipes``.
     """
     described = []
     for each in registry.candidates(name, kind) or ([registry.get(name, kind)] if kind else []):
-        more = {"capabilities": sorted(each.capabilities), "paper": str(each.paper or "")}
-        more["class"] = f"{each.cls.__module__}.{each.cls.__qualname__}"
-        described.append(_entry(registry.short_name(each), each.kind, each.cls, each.settings, **more))
+        more = {"capabilities": sorted(capabilities(each.outline)), "paper": str(each.paper or "")}
+        more["class"] = f"{each.outline.__module__}.{each.outline.__qualname__}"
+        described.append(_entry(registry.short_name(each), each.kind, each.outline, settings_of(each.outline), **more))
     if kind is not None:
         return described
-    factories = {what: registry.factories(what) for what in ("data set", "trunk")}
-    factories["data set"] |= {prefix: factory for prefix, (factory, _) in PATH_FACTORIES.items()}
     recipes = registry.recipes()
     described += _table(name)
     described += [_recipe(name)] if name.partition("@")[0] in recipes else []
+    if described:
+        return described
+    from .data import PATH_FACTORIES
+
+    factories = {what: registry.factories(what) for what in ("data set", "trunk")}
+    factories["data set"] |= {prefix: factory for prefix, (factory, _) in PATH_FACTORIES.items()}
     for what, known in factories.items():
         if name in known:
             given = ("root", "in_channels", "image_size")
@@ -61,7 +65,7 @@ def _entry(
 
 
 def _recipe(name: str) -> dict[str, Any]:
-    recipes = load_recipes(name)
+    recipes = load_recipes(name, check=False)
     tables = next(iter(recipes.values())).as_dict()
     paper = tables.pop("paper", {})
     text = tables.pop("description") + (f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 import sys
@@ -37,6 +38,7 @@ def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = 
     return get
 
 
+@functools.cache
 def relative_imports(source: str) -> dict[str, str]:
     """Return the relative module that a source imports each name from: ``{"Run": ".run"}``."""
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level)

@@ -10,93 +10,94 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-
 from .components import Component as Component
 from .components import Paper as Paper
 from .components import capabilities as capabilities
-from .distances import EuclideanDistance as EuclideanDistance
-from .distances import GramCosineSimilarity as GramCosineSimilarity
-from .distances import GramDotProductSimilarity as GramDotProductSimilarity
-from .distances import NormalizedRows as NormalizedRows
-from .distances import matrix_of as matrix_of
-from .distances import require_distance as require_distance
-from .distances import require_similarity as require_similarity
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
 from .hookspecs import hookimpl as hookimpl
 from .hookspecs import packaged as packaged
-from .lazy import lazily, relative_imports
-from .losses import PairLoss as PairLoss
-from .losses import PairLossSettings as PairLossSettings
-from .losses import Pairs as Pairs
-from .losses import RegularizedLoss as RegularizedLoss
-from .losses import Terms as Terms
-from .losses import call_loss as call_loss
-from .losses import per_anchor as per_anchor
-from .losses import per_pair as per_pair
-from .losses import per_triplet as per_triplet
-from .losses import reduced as reduced
-from .miners import TiledMiner as TiledMiner
-from .pairwise import ClassLabels as ClassLabels
-from .pairwise import ClassMembers as ClassMembers
-from .pairwise import FullPrecisionForward as FullPrecisionForward
-from .pairwise import FullPrecisionMining as FullPrecisionMining
-from .pairwise import all_places as all_places
-from .pairwise import apart as apart
-from .pairwise import autocast_off as autocast_off
-from .pairwise import check_batch as check_batch
-from .pairwise import check_references as check_references
-from .pairwise import class_members as class_members
-from .pairwise import cosine_similarity as cosine_similarity
-from .pairwise import euclidean_distances as euclidean_distances
-from .pairwise import exp_bounded as exp_bounded
-from .pairwise import gram as gram
-from .pairwise import hard_pair_masks as hard_pair_masks
-from .pairwise import in_tiles as in_tiles
-from .pairwise import log_one_plus_sum_exp as log_one_plus_sum_exp
-from .pairwise import masked_max as masked_max
-from .pairwise import masked_mean as masked_mean
-from .pairwise import masked_min as masked_min
-from .pairwise import masked_sum as masked_sum
-from .pairwise import normalize as normalize
-from .pairwise import pair_masks as pair_masks
-from .pairwise import pair_to_full_precision as pair_to_full_precision
-from .pairwise import rows_per_tile as rows_per_tile
-from .pairwise import tiles_of_rows as tiles_of_rows
-from .pairwise import to_full_precision as to_full_precision
-from .pairwise import transformed as transformed
-from .pml import BaseDistance as BaseDistance
-from .pml import BaseMetricLossFunction as BaseMetricLossFunction
-from .pml import BaseMiner as BaseMiner
-from .pml import BaseReducer as BaseReducer
-from .pml import BaseRegularizer as BaseRegularizer
-from .pml import CosineSimilarity as CosineSimilarity
-from .pml import DotProductSimilarity as DotProductSimilarity
-from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
-from .pml import LossSettings as LossSettings
-from .pml import LpDistance as LpDistance
-from .pml import MinerSettings as MinerSettings
-from .pml import ModuleSettings as ModuleSettings
-from .pml import RegularizerSettings as RegularizerSettings
-from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
+from .lazy import lazily as lazily
+from .lazy import relative_imports
 from .registry import BuildContext as BuildContext
 from .registry import build as build
-from .regularizers import LabeledRegularizer as LabeledRegularizer
-from .settings import check_choice as check_choice
-from .settings import check_count as check_count
-from .settings import check_flag as check_flag
-from .settings import check_number as check_number
-from .settings import check_tile_size as check_tile_size
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from .data import DataSplits as DataSplits
     from .data import LabeledImages as LabeledImages
     from .data import read_image as read_image
+    from .distances import EuclideanDistance as EuclideanDistance
+    from .distances import GramCosineSimilarity as GramCosineSimilarity
+    from .distances import GramDotProductSimilarity as GramDotProductSimilarity
+    from .distances import NormalizedRows as NormalizedRows
+    from .distances import matrix_of as matrix_of
+    from .distances import require_distance as require_distance
+    from .distances import require_similarity as require_similarity
     from .evaluation import figures as figures
     from .evaluation import kmeans as kmeans
+    from .losses import PairLoss as PairLoss
+    from .losses import PairLossSettings as PairLossSettings
+    from .losses import Pairs as Pairs
+    from .losses import RegularizedLoss as RegularizedLoss
+    from .losses import Terms as Terms
+    from .losses import call_loss as call_loss
+    from .losses import per_anchor as per_anchor
+    from .losses import per_pair as per_pair
+    from .losses import per_triplet as per_triplet
+    from .losses import reduced as reduced
+    from .miners import TiledMiner as TiledMiner
+    from .pairwise import ClassLabels as ClassLabels
+    from .pairwise import ClassMembers as ClassMembers
+    from .pairwise import FullPrecisionForward as FullPrecisionForward
+    from .pairwise import FullPrecisionMining as FullPrecisionMining
+    from .pairwise import all_places as all_places
+    from .pairwise import apart as apart
+    from .pairwise import autocast_off as autocast_off
+    from .pairwise import check_batch as check_batch
+    from .pairwise import check_references as check_references
+    from .pairwise import class_members as class_members
+    from .pairwise import cosine_similarity as cosine_similarity
+    from .pairwise import euclidean_distances as euclidean_distances
+    from .pairwise import exp_bounded as exp_bounded
+    from .pairwise import gram as gram
+    from .pairwise import hard_pair_masks as hard_pair_masks
+    from .pairwise import in_tiles as in_tiles
+    from .pairwise import log_one_plus_sum_exp as log_one_plus_sum_exp
+    from .pairwise import masked_max as masked_max
+    from .pairwise import masked_mean as masked_mean
+    from .pairwise import masked_min as masked_min
+    from .pairwise import masked_sum as masked_sum
+    from .pairwise import normalize as normalize
+    from .pairwise import pair_masks as pair_masks
+    from .pairwise import pair_to_full_precision as pair_to_full_precision
+    from .pairwise import rows_per_tile as rows_per_tile
+    from .pairwise import tiles_of_rows as tiles_of_rows
+    from .pairwise import to_full_precision as to_full_precision
+    from .pairwise import transformed as transformed
+    from .pml import BaseDistance as BaseDistance
+    from .pml import BaseMetricLossFunction as BaseMetricLossFunction
+    from .pml import BaseMiner as BaseMiner
+    from .pml import BaseReducer as BaseReducer
+    from .pml import BaseRegularizer as BaseRegularizer
+    from .pml import CosineSimilarity as CosineSimilarity
+    from .pml import DotProductSimilarity as DotProductSimilarity
+    from .pml import EmbeddingsAlreadyPackagedAsTriplets as EmbeddingsAlreadyPackagedAsTriplets
+    from .pml import LossSettings as LossSettings
+    from .pml import LpDistance as LpDistance
+    from .pml import MinerSettings as MinerSettings
+    from .pml import ModuleSettings as ModuleSettings
+    from .pml import RegularizerSettings as RegularizerSettings
+    from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
+    from .regularizers import LabeledRegularizer as LabeledRegularizer
+    from .settings import check_choice as check_choice
+    from .settings import check_count as check_count
+    from .settings import check_flag as check_flag
+    from .settings import check_number as check_number
+    from .settings import check_tile_size as check_tile_size
 
 __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")
 

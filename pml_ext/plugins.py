@@ -159,7 +159,7 @@ class Plugins:
             if other is not component:
                 raise PluginError(
                     f"pml_ext_components names the {component.kind} {component.name!r} twice "
-                    f"({other.cls.__name__} and {component.cls.__name__}); names are unique per kind"
+                    f"({other.class_name} and {component.class_name}); names are unique per kind"
                 )
         recipes = [file for folder in hooks.get("pml_ext_recipes", list)() for file in _recipe_files(plugin, folder)]
         self._hooks[plugin] = dict(hooks)
@@ -172,7 +172,7 @@ class Plugins:
     def add(self, component: Component) -> None:
         """Add a component of a plugin, or replace that of the same name and kind, and its class's name."""
         self._claim(component.kind, component.name, component.plugin, component)
-        self._claim("class", component.cls.__name__, component.plugin, component)
+        self._claim("class", component.class_name, component.plugin, component)
 
     def _claim(self, what: str, name: str, plugin: str, value: Any) -> None:
         self._claims[what].setdefault(name, {})[plugin] = value
@@ -255,7 +255,7 @@ def checked(component: Any, plugin: str) -> Component:
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     if not _KEBAB.fullmatch(component.name):
         raise PluginError(f"a component's name is kebab-case (a-z, digits, single hyphens), not {component.name!r}")
-    _ = component.kind, component.settings  # raise for a class that has none
+    _ = component.kind, isinstance(component.source, str) or component.settings  # raise for a class that has none
     return dataclasses.replace(component, plugin=plugin)
 
 

@@ -7,6 +7,7 @@ from torch.utils.data import Sampler
 
 from pml_ext import components, registry
 from pml_ext.components import Component, kind_of, settings_of
+from pml_ext.outline import outline
 
 
 def test_capabilities():
@@ -86,3 +87,21 @@ def test_the_table_of_pmls_references_is_right(component):
 
 
 IGNORE_REFERENCES = {"ThresholdConsistentMarginLoss"}
+
+
+@pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")
+def test_an_outline_says_what_the_class_says(component):
+    read, cls = component.outline, component.cls
+    assert component.kind == registry.kind_of(cls)
+    assert (component.class_name, read.__name__, read.__module__) == (cls.__name__, cls.__name__, cls.__module__)
+    assert read.__doc__ == vars(cls).get("__doc__")
+    assert registry.capabilities(read) == registry.capabilities(cls)
+    defaults = [{name: repr(p.default) for name, p in registry.settings_of(each).items()} for each in (read, cls)]
+    assert defaults[0] == defaults[1]
+    assert [*defaults[0]] == [*defaults[1]]
+
+
+def test_a_class_that_cannot_be_outlined_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text("class OddLoss:\n    def __init__(self, at=str(1 + 1)): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.settings_of(outline("odd:OddLoss"))["at"].default == "2"

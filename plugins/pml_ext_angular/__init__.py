@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from pml_ext.plugin import Component, Paper, hookimpl, packaged
+from typing import TYPE_CHECKING
 
-from .losses import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
+from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
+
+if TYPE_CHECKING:
+    from .losses import AngularLoss as AngularLoss
+    from .losses import AngularTripletLoss as AngularTripletLoss
+    from .losses import NPairAngularLoss as NPairAngularLoss
+    from .losses import NPairLoss as NPairLoss
+
 
 __all__ = ["AngularLoss", "AngularTripletLoss", "NPairAngularLoss", "NPairLoss"]
 
@@ -20,11 +27,12 @@ WANG_2017 = Paper(
 def pml_ext_components() -> list[Component]:
     """The four losses."""
     return [
-        Component(AngularLoss, name="angular", paper=WANG_2017),
-        Component(AngularTripletLoss, name="angular-triplet", paper=WANG_2017),
-        Component(NPairLoss, name="n-pair", paper=WANG_2017),
-        Component(NPairAngularLoss, name="n-pair-angular", paper=WANG_2017),
+        Component("pml_ext_angular.losses:AngularLoss", name="angular", paper=WANG_2017),
+        Component("pml_ext_angular.losses:AngularTripletLoss", name="angular-triplet", paper=WANG_2017),
+        Component("pml_ext_angular.losses:NPairLoss", name="n-pair", paper=WANG_2017),
+        Component("pml_ext_angular.losses:NPairAngularLoss", name="n-pair-angular", paper=WANG_2017),
     ]
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
+__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch

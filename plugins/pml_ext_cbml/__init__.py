@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pml_ext.plugin import Component, Paper, hookimpl, packaged
+from typing import TYPE_CHECKING
 
-from .losses import CBMLLoss
-from .miners import HardPairMiner
-from .regularizers import MetricVarianceRegularizer
-from .softmax import SoftmaxLoss
-from .statistics import PairStatistics
+from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
+
+if TYPE_CHECKING:
+    from .losses import CBMLLoss as CBMLLoss
+    from .miners import HardPairMiner as HardPairMiner
+    from .regularizers import MetricVarianceRegularizer as MetricVarianceRegularizer
+    from .softmax import SoftmaxLoss as SoftmaxLoss
+    from .statistics import PairStatistics as PairStatistics
+
 
 __all__ = ["CBMLLoss", "HardPairMiner", "MetricVarianceRegularizer", "PairStatistics", "SoftmaxLoss"]
 
@@ -24,11 +28,12 @@ KAN_2022 = Paper(
 def pml_ext_components() -> list[Component]:
     """The loss, its miner and its regularizer."""
     return [
-        Component(CBMLLoss, name="cbml", paper=KAN_2022),
-        Component(SoftmaxLoss, name="softmax", paper=KAN_2022),
-        Component(HardPairMiner, name="hard-pair", paper=KAN_2022),
-        Component(MetricVarianceRegularizer, name="metric-variance", paper=KAN_2022),
+        Component("pml_ext_cbml.losses:CBMLLoss", name="cbml", paper=KAN_2022),
+        Component("pml_ext_cbml.softmax:SoftmaxLoss", name="softmax", paper=KAN_2022),
+        Component("pml_ext_cbml.miners:HardPairMiner", name="hard-pair", paper=KAN_2022),
+        Component("pml_ext_cbml.regularizers:MetricVarianceRegularizer", name="metric-variance", paper=KAN_2022),
     ]
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
+__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from pml_ext.plugin import Component, Paper, hookimpl, packaged
+from typing import TYPE_CHECKING
 
-from .functional import class_densities
-from .regularizers import DensityRegularizer
-from .samplers import WholeClassSampler
-from .spreading import EntropyRegularizer, GlobalOrthogonalRegularizer
+from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
+
+if TYPE_CHECKING:
+    from .functional import class_densities as class_densities
+    from .regularizers import DensityRegularizer as DensityRegularizer
+    from .samplers import WholeClassSampler as WholeClassSampler
+    from .spreading import EntropyRegularizer as EntropyRegularizer
+    from .spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
+
 
 __all__ = [
     "DensityRegularizer",
@@ -35,11 +40,12 @@ ZHANG_2017 = Paper(
 def pml_ext_components() -> list[Component]:
     """The regularizer, those that the paper compares it with, and its sampler for Stanford Online Products."""
     return [
-        Component(DensityRegularizer, name="density", paper=LI_2019),
-        Component(EntropyRegularizer, name="entropy", paper=LI_2019),
-        Component(WholeClassSampler, name="whole-class", paper=LI_2019),
-        Component(GlobalOrthogonalRegularizer, name="global-orthogonal", paper=ZHANG_2017),
+        Component("pml_ext_density.regularizers:DensityRegularizer", name="density", paper=LI_2019),
+        Component("pml_ext_density.spreading:EntropyRegularizer", name="entropy", paper=LI_2019),
+        Component("pml_ext_density.samplers:WholeClassSampler", name="whole-class", paper=LI_2019),
+        Component("pml_ext_density.spreading:GlobalOrthogonalRegularizer", name="global-orthogonal", paper=ZHANG_2017),
     ]
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
+__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch

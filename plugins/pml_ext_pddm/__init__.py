@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pml_ext.plugin import Component, Paper, hookimpl, packaged
+from typing import TYPE_CHECKING
 
-from .distances import PDDMDistance
-from .losses import PDDMLoss
-from .miners import HardQuadrupletMiner
+from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
+
+if TYPE_CHECKING:
+    from .distances import PDDMDistance as PDDMDistance
+    from .losses import PDDMLoss as PDDMLoss
+    from .miners import HardQuadrupletMiner as HardQuadrupletMiner
+
 
 __all__ = ["HardQuadrupletMiner", "PDDMDistance", "PDDMLoss"]
 
@@ -22,10 +26,11 @@ HUANG_2016 = Paper(
 def pml_ext_components() -> list[Component]:
     """The metric, its loss and its miner."""
     return [
-        Component(PDDMLoss, name="pddm", paper=HUANG_2016),
-        Component(PDDMDistance, name="pddm", paper=HUANG_2016),
-        Component(HardQuadrupletMiner, name="hard-quadruplet", paper=HUANG_2016),
+        Component("pml_ext_pddm.losses:PDDMLoss", name="pddm", paper=HUANG_2016),
+        Component("pml_ext_pddm.distances:PDDMDistance", name="pddm", paper=HUANG_2016),
+        Component("pml_ext_pddm.miners:HardQuadrupletMiner", name="hard-quadruplet", paper=HUANG_2016),
     ]
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
+__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch

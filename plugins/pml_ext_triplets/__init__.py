@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from pml_ext.plugin import Component, Paper, hookimpl, packaged
+from typing import TYPE_CHECKING
 
-from .losses import BatchAllTripletLoss
-from .miners import AnchorSwapMiner, LocalPositiveMiner
-from .samplers import HardNegativePoolSampler
+from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
+
+if TYPE_CHECKING:
+    from .losses import BatchAllTripletLoss as BatchAllTripletLoss
+    from .miners import AnchorSwapMiner as AnchorSwapMiner
+    from .miners import LocalPositiveMiner as LocalPositiveMiner
+    from .samplers import HardNegativePoolSampler as HardNegativePoolSampler
+
 
 __all__ = ["AnchorSwapMiner", "BatchAllTripletLoss", "HardNegativePoolSampler", "LocalPositiveMiner"]
 
@@ -22,11 +27,12 @@ SHAH = Paper(
 def pml_ext_components() -> list[Component]:
     """The loss, its miners and its sampler."""
     return [
-        Component(BatchAllTripletLoss, name="batch-all-triplets", paper=SHAH),
-        Component(LocalPositiveMiner, name="local-positive", paper=SHAH),
-        Component(AnchorSwapMiner, name="anchor-swap", paper=SHAH),
-        Component(HardNegativePoolSampler, name="hard-negative-pool", paper=SHAH),
+        Component("pml_ext_triplets.losses:BatchAllTripletLoss", name="batch-all-triplets", paper=SHAH),
+        Component("pml_ext_triplets.miners:LocalPositiveMiner", name="local-positive", paper=SHAH),
+        Component("pml_ext_triplets.miners:AnchorSwapMiner", name="anchor-swap", paper=SHAH),
+        Component("pml_ext_triplets.samplers:HardNegativePoolSampler", name="hard-negative-pool", paper=SHAH),
     ]
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
+__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch

@@ -53,11 +53,13 @@ def process_number() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def stdout() -> Console:
-    """Return a console on stdout, as wide as the terminal, or without a limit where there is none."""
+def stdout(width: int | None = None) -> Console:
+    """Return a console on stdout, by default as wide as the terminal, or without a limit where there is none."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, soft_wrap=False)
+    return Console(
+        width=width or (None if sys.stdout.isatty() else WIDE), highlight=False, markup=False, soft_wrap=False
+    )
 
 
 def stderr() -> Console:
@@ -77,7 +79,9 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), width: int | None = None
+) -> None:
     """Write an aligned table on stdout; the columns with the numbers ``right`` are aligned right."""
     from rich import box
     from rich.table import Table
@@ -87,7 +91,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: It
         table.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    stdout().print(table)
+    stdout(width).print(table)
 
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:

@@ -8,21 +8,24 @@ import typer
 
 from .common import AsJson, print_json, print_table, stdout
 
+WIDTH = 100  # characters of a line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
 What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks"]
 
 
 def list_names(
-    what: Annotated[What | None, typer.Argument(help="What to list; everything if left out.")] = None,
+    what: Annotated[What | None, typer.Argument(help="What to list; losses and recipes if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets, trunks.
 
     A recipe is the TOML description of a run. A table is one of a paper: its recipes at the paper's scale and on small
     data, whether the README has results, and where there is no recipe, why. A pipeline prepares images. A trunk is the
-    network that turns an image into features; the embedder on top makes the embedding of them.
+    network that turns an image into features; the embedder on top makes the embedding of them. With --json and no name,
+    everything is listed.
     """
-    listed = {each: _entries(each) for each in ([what] if what else get_args(What))}
+    kinds = [what] if what else get_args(What) if as_json else ["losses", "recipes"]
+    listed = {each: _entries(each) for each in kinds}
     if as_json:
         print_json(listed if what is None else listed[what])
     elif what == "tables":
@@ -32,12 +35,15 @@ def list_names(
             done = "yes" * bool(entry["measured"])
             rows.append([entry["name"], entry["title"], full or entry["reason"], small, done])
         print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
+    elif what is not None:
+        columns = ["name", "class", "from", "summary"]
+        print_table(columns, [[entry[column] for column in columns] for entry in listed[what]])
     else:
         for name, entries in listed.items():
-            rows = [[entry["name"], entry.get("class", ""), entry["from"], entry["summary"]] for entry in entries]
-            if what is None:
-                stdout().print(name)
-            print_table(["name", "class", "from", "summary"], rows)
+            print_table([name, ""], [[entry["name"], entry["summary"]] for entry in entries], width=WIDTH)
+            stdout().print()
+        more = ", ".join(name for name in get_args(What) if name not in listed)
+        stdout().print(f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of\n{more}")
 
 
 def _entries(what: str) -> list[dict[str, Any]]:
@@ -45,7 +51,7 @@ def _entries(what: str) -> list[dict[str, Any]]:
 
     if what in get_args(Kind):
         return [
-            _entry(registry.short_name(each), each.plugin, each.summary, each.cls.__name__)
+            _entry(registry.short_name(each), each.plugin, each.summary, each.class_name)
             for each in registry.components("loss" if what == "losses" else what[:-1])
         ]
     if what == "tables":

@@ -30,18 +30,23 @@ QUICK = [
 ]
 
 
-def test_help_imports_no_torch(run):
+@pytest.mark.parametrize("line", ["--help", "list", "list miners", "show cbml", "show cbml/digits", "show cbml/7"])
+def test_it_says_what_there_is_without_importing_torch(line):
     code = (
-        "import sys; sys.argv = ['pml-ext', '--help']\n"
+        f"import sys; sys.argv = ['pml-ext', *{line!r}.split()]\n"
         "from pml_ext.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0
-    for command in ("train", "list", "show", "plugins", "bench"):
-        assert command in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    if line == "--help":
+        assert all(command in done.stdout for command in ("train", "list", "show", "plugins", "bench"))
+    if line == "list":
+        assert done.stdout.index("cbml ") < done.stdout.index("cbml/digits")
+        assert max(map(len, done.stdout.splitlines())) <= 100
+        assert "hard-pair" not in done.stdout
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path):

@@ -8,19 +8,21 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ... import models, registry
+from ... import registry
 from ...components import KINDS
-from ...data import PATH_FACTORIES, DataSplits, Pipeline, build_transforms
 from ...errors import ConfigError, DataError, PmlExtError, shortened
-from ...evaluation import learned_metric
-from ...network import Network, Normalization, Preprocessing
 from ...registry import BuildContext
 from .schema import SHUFFLE, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, problem_of, unknown_key
+
+if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show it, takes no torch
+    import torch
+
+    from ...data import DataSplits, Pipeline
+    from ...network import Network, Preprocessing
 
 _FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
@@ -79,6 +81,8 @@ def build_network(
     table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
 ) -> Network:
     """Build a network from ``[model]``; see :func:`build_trunk`, and :class:`pml_ext.network.Network` for the rest."""
+    from ...network import Network
+
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
     hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
     return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
@@ -86,13 +90,17 @@ def build_network(
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
+    from ...data import Pipeline
+    from ...models import pretrained_normalization
+    from ...network import Normalization, Preprocessing
+
     images, channels, trunk = recipe.data.images, splits.channels, recipe.model.trunk
     size = int(images.crop or splits.image_size)
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
         raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
-    pretrained = models.pretrained_normalization(trunk.name, trunk.settings)
+    pretrained = pretrained_normalization(trunk.name, trunk.settings)
     values = [list(each)[:: -1 if images.bgr else 1] for each in pretrained or ()]
     if images.mean is not None and images.std is not None:
         values = [each * (channels // len(each)) for each in (images.mean, images.std)]
@@ -110,6 +118,8 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
 
 def _dataset_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a data set; of ``folder:PATH`` and ``table:FILE.csv`` with the path filled in."""
+    from ...data import PATH_FACTORIES
+
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
         return registry.factory("data set", name)
@@ -121,6 +131,8 @@ def _dataset_factory(name: str) -> Callable[..., Any]:
 
 def _trunk_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a trunk; ``timm/NAME`` needs timm."""
+    from ... import models
+
     if name.startswith(models.TIMM):
         short = name.removeprefix(models.TIMM)
         models.timm_library(short)
@@ -189,6 +201,11 @@ def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor:
 
 def check_names(recipe: Recipe) -> None:
     """Look up every name of a recipe, check every setting and build the losses and optimizers."""
+    import torch
+
+    from ...data import build_transforms
+    from ...evaluation import learned_metric
+
     data, trunk = recipe.data, recipe.model.trunk
     with _located("data.name"):
         factory = _dataset_factory(data.name)

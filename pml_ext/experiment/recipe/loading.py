@@ -24,17 +24,18 @@ _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a na
 Tables = dict[str, Any]
 
 
-def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
+def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -> dict[str, Recipe]:
     """Read and validate a recipe; return it by its name, or one entry for each variant of its ``[sweep]``.
 
     The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
     the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
+    Without ``check``, names and settings of components are not looked up, which takes torch.
     ConfigError names the file, the key, what was found and what is wanted; PluginError a plugin that is not in use.
     """
     try:
         source, run, variants = _variants(name, overrides)
         try:
-            return {full: validate(tables, source, quotes=not run) for full, tables in variants.items()}
+            return {full: validate(tables, source, not run, check) for full, tables in variants.items()}
         except ConfigError as error:
             if lacking := registry.lacking(run.get("plugins", {})):
                 raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
@@ -45,11 +46,12 @@ def load_recipes(name: str, overrides: Iterable[str] = ()) -> dict[str, Recipe]:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
 
 
-def validate(tables: Mapping[str, Any], source: str, quotes: bool = True) -> Recipe:
+def validate(tables: Mapping[str, Any], source: str, quotes: bool = True, check: bool = True) -> Recipe:
     """Return the recipe of plain tables, with every name and setting checked, and rows of papers with ``quotes``."""
     try:
         recipe = Recipe.model_validate(tables)
-        check_names(recipe)
+        if check:
+            check_names(recipe)
         if quotes:
             quoted(recipe.paper, recipe.data.name)
     except ValidationError as error:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ... import registry
-from ...devices import Precision
 from ...errors import unknown
-from ...evaluation.metrics import metrics_of
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
-_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD)
-OPTIMIZERS = {optimizer.__name__.lower(): optimizer for optimizer in _OPTIMIZERS}
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
 Count = Annotated[int, Field(ge=1)]
@@ -147,7 +143,9 @@ class OptimizerTable(NamedTable):
     @property
     def optimizer(self) -> Any:
         """The class of torch."""
-        return OPTIMIZERS[self.name]
+        import torch
+
+        return getattr(torch.optim, _OPTIMIZERS[self.name])
 
 
 class RegularizerTable(NamedTable):
@@ -206,7 +204,9 @@ class ScheduleTable(Table):
 class EngineTable(Table):
     """``[engine]``: computation of a training step."""
 
-    precision: Precision = "float32"  # of the network; the loss is in full precision; float16 skips steps that overflow
+    precision: Literal["float32", "bfloat16", "float16"] = (
+        "float32"  # of the network; the loss is in full precision; float16 skips steps that overflow
+    )
     micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
     compile: bool = False  # by torch.compile, which takes up to minutes before the first step
     channels_last: bool = False  # memory layout of images and convolutions
@@ -249,6 +249,8 @@ class EvaluationTable(Table):
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that a run reports."""
+        from ...evaluation.metrics import metrics_of
+
         metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class)
         named = [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric")]
         return named + [f"{PROTOCOLS[name]}_top_{k}" for name in self.protocols for k in TOP]

@@ -1,0 +1,121 @@
+"""Outlines of classes, read from their source files: importing torch and PML to name a class takes ten seconds.
+
+An outline is a class with the name, docstring, base classes, ``capabilities`` and constructor of another, and no code.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+_WITHOUT_OUTLINE = ("torch", *sys.stdlib_module_names)  # packages of base classes that add no setting
+
+# Names in values of ``capabilities``; a class that wraps losses has those that it can have at most.
+_CAPABILITIES = {"frozenset": frozenset, "WrapperCapabilities": lambda at_most, _: frozenset(at_most)}
+
+
+def outline(source: type | str) -> type:
+    """Return the outline of ``"package.module:Class"``; a class itself where it is given, or cannot be outlined."""
+    if isinstance(source, type):
+        return source
+    module, _, name = source.partition(":")
+    try:
+        return _outline(module, name)
+    except (OSError, LookupError, SyntaxError, NameError, TypeError, ValueError, AttributeError):
+        return imported_class(source)  # defaults that only the running module knows, say
+
+
+def imported_class(source: str) -> type:
+    """Import and return the class ``"package.module:Class"``."""
+    module, _, name = source.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def module_source(module: str) -> tuple[str, bool]:
+    """Return the source of a module that is not imported, and whether it is a package."""
+    top, *inner = module.split(".")
+    if (spec := importlib.util.find_spec(top)) is None or spec.origin is None:
+        raise LookupError(f"{module}: no such module")
+    file = Path(spec.origin)
+    if inner:
+        place = file.parent.joinpath(*inner)
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return file.read_text("utf-8"), file.name == "__init__.py"
+
+
+@functools.cache
+def _parsed(module: str) -> tuple[ast.Module, str]:
+    """Return the syntax tree of a module and the package that its relative imports begin from."""
+    text, is_package = module_source(module)
+    return ast.parse(text), module if is_package else module.rpartition(".")[0]
+
+
+@functools.cache
+def _outline(module: str, name: str) -> type:
+    """Return the outline of a class that a module defines or imports."""
+    if module.partition(".")[0] in _WITHOUT_OUTLINE:
+        return object
+    tree, package = _parsed(module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _of_definition(module, node)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    return _outline(origin, alias.name)
+    raise LookupError(f"{module} has no class {name}")
+
+
+def _of_definition(module: str, node: ast.ClassDef) -> type:
+    known: dict[str, Any] = {}
+    body = {"__module__": module, "__doc__": ast.get_docstring(node, clean=False)}
+    for each in [*_parsed(module)[0].body, *node.body]:  # names in defaults
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _is_literal(each.value):
+            known[each.targets[0].id] = ast.literal_eval(each.value)
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            each = ast.FunctionDef("__init__", _without_annotations(each.args), [ast.Pass()], [], lineno=1)
+            exec(compile(ast.fix_missing_locations(ast.Module([each], [])), module, "exec"), known)
+            body["__init__"] = known["__init__"]
+        elif isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "capabilities":
+            body["capabilities"] = eval(ast.unparse(each.value), _CAPABILITIES)
+    bases = dict.fromkeys(_base(module, base) for base in node.bases)
+    return type(node.name, tuple(base for base in bases if base is not object), body)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return all(
+        isinstance(each, ast.Constant | ast.Tuple | ast.UnaryOp | ast.expr_context | ast.unaryop)
+        for each in ast.walk(node)
+    )
+
+
+def _without_annotations(arguments: ast.arguments) -> ast.arguments:
+    for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+        if each is not None:
+            each.annotation = None
+    return arguments
+
+
+def _base(module: str, node: ast.expr) -> type:
+    """Return the outline of a base class: ``Name``, ``module.Name`` or ``Name[...]``."""
+    node = node.value if isinstance(node, ast.Subscript) else node
+    if isinstance(node, ast.Name):
+        return object if node.id == "object" else _outline(module, node.id)
+    owner, _, name = ast.unparse(node).rpartition(".")
+    tree, package = _parsed(module)
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Import | ast.ImportFrom):
+            origin = ""
+            if isinstance(each, ast.ImportFrom):
+                origin = importlib.util.resolve_name("." * each.level + (each.module or ""), package) + "."
+            for alias in each.names:
+                if owner.partition(".")[0] == (alias.asname or alias.name).partition(".")[0]:
+                    return _outline(origin + alias.name, name)
+    raise LookupError(f"{module} imports no {owner}")
