@@ -8,7 +8,7 @@ from typing import Any
 from . import registry
 from .components import capabilities, settings_of
 from .errors import UnknownNameError, unknown
-from .experiment.recipe import flat, load_recipes, names_in, papers, printed, quoted, texts
+from .experiment.recipe import flat, load_recipes, names_in, origin_of, papers, printed, quoted, texts, variant_tables
 from .experiment.tables import tables as tables_of_papers
 
 
@@ -17,7 +17,8 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
 
     Data sets and trunks, which take torch, are looked for where it is none of these.
     ``kind`` is one component kind, to leave out the others. An entry has ``name``, ``kind``, ``class``, ``text`` (the
-    docstring), ``settings`` (``name``, ``default``), ``capabilities``, ``paper`` and ``recipes``.
+    docstring), ``settings`` (``name``, ``default``; of a recipe ``origin`` too), ``capabilities``, ``paper`` and
+    ``recipes``.
     """
     described = []
     for each in registry.candidates(name, kind) or ([registry.get(name, kind)] if kind else []):
@@ -66,12 +67,15 @@ def _entry(
 
 def _recipe(name: str) -> dict[str, Any]:
     recipes = load_recipes(name, check=False)
-    tables = next(iter(recipes.values())).as_dict()
+    shown = next(iter(recipes))
+    tables, origins = recipes[shown].as_dict(), variant_tables(name)[shown].get("origin", {})
     paper = tables.pop("paper", {})
     text = tables.pop("description") + (f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else "")
     quoted_from = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
     values = dict.fromkeys(line for each in recipes.values() for line in texts(quoted(each.paper, each.data.name)))
-    settings = [{"name": key, "default": repr(value)} for key, value in flat(tables).items()]
+    settings = [
+        {"name": key, "default": repr(value), "origin": origin_of(key, origins)} for key, value in flat(tables).items()
+    ]
     return _entry(name, "recipe", text, {}, settings=settings, paper="; ".join([*quoted_from, *values]))
 
 

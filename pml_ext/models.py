@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +87,36 @@ def torchvision_trunk(
     return _adapted(model, in_channels, dropout)
 
 
+def bn_inception(
+    in_channels: int, image_size: int, weights: str | None = None, pooling: Literal["mean", "max"] = "mean"
+) -> nn.Module:
+    """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, say.
+
+    Args:
+        in_channels: 1 (the gray channel is repeated) or 3.
+        image_size: height and width of the images, in pixels.
+        weights: file of a state dict, such as Cadene's ``bn_inception-52deb4733.pth``: its path, or its name in torch
+            hub's folder ``checkpoints``. Such weights want ``extends = "pipelines/bn-inception"``: blue, green, red
+            from 0 to 255. None starts from random.
+        pooling: ``"mean"``, or ``"max"`` as in the program of CBML.
+    """
+    from .bn_inception import BNInception
+
+    model = BNInception(pooling=pooling)
+    if weights is not None:
+        places = Path(weights), Path(torch.hub.get_dir()) / "checkpoints" / weights
+        if (file := next((place for place in places if place.is_file()), None)) is None:
+            raise ConfigError(
+                f"bn-inception: found no weights {weights}; put the file there, or into {places[1].parent}"
+            )
+        try:
+            model.load_state_dict(torch.load(file, "cpu", weights_only=True))
+        except (RuntimeError, pickle.UnpicklingError, TypeError) as error:
+            raise ConfigError(f"bn-inception: {file} holds no weights of it ({one_line(error)})") from None
+    model.last_linear = nn.Identity()
+    return _adapted(model, in_channels, dropout=True)
+
+
 def timm_trunk(
     in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
@@ -124,7 +156,7 @@ class _RepeatedGray(nn.Module):
         return images.expand(-1, 3, -1, -1)
 
 
-_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp}
+_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
@@ -162,6 +194,10 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
 def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalization | None:
     """Return means and standard deviations per channel that a trunk's ``weights`` want; None where it has none."""
     weights, short = options.get("weights"), name.rpartition("/")[2]
+    if name == "bn-inception":
+        from .bn_inception import MEAN
+
+        return (tuple(each / 255 for each in MEAN[::-1]), (1 / 255,) * 3) if weights is not None else None
     wanted = None
     if weights is not None and name.startswith(TIMM):
         wanted = timm_library(short).get_pretrained_cfg(f"{short}.{weights}", allow_unregistered=True)

@@ -112,3 +112,46 @@ def test_normalization_of_pretrained_weights():
     mean, std = models.pretrained_normalization(name, {"weights": "DEFAULT"})
     assert mean == pytest.approx((0.485, 0.456, 0.406))
     assert len(std) == 3
+
+
+def test_bn_inception_has_the_shapes_and_parameters_of_its_paper():
+    from pml_ext.bn_inception import BNInception
+
+    network = BNInception()
+    assert sum(each.numel() for each in network.parameters()) == 11_295_240
+    with torch.device("meta"):
+        network = BNInception().eval()
+        assert [network(torch.zeros(2, 3, size, size)).shape for size in (224, 227)] == [(2, 1000)] * 2
+    for channels in (1, 3):
+        assert models.output_size(registry.factory("trunk", "bn-inception")(channels, 64), channels, 64) == 1024
+
+
+def test_bn_inception_takes_weights_of_the_known_names_from_a_file(tmp_path, monkeypatch):
+    """Names as in Cadene's file; old files lack the counters of batch norms."""
+    from pml_ext.bn_inception import BNInception
+
+    state = BNInception().state_dict()
+    known = {"conv1_7x7_s2.weight": (64, 3, 7, 7), "conv2_3x3_bn.running_var": (192,), "last_linear.bias": (1000,)}
+    known |= {"inception_3a_double_3x3_2.weight": (96, 96, 3, 3), "inception_3c_3x3.bias": (160,)}
+    known |= {"inception_4e_double_3x3_2_bn.weight": (256,), "inception_5b_pool_proj.weight": (128, 1024, 1, 1)}
+    assert {name: tuple(state[name].shape) for name in known} == known
+    assert len({name.rpartition(".")[0] for name in state}) == 2 * 69 + 1  # convolutions with their batch norms
+    old = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(old, tmp_path / "checkpoints" / "mine.pth")
+    trunk = models.bn_inception(3, 64, weights="mine.pth", pooling="max").eval()
+    images = torch.randn(2, 3, 64, 64)
+    reference = BNInception(pooling="max").eval()
+    reference.load_state_dict(state)
+    reference.last_linear = nn.Identity()
+    assert torch.equal(trunk(images), reference(images))
+    assert not torch.equal(trunk(images), models.bn_inception(3, 64, weights="mine.pth").eval()(images))
+    with pytest.raises(ConfigError, match="found no weights other.pth; put the file there, or into .*checkpoints"):
+        models.bn_inception(3, 64, weights="other.pth")
+    torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "checkpoints" / "resnet.pth")
+    with pytest.raises(ConfigError, match="resnet.pth holds no weights of it"):
+        models.bn_inception(3, 64, weights="resnet.pth")
+    (mean, std) = models.pretrained_normalization("bn-inception", {"weights": "mine.pth"})
+    assert [round(255 * each) for each in mean] == [128, 117, 104]  # of red, green and blue
+    assert std == (1 / 255,) * 3

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
@@ -14,6 +16,7 @@ from pml_ext.plugin import (
     Pairs,
     RunView,
     Terms,
+    apart,
     check_choice,
     check_number,
     hard_pair_masks,
@@ -21,12 +24,13 @@ from pml_ext.plugin import (
 )
 
 from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
-from .statistics import PairStatistics, ratio_figure
+from .statistics import PairStatistics, ratio_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # by default: alpha and beta of positives, of negatives
+ESTIMATED = ("auto", "auto-quadratic")  # statistics of the first batch, and for which exponent
 
 
 class CBMLLoss(PairLoss):
@@ -73,7 +77,9 @@ class CBMLLoss(PairLoss):
         mining: False sums over all pairs, Eq. (22).
         statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
             negative pairs, for the quadratic exponent of Eq. (20) in the place of centers and widths; see
-            :meth:`from_statistics`.
+            :meth:`from_statistics`. ``"auto"`` estimates them on the first batch, of the untrained network, for the
+            centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. What was
+            estimated is in the state dict (``estimates``).
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
@@ -92,6 +98,7 @@ class CBMLLoss(PairLoss):
 
     recorded = ("positive_loss", "negative_loss", "variance_loss")
     tiles = "rows"
+    estimates: Tensor
 
     def __init__(
         self,
@@ -108,7 +115,7 @@ class CBMLLoss(PairLoss):
         averaging: str = "log",
         epsilon: float = 0.1,
         mining: bool = True,
-        statistics: Sequence[float] | None = None,
+        statistics: Sequence[float] | str | None = None,
         **kwargs: Unpack[PairLossSettings],
     ) -> None:
         for name, value in (("alpha_pos", alpha_pos), ("alpha_neg", alpha_neg), ("epsilon", epsilon)):
@@ -121,14 +128,22 @@ class CBMLLoss(PairLoss):
         check_choice(self, "averaging", averaging, AVERAGINGS)
         if delta != "ratio":
             check_number(self, "delta", delta, least=0, or_else="'ratio'")
-        if statistics is not None:
+        if isinstance(statistics, str):
+            check_choice(self, "statistics", statistics, ESTIMATED)
+            if delta != 1.0:
+                raise ValueError(f"statistics={statistics!r} has delta of Eq. 23; leave delta out")
+        elif statistics is not None:
             if len(statistics) != 4:
                 raise ValueError(f"statistics of CBMLLoss has four numbers; got {list(statistics)}")
             PairStatistics(*statistics)  # checks them
-            if (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
-                raise ValueError("statistics stand for alpha_pos, beta_pos, alpha_neg and beta_neg; leave those out")
+        if statistics is not None and (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
+            raise ValueError("statistics stand for alpha_pos, beta_pos, alpha_neg and beta_neg; leave those out")
         super().__init__(**kwargs)
-        self.statistics = tuple(map(float, statistics)) if statistics is not None else None
+        self.estimated = statistics if isinstance(statistics, str) else None
+        self.statistics = None if statistics is None or self.estimated else tuple(map(float, statistics))
+        if self.estimated:
+            self.register_buffer("estimates", torch.full((6,), torch.nan, dtype=torch.float64))
+        self._fitted = self.estimated is None
         self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
         self.alpha_neg, self.beta_neg = alpha_neg, beta_neg
         self.mvc_weight, self.mvc_gamma, self.mvc_reduction = mvc_weight, mvc_gamma, mvc_reduction
@@ -143,25 +158,50 @@ class CBMLLoss(PairLoss):
         Args:
             statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
             exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, with the paper's delta of Eq. (23) in them;
-                ``"quadratic"`` for the exponent of Eq. (20).
+                ``"quadratic"`` for the exponent of Eq. (20), beside which ``delta="ratio"``, Eq. (23) too, is the
+                default here, so that the two compare like for like.
             settings: other arguments of the class; no delta beside linear exponents.
         """
         if exponent not in ("linear", "quadratic"):
             raise ValueError(f"exponent must be 'linear' or 'quadratic'; got {exponent!r}")
         if exponent == "quadratic":
             known = statistics.mean_pos, statistics.std_pos, statistics.mean_neg, statistics.std_neg
-            return cls(statistics=known, **settings)
+            return cls(**{"delta": "ratio", "statistics": known, **settings})
         if "delta" in settings:
             raise ValueError("Sec. 4.4 F has delta in the exponents; leave it out")
         return cls(**(statistics.exponents() | settings))
 
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Any:
+        """Return the reduced loss; arguments as in PML's losses. Statistics that are to be estimated are of labels."""
+        if not self._fitted:
+            apart(self._fit, *(embeddings, labels) if ref_emb is None else (ref_emb, ref_labels))
+        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+    def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        """Take the statistics of the state, or else of a batch; the gathered one over several processes."""
+        if not self.estimates.isfinite().all():
+            if labels is None:
+                raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
+            known = PairStatistics.of(embeddings, labels)
+            self.estimates.copy_(torch.tensor(dataclasses.astuple(known), dtype=torch.float64))
+        known = PairStatistics(*self.estimates.tolist())
+        if self.estimated == "auto":
+            for name, value in known.exponents().items():
+                setattr(self, name, value)
+        else:
+            self.statistics, self.delta = dataclasses.astuple(known)[:4], "ratio"
+        self._fitted = True
+
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
-        tested = "test" if "test" in run.splits else "query"
-        trained = "train_sample" if "train_sample" in run.splits else "train"
-        parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}
-        shown = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
-        return {"Ratio of the distributions of positive and negative pairs": ratio_figure(shown, run.seed)}
+        return ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per anchor, Eq. (30)."""

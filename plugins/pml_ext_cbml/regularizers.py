@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from pml_ext.plugin import (
     GramCosineSimilarity,
     LabeledRegularizer,
     RegularizerSettings,
+    RunView,
     check_choice,
     check_number,
     check_tile_size,
@@ -19,6 +20,10 @@ from pml_ext.plugin import (
 )
 
 from .functional import REDUCTIONS, metric_variance
+from .statistics import ratio_figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class MetricVarianceRegularizer(LabeledRegularizer):
@@ -77,6 +82,10 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         (losses,) = self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size)
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
+
+    def figures(self, run: RunView) -> dict[str, Figure]:
+        """Distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
+        return ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:
         """Cosine similarity."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import gram, normalize, pair_masks
+from pml_ext.plugin import RunView, gram, normalize, pair_masks
 
 from .functional import log_ratio
 
@@ -138,3 +138,12 @@ def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> F
         figures.finish(above, legend=True, title=title, xlabel="cosine similarity", ylabel="density")
         figures.finish(below, legend=True, title=note, xlabel="cosine similarity", ylabel="positive / negative")
     return figure
+
+
+def ratio_figures(run: RunView) -> dict[str, Figure]:
+    """Return :func:`ratio_figure` of a run's training and test images by its title."""
+    tested = "test" if "test" in run.splits else "query"
+    trained = "train_sample" if "train_sample" in run.splits else "train"
+    parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}
+    shown = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
+    return {"Ratio of the distributions of positive and negative pairs": ratio_figure(shown, run.seed)}

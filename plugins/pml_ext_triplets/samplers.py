@@ -15,6 +15,7 @@ from pml_ext.plugin import RunView, check_choice, check_count, check_number, nor
 
 STRATEGIES = ("hard", "semihard", "misclassified")
 POOLS = ("batches", "nearest")
+PER = ("batch", "anchor")
 _TILE = 512  # anchors compared with all images at a time
 Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 
@@ -27,13 +28,15 @@ class HardNegativePoolSampler(Sampler[int]):
     every ``refresh`` epochs; before the first time all negatives are random. With ``pool="batches"``, as Sec. 5.1 has
     it, the pool is a list of pairs (a, n), and by strategy these are:
 
-    - ``"hard"``: from each training batch since the last refresh, each triplet's anchor with the ``pool_size`` images
-      of other classes in the batch that are nearest to it;
-    - ``"semihard"``: likewise, with images nearer than the triplet's positive, :math:`d_{an} < d_{ap}`, drawn at
+    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` pairs of a triplet's anchor and an
+      image of another class with the least distance within the batch;
+    - ``"semihard"``: likewise, of the pairs nearer than the triplet's positive, :math:`d_{an} < d_{ap}`, drawn at
       random;
     - ``"misclassified"``: k-means has as many clusters as there are classes, and each cluster belongs to the class that
       is most frequent in it; an image whose cluster belongs to another class is a negative of that class's images,
       ``pool_size`` of which, drawn at random, are its anchors.
+
+    ``per="anchor"`` takes ``pool_size`` pairs of each anchor of a batch, in the place of the batch's.
 
     With ``pool="nearest"`` an anchor's negatives are chosen among all training images, as the network embeds them when
     the pool is made: those nearest to it (``"hard"``); those nearer than a positive drawn at random (``"semihard"``);
@@ -53,9 +56,11 @@ class HardNegativePoolSampler(Sampler[int]):
         strategy: ``"hard"``, ``"semihard"`` or ``"misclassified"``.
         refresh: epochs from one refresh to the next, at least 1.
         hard_fraction: the share of negatives from the pool, from 0 to 1.
-        pool_size: hard negatives per anchor (of a batch, with ``pool="batches"``).
+        pool_size: pairs per batch, or hard negatives per anchor.
         pool: where they are looked for: ``"batches"`` or ``"nearest"``.
         seed: of the draw; the sampler has a generator of its own.
+        per: ``"batch"``, as the paper has it, or ``"anchor"``: of what ``pool_size`` is the number where pairs are
+            collected from batches.
 
     Raises:
         ValueError: a setting outside its range, one class alone, or no class with two images.
@@ -74,9 +79,11 @@ class HardNegativePoolSampler(Sampler[int]):
         pool_size: int = 10,
         seed: int = 0,
         pool: str = "batches",
+        per: str = "batch",
     ) -> None:
         check_choice(self, "strategy", strategy, STRATEGIES)
         check_choice(self, "pool", pool, POOLS)
+        check_choice(self, "per", per, PER)
         check_number(self, "hard_fraction", hard_fraction, least=0, most=1)
         check_count(self, "refresh", refresh)
         check_count(self, "pool_size", pool_size)
@@ -93,7 +100,7 @@ class HardNegativePoolSampler(Sampler[int]):
         if len(classes) < 2 or len(self._anchors) == 0:
             raise ValueError("triplets need two classes or more, and one of them with two images or more")
         self.batch_size, self.strategy, self.refresh = batch_size, strategy, refresh
-        self.hard_fraction, self.pool_size, self.pool = hard_fraction, pool_size, pool
+        self.hard_fraction, self.pool_size, self.pool, self.per = hard_fraction, pool_size, pool, per
         self._length = length_before_new_iter // batch_size * batch_size
         self._generator = np.random.default_rng(seed)
         # pairs [P, 2] of pool = "batches"; [N, pool_size] of "nearest", by anchor, -1 where there is none
@@ -167,9 +174,14 @@ class HardNegativePoolSampler(Sampler[int]):
         score = torch.where(classes[::3, None] != classes, similarity, -torch.inf)
         if self.strategy == "semihard":
             score = self._drawn_below(score, similarity[torch.arange(len(x[::3])), torch.arange(1, len(x), 3)])
-        places = self._best(score).cpu().numpy()
-        rows, columns = np.nonzero(places >= 0)
-        self._collected.append(np.stack([known[3 * rows], known[places[rows, columns]]], axis=1))
+        width = score.shape[1]
+        if self.per == "batch":
+            places = self._best(score.reshape(1, -1))[0].cpu().numpy()
+        else:
+            best = self._best(score).cpu().numpy()
+            places = np.where(best >= 0, best + width * np.arange(len(best))[:, None], -1).ravel()
+        rows, columns = np.divmod(places[places >= 0], width)
+        self._collected.append(np.stack([known[3 * rows], known[columns]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
         """Make the pool anew, from the collected pairs or from the embeddings of all images.

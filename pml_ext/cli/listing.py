@@ -120,7 +120,9 @@ def show(
             print_table(item["table"]["columns"], item["table"]["rows"])
         if item["settings"]:
             console.print()
-            print_table(["setting", "default"], [[each["name"], each["default"]] for each in item["settings"]])
+            columns = {"setting": "name", "value" if item["kind"] == "recipe" else "default": "default"}
+            columns |= {"origin": "origin"} if any(each.get("origin") for each in item["settings"]) else {}
+            print_table([*columns], [[each[key] for key in columns.values()] for each in item["settings"]])
         for label in ("capabilities", "paper", "recipes"):
             if value := item[label]:
                 console.print(f"\n{label}: {value if isinstance(value, str) else ', '.join(value)}")

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .clustering import ami, nmi, pairwise_f1, purity
+from .clustering import ami, nmi, nmi_majority, pairwise_f1, purity
 
 
 def recall_at_k(right: Tensor, k: int) -> Tensor:
@@ -130,6 +130,7 @@ _METRICS = (
         "mrr", "MRR", lambda right, _: reciprocal_rank(right), "gallery", pml_name="mean_reciprocal_rank", in_runs=False
     ),
     Metric("nmi", "NMI", nmi, clusters=1, pml_name="NMI"),
+    Metric("nmi_majority", "NMI of majority classes", nmi_majority, clusters=1),
     Metric("f1", "F1", pairwise_f1, clusters=1),
     Metric("purity", "purity", purity, clusters=1),
     Metric("ami", "AMI", ami, clusters=1, pml_name="AMI", in_runs=False),

@@ -80,7 +80,8 @@ class View:
         if self.rank == 0:
             from_rank_0(None)
         if evaluation.validation:
-            train, held_out = hold_out_classes(train, evaluation.validation, self.seed, evaluation.held_out)
+            rest, held_out = hold_out_classes(train, evaluation.validation, self.seed, evaluation.held_out)
+            train = train if evaluation.validation_trains else rest
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)
         if 0 < evaluation.training_images < len(train):

@@ -9,6 +9,7 @@ import sklearn.cluster
 import torch
 
 from pml_ext.evaluation import clustering, kmeans, nmi, pairwise_f1, purity
+from pml_ext.evaluation.clustering import nmi_majority
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -34,8 +35,20 @@ def test_agreement_of_many_classes_and_clusters_takes_memory_of_the_points_alone
     generator = np.random.default_rng(0)
     labels, clusters = (generator.integers(11_316, size=60_502) for _ in range(2))
     tracemalloc.start()
-    for function in (nmi, pairwise_f1, purity):
+    for function in (nmi, nmi_majority, pairwise_f1, purity):
         function(labels, clusters)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 50e6  # a table of classes x clusters has 128 million entries
+
+
+def test_nmi_of_majority_classes_equals_a_loop():
+    generator = np.random.default_rng(1)
+    labels, clusters = generator.integers(10, 14, size=60), generator.integers(9, size=60) * 7
+    majority = []
+    for cluster in clusters:
+        inside = labels[clusters == cluster].tolist()
+        majority.append(min(set(inside), key=lambda name: (-inside.count(name), name)))
+    assert nmi_majority(labels, clusters) == pytest.approx(nmi(labels, majority))
+    assert nmi_majority(labels, np.arange(60)) == 1  # clusters of one class count as one
+    assert nmi(labels, np.arange(60)) < 1

@@ -95,7 +95,10 @@ def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos
 
 def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
     tables = {name: read_tables(name) for name in pipelines()}
-    assert all(list(table) == ["data"] and list(table["data"]) == ["images"] for table in tables.values())
+    for table in tables.values():
+        assert set(table) == {"data", "origin"}
+        assert list(table["data"]) == ["images"]
+        assert all(key.startswith("data.images") for key in table["origin"])
     images = {name: ImagesTable.model_validate(table["data"]["images"]) for name, table in tables.items()}
     cbml = images["pipelines/cbml"]
     assert (cbml.resize, cbml.crop, cbml.random_crop_scale, cbml.flip) == (256, 227, [0.16, 1.0], True)

@@ -96,7 +96,9 @@ def test_sweeps():
     assert [r.loss.settings["mvc_weight"] for r in recipes.values()] == [0.0, 0.1, 1.0, 2.0]
     assert list(recipes)[1] == "cbml/omniglot-small-mvc-weight@0.1"
     assert one("cbml/omniglot-small-mvc-weight@2.0").loss.settings["mvc_weight"] == 2.0
-    assert one("cbml/omniglot-small-mvc-weight", "loss.mvc_weight=0.5").loss.settings["mvc_weight"] == 0.5
+    swept = load_recipes("cbml/omniglot-small-gamma")
+    assert [r.loss.settings["mvc_gamma"] for r in swept.values()] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert one("cbml/omniglot-small-gamma", "loss.mvc_gamma=0.7").loss.settings["mvc_gamma"] == 0.7
     with pytest.raises(UnknownNameError, match="variants: .*@0.0"):
         load_recipes("cbml/omniglot-small-mvc-weight@7")
 
@@ -155,6 +157,34 @@ def test_stages():
         ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: marg"
     ):
         one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margn = 1}}]")
+
+
+def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):
+    from pml_ext.experiment.recipe import origin_of, variant_tables
+
+    parent = write(
+        tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\n"loss.beta_pos" = "ours"\n', "parent.toml"
+    )
+    child = write(tmp_path, 'extends = "parent.toml"\n[origin]\nloss = "program"\nsampler = "ours"\n', "child.toml")
+    of_parent, of_child = (variant_tables(file)[file]["origin"] for file in (parent, child))
+    assert [origin_of(key, of_parent) for key in ("loss.beta_pos", "loss.beta_neg", "lossy")] == ["ours", "paper", ""]
+    assert [origin_of(key, of_child) for key in ("loss.beta_pos", "sampler.m")] == ["program", "ours"]
+    assert one(child) == one(parent)
+    assert "origin" not in one(parent).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [
+        ('los = "paper"', r"origin.los: no table 'los'; nearest: loss"),
+        ('"schedule.epoch" = "paper"', r"origin.schedule.epoch: no key of \[schedule\] 'epoch'; nearest: epochs"),
+        ('loss = ""', "origin.loss: found no text"),
+        ("loss = 3", "origin"),
+    ],
+)
+def test_an_origin_of_nothing_is_refused(tmp_path, origin, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(write(tmp_path, f'extends = "cbml/digits"\n[origin]\n{origin}\n'))
 
 
 def test_a_recipe_survives_being_written(tmp_path):

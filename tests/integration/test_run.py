@@ -37,6 +37,7 @@ METRICS = {
     "r_precision",
     "map_at_r",
     "nmi",
+    "nmi_majority",
     "f1",
     "purity",
 }
@@ -152,6 +153,19 @@ def test_the_epoch_is_chosen_on_held_out_training_classes(tmp_path):
     assert 1 <= metrics["best_epoch"] <= 3
     state = torch.load(tmp_path / "out" / "checkpoints" / "best.pt", weights_only=True)
     assert state["epoch"] == metrics["best_epoch"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_classes_that_choose_the_epoch_may_train_too(tmp_path):
+    chosen = ("evaluation.validation=0.4", "evaluation.held_out=last", "evaluation.select=purity")
+    images = [
+        quick(tmp_path / f"{trains}", *chosen, f"evaluation.validation_trains={trains}", "sampler.batch_size=48")["images"]
+        for trains in ("true", "false")
+    ]
+    assert [each["train"]["classes"] for each in images] == [10, 6]
+    assert [each["validation"]["classes"] for each in images] == [4, 4]
+    with pytest.raises(ConfigError, match="validation_trains goes with validation"):
+        quick(tmp_path / "none", "evaluation.validation_trains=true")
 
 
 @pytest.mark.usefixtures("without_report")

@@ -35,10 +35,16 @@ _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all."""
+    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
+
+    In ``[origin]`` the entry of a group replaces those of its keys.
+    """
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
+        if key == "origin" and isinstance(old, dict) and isinstance(value, dict):
+            result[key] = {own: text for own, text in old.items() if not _inside(own, value)} | value
+            continue
         if isinstance(old, str) and isinstance(value, dict):
             old = {"name": old}  # a table's name may stand for the table
         if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
@@ -46,6 +52,16 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def _inside(key: str, groups: Iterable[str]) -> bool:
+    """Return whether a dotted key is one of some groups, or in one of them."""
+    return any(f"{key}.".startswith(f"{group}.") for group in groups)
+
+
+def origin_of(key: str, origins: Mapping[str, str]) -> str:
+    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" for none."""
+    return origins[max(around, key=len)] if (around := [each for each in origins if _inside(key, [each])]) else ""
 
 
 def flat(tables: Any, prefix: str = "") -> dict[str, Any]:

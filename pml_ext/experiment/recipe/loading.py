@@ -95,7 +95,7 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def pipelines() -> dict[str, Traversable]:
-    """Return the packaged pipelines by name: files with ``[data.images]`` alone, which recipes extend."""
+    """Return the packaged pipelines by name: files with ``[data.images]`` and its origin, which recipes extend."""
     files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
     return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 
@@ -106,7 +106,8 @@ def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, dict):
             for inner, more in each.items():
-                yield from _names(more, f"{last}.{inner}" if "." not in inner else inner)
+                if inner != "origin":  # texts about settings
+                    yield from _names(more, f"{last}.{inner}" if "." not in inner else inner)
         elif isinstance(each, str) and last in _NAMES_ALONE:
             yield last, each
         elif isinstance(each, str) and last == "name" and owners:
@@ -213,6 +214,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
         more.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
         if parent.startswith(PIPELINES):
             images = merged(images, more["data"]["images"])
+            base = merged(base, {"origin": more.get("origin", {})})  # of images too
         else:
             base = merged(base, more)
     result = merged(base, tables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from ... import registry
 from ...errors import unknown
@@ -15,6 +15,7 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "S
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
 Count = Annotated[int, Field(ge=1)]
+_NO_SETTINGS = ("description", "paper")  # keys of a recipe that are no tables of settings
 
 
 class Table(BaseModel):
@@ -229,6 +230,7 @@ class EvaluationTable(Table):
     test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve that chooses nothing; 0 for none
     validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
     held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
+    validation_trains: bool = False  # whether those classes train too, as in some papers' programs
     every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
     select: str | None = None  # metric to choose the epoch by; None tests the last epoch
     select_on: Literal["validation", "test"] = "validation"
@@ -242,10 +244,17 @@ class EvaluationTable(Table):
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
                 "out for that) or select_on = 'test', for example validation = 0.2, select = 'map_at_r'"
             )
+        if self.validation_trains and not self.validation:
+            raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
         for key in ("recall_at", "precision_at", "clusters_per_class"):
             if 1 not in getattr(self, key):
                 raise ValueError(f"{key} includes 1, which every run reports")
         return self
+
+    @property
+    def validated_on(self) -> str:
+        """The images of the validation, in words."""
+        return "training classes, which trained too" if self.validation_trains else "held-out training classes"
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that a run reports."""
@@ -281,6 +290,25 @@ class Recipe(Table):
     engine: EngineTable = EngineTable()
     evaluation: EvaluationTable = EvaluationTable()
     paper: PaperTable | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _origins_fit(cls, tables: Any) -> Any:
+        """Check ``[origin]``, texts by the keys or groups that they are about, and leave it out: it sets nothing."""
+        if not isinstance(tables, dict) or "origin" not in tables:
+            return tables
+        groups: dict[str, Any] = {
+            name: field.annotation for name, field in cls.model_fields.items() if name not in _NO_SETTINGS
+        }
+        for key, text in TypeAdapter(dict[str, str]).validate_python(tables["origin"]).items():
+            group, name = [*key.split("."), ""][:2]
+            if group not in groups or not text:
+                raise ValueError(f"origin.{key}: {unknown('table', group, groups) if text else 'found no text'}")
+            table = groups[group]
+            closed = isinstance(table, type) and issubclass(table, Table) and table.model_config["extra"] == "forbid"
+            if name and closed and name not in (known := table.model_fields):
+                raise ValueError(f"origin.{key}: {unknown(f'key of [{group}]', name, known)}")
+        return {name: table for name, table in tables.items() if name != "origin"}
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:

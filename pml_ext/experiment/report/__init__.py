@@ -70,10 +70,10 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     panels: Curves = {}
     for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
         if curves := metric_series(view.folder, metric):
-            names = {VALIDATION: "held-out training classes", CURVE: kind}
+            names = {VALIDATION: table.validated_on, CURVE: kind}
             panels[metric] = {names[name]: curve for name, curve in curves.items()}
     if panels:
-        images = f"the {kind} themselves" if table.select_on == "test" else "held-out training classes alone"
+        images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
         chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
     phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
@@ -162,7 +162,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         else:
             write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
     seconds, table, warnings = metrics["seconds"], view.recipe.evaluation, list(metrics["warnings"])
-    chosen = f", chosen by {table.select} on held-out training classes" if table.select else ""
+    chosen = f", chosen by {table.select} on {table.validated_on}" if table.select else ""
     if table.select_on == "test":
         chosen = f", chosen by {table.select} on the test images"
         itself = (

@@ -43,7 +43,8 @@ def test_centers_and_widths_of_section_4_4_f():
 def test_the_quadratic_exponent_of_statistics():
     x, labels = loops.batch()
     known = PairStatistics.of(x, labels)
-    loss = CBMLLoss.from_statistics(known, exponent="quadratic", mining=False)
+    loss = CBMLLoss.from_statistics(known, exponent="quadratic", mining=False, delta=1.0)
+    assert CBMLLoss.from_statistics(known, exponent="quadratic").delta == "ratio"  # as linear exponents have it inside
     four = (known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
     assert loss.statistics == four
     value = loops.cbml(x, loops.pairs_from_labels(labels), statistics=four, mining=False)
@@ -66,3 +67,21 @@ def test_ratio_functions_as_a_figure():
     wanted = log_ratio(z, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
     torch.testing.assert_close(heights, wanted)
     assert "lacks one of them" in figure.axes[3].get_title()
+
+
+@pytest.mark.parametrize(("statistics", "exponent"), [("auto", "linear"), ("auto-quadratic", "quadratic")])
+def test_statistics_of_the_first_batch(statistics, exponent):
+    """A loss that estimates them equals one that was given them, from the first call on, and keeps them."""
+    x, labels = loops.batch()
+    other = loops.batch(seed=1)[0]
+    loss = CBMLLoss(statistics=statistics, mining=False).double()
+    wanted = CBMLLoss.from_statistics(PairStatistics.of(x, labels), exponent=exponent, mining=False)
+    for embeddings in (x, other):
+        torch.testing.assert_close(loss(embeddings, labels), wanted(embeddings, labels))
+    again = CBMLLoss(statistics=statistics, mining=False).double()
+    again.load_state_dict(loss.state_dict())
+    torch.testing.assert_close(again(other, labels), wanted(other, labels))
+    with pytest.raises(ValueError, match="wants labels in the first call"):
+        CBMLLoss(statistics=statistics)(x, None, (torch.tensor([0]), torch.tensor([1]), *[torch.tensor([0, 1])] * 2))
+    with pytest.raises(ValueError, match="leave delta out"):
+        CBMLLoss(statistics=statistics, delta=0.25)

@@ -62,29 +62,30 @@ def drawn_batch(sampler, labels):
     return indices, torch.randn(len(indices), 4, generator=torch.Generator().manual_seed(5)).double()
 
 
-def slow_pairs(labels, indices, x, strategy, count):
-    """Sec. 5.1, a triplet's anchor at a time: its negatives in the batch from the nearest on."""
+def slow_pairs(labels, indices, x, strategy, count, per="batch"):
+    """Sec. 5.1: pairs of a triplet's anchor and a negative in the batch, from the nearest on, of all or by anchor."""
     x = [row / row.norm() for row in x]
-    pairs = []
+    by_anchor = []
     for place in range(0, len(indices), 3):
         distance = [float((x[place] - other).norm()) for other in x]
         others = [n for n in range(len(indices)) if labels[indices[n]] != labels[indices[place]]]
         if strategy == "semihard":
             others = [n for n in others if distance[n] < distance[place + 1]]
-        others.sort(key=lambda n: distance[n])
-        pairs += [(int(indices[place]), int(indices[n])) for n in others[:count]]
-    return sorted(pairs)
+        by_anchor.append(sorted((distance[n], int(indices[place]), int(indices[n])) for n in others))
+    groups = by_anchor if per == "anchor" else [sorted(pair for pairs in by_anchor for pair in pairs)]
+    return sorted((a, n) for group in groups for _, a, n in group[:count])
 
 
+@pytest.mark.parametrize("per", ["batch", "anchor"])
 @pytest.mark.parametrize("strategy", ["hard", "semihard"])
-def test_the_pool_has_pairs_of_training_batches(strategy):
-    labels, most = pool_labels(), 3 if strategy == "hard" else 30
-    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=most)
+def test_the_pool_has_pairs_of_training_batches(strategy, per):
+    labels, most = pool_labels(), 3 if strategy == "hard" else 100
+    sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=most, per=per)
     batches = [drawn_batch(sampler, labels) for _ in range(2)]
     wanted = []
     for indices, x in batches:
         sampler.collect(indices, x)
-        wanted += slow_pairs(labels, indices, x, strategy, most)
+        wanted += slow_pairs(labels, indices, x, strategy, most, per)
     assert all(labels[a] == labels[p] for a, p, _ in triplets_of(sampler))  # collected, and not in use yet
     sampler.refresh_pool()
     assert wanted
@@ -93,11 +94,12 @@ def test_the_pool_has_pairs_of_training_batches(strategy):
     assert {(a, n) for a, _, n in drawn} <= set(wanted)
     assert all(labels[a] == labels[p] != labels[n] and a != p for a, p, n in drawn)
     if strategy == "semihard":
-        few = HardNegativePoolSampler(labels, 12, 600, strategy, pool_size=1)
+        few = HardNegativePoolSampler(labels, 12, 600, strategy, pool_size=1, per=per)
         few.collect(*batches[0])
         few.refresh_pool()
         assert set(map(tuple, few._pool.tolist())) <= set(wanted)
-        assert len(few._pool) == len({a for a, _ in slow_pairs(labels, *batches[0], strategy, most)})
+        anchors = {a for a, _ in slow_pairs(labels, *batches[0], strategy, most)}
+        assert len(few._pool) == (1 if per == "batch" else len(anchors))
     sampler.refresh_pool()  # nothing was collected since
     assert len(sampler._pool) == 0
     assert all(labels[a] == labels[p] != labels[n] for a, p, n in triplets_of(sampler))
