@@ -159,7 +159,9 @@ def test_the_epoch_is_chosen_on_held_out_training_classes(tmp_path):
 def test_classes_that_choose_the_epoch_may_train_too(tmp_path):
     chosen = ("evaluation.validation=0.4", "evaluation.held_out=last", "evaluation.select=purity")
     images = [
-        quick(tmp_path / f"{trains}", *chosen, f"evaluation.validation_trains={trains}", "sampler.batch_size=48")["images"]
+        quick(tmp_path / f"{trains}", *chosen, f"evaluation.validation_trains={trains}", "sampler.batch_size=48")[
+            "images"
+        ]
         for trains in ("true", "false")
     ]
     assert [each["train"]["classes"] for each in images] == [10, 6]
