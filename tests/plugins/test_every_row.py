@@ -140,7 +140,8 @@ def check_stages(recipe, splits):
         drawn = list(itertools.islice(iter(stage.sampler), batch))
         assert len(drawn) == batch
         labels = torch.as_tensor(splits.train.labels)[drawn[:24]]  # two classes or more, and whole triplets
-        step(stage, torch.randn(len(labels), size, requires_grad=True), labels)
+        embeddings = torch.randn(len(labels), size) + 2 * torch.randn(int(labels.max()) + 1, size)[labels]
+        step(stage, embeddings.requires_grad_(), labels)
 
 
 @pytest.mark.parametrize("name", RECIPES)
