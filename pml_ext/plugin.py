@@ -66,11 +66,15 @@ if TYPE_CHECKING:
     from .pairwise import gram as gram
     from .pairwise import hard_pair_masks as hard_pair_masks
     from .pairwise import in_tiles as in_tiles
+    from .pairwise import log_one_plus_exp as log_one_plus_exp
     from .pairwise import log_one_plus_sum_exp as log_one_plus_sum_exp
+    from .pairwise import log_sum_exp as log_sum_exp
+    from .pairwise import log_sums_exp as log_sums_exp
     from .pairwise import masked_max as masked_max
     from .pairwise import masked_mean as masked_mean
     from .pairwise import masked_min as masked_min
     from .pairwise import masked_sum as masked_sum
+    from .pairwise import moments_of_pairs as moments_of_pairs
     from .pairwise import normalize as normalize
     from .pairwise import pair_masks as pair_masks
     from .pairwise import pair_to_full_precision as pair_to_full_precision

@@ -6,7 +6,7 @@ from pytorch_metric_learning import reducers
 
 import pml_ext
 from pml_ext import CrossBatchMemory, PDDMDistance, RegularizedLoss
-from pml_ext.plugin import class_members, pair_masks
+from pml_ext.plugin import class_members, log_sum_exp, pair_masks
 from pml_ext_angular import functional as angular
 from pml_ext_cbml import functional as cbml
 from pml_ext_density import functional as density
@@ -139,7 +139,7 @@ def pair_sums(kind):
 
 def n_pair(number):
     similarity, _, negatives, (anchors, _), positive = terms_of(number)
-    return angular.n_pair_terms, (angular.log_sum_exp(similarity, negatives), anchors, positive)
+    return angular.n_pair_terms, (log_sum_exp(similarity, negatives), anchors, positive)
 
 
 def angular_of_rows(number):

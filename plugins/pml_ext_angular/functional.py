@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pml_ext.plugin import ClassMembers, transformed
+from pml_ext.plugin import ClassMembers, log_one_plus_exp, log_sum_exp, transformed
 
 # Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
@@ -28,11 +28,6 @@ def squared_tangent(alpha: float) -> float:
     return math.tan(math.radians(alpha)) ** 2
 
 
-def log_one_plus_exp(x: Tensor) -> Tensor:
-    r"""Return :math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
-    return torch.nn.functional.softplus(x, threshold=50)
-
-
 def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
     r"""Return Eq. (10), :class:`NPairLoss`, for every pair (a, p), ``[P]``.
 
@@ -42,11 +37,6 @@ def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor)
         positive_similarity: :math:`x_a^T x_p`, ``[P]``.
     """
     return log_one_plus_exp(log_sums[anchors] - positive_similarity)
-
-
-def log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row's masked entries, ``[B]``; very low, without gradient, if there are none."""
-    return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)
 
 
 def angular_terms(
@@ -98,53 +88,63 @@ def angular_terms_by_class(
     :func:`angular_terms`; rows are the whole batch, or all members of some of its classes.
     """
     t = squared_tangent(alpha)
-    if len(classes.members) == 1:  # one group: the rows in their order
-        logarithms = _log_sums_of_products(similarity, negatives, anchors, partners, 4 * t)
-    else:
-        rows = ((4 * t * similarity).exp() * negatives.to(similarity.dtype))[classes.members.flatten()]
-        rows = rows.view(*classes.members.shape, similarity.shape[1])
-        products = torch.bmm(rows, rows.mT)
-        sums = products[classes.class_of[anchors], classes.place[anchors], classes.place[partners]]
-        logarithms = _logarithm(sums)
+    logarithms = log_sums_of_products(similarity, negatives, classes, anchors, partners, 4 * t)
     return log_one_plus_exp(logarithms - 2 * (1 + t) * positive_similarity)
 
 
-def _logarithm(sums: Tensor) -> Tensor:
-    """Return logarithms of sums of exponentials; a very low number, with zero gradient, where a sum is 0."""
-    empty = sums == 0
-    return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
+def log_sums_of_products(
+    similarity: Tensor, mask: Tensor, classes: ClassMembers, anchors: Tensor, partners: Tensor, slope: float
+) -> Tensor:
+    r"""Return :math:`\log (E E^T)_{ap}`, ``[P]``, :math:`E = \exp k s` inside a mask and 0 outside.
 
-
-def _log_sums_of_products(similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
-    """Return ``log (E E^T)[a, p]``, ``E = exp(k s)`` inside a mask and 0 outside; a very low number where a sum is 0.
-
-    The backward pass takes one product and is differentiable. torch.func and forward mode get plain operators instead.
+    Pairs are within a class of the rows. A very low number, with gradient zero, stands where a sum is 0. The backward
+    pass takes one product and is differentiable. torch.func and forward mode get plain operators instead.
     """
+    if len(classes.members) == 1:  # one group: the rows in their order
+        places, members = (anchors, partners), None
+    else:
+        places = classes.class_of[anchors], classes.place[anchors], classes.place[partners]
+        members = classes.members
     if transformed():
         rows = (slope * similarity).exp() * mask
-        return _logarithm((rows @ rows.T)[anchors, partners])
-    logarithms: Tensor = _LogSumsOfProducts.apply(similarity, mask, anchors, partners, slope)  # type: ignore[no-untyped-call]
+        rows = rows if members is None else rows[members]
+        sums = (rows @ rows.mT)[places]
+        empty = sums == 0
+        return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
+    ends = None if members is None else (classes.class_of, classes.place)
+    logarithms: Tensor = _LogSumsOfProducts.apply(similarity, mask, slope, members, ends, *places)  # type: ignore[no-untyped-call]
     return logarithms
 
 
 class _LogSumsOfProducts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, similarity: Tensor, mask: Tensor, anchors: Tensor, partners: Tensor, slope: float) -> Tensor:
-        rows = (slope * similarity).exp_().mul_(mask)
-        sums = (rows @ rows.T)[anchors, partners]
-        ctx.save_for_backward(similarity, mask, anchors, partners, rows, sums)
-        ctx.slope = slope
+    def forward(
+        ctx: Any,
+        similarity: Tensor,
+        mask: Tensor,
+        slope: float,
+        members: Tensor | None,
+        rows_of: tuple[Tensor, Tensor] | None,
+        *places: Tensor,
+    ) -> Tensor:
+        rows = torch.where(mask, similarity, -torch.inf).mul_(slope).exp_()
+        rows = rows if members is None else rows[members]
+        sums = (rows @ rows.mT)[places]
+        ctx.save_for_backward(similarity, mask, members, rows, sums, *places)
+        ctx.slope, ctx.rows_of = slope, rows_of
         return sums.log().clamp_(min=torch.finfo(sums.dtype).min / 4)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
-        similarity, mask, anchors, partners, rows, sums = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        similarity, mask, members, rows, sums, *places = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input by differentiable operators
             rows = (ctx.slope * similarity).exp() * mask
-            sums = (rows @ rows.T)[anchors, partners]
+            rows = rows if members is None else rows[members]
+            sums = (rows @ rows.mT)[places]
         shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
-        weights = rows.new_zeros(len(rows), len(rows)).index_put((anchors, partners), shares)
-        return (weights + weights.T) @ rows * rows, None, None, None, None
+        weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(places, shares)
+        gradient = (weights + weights.mT) @ rows * rows
+        return (gradient if members is None else gradient[ctx.rows_of], *[None] * (4 + len(places)))
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

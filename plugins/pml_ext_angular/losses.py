@@ -19,6 +19,7 @@ from pml_ext.plugin import (
     check_flag,
     check_number,
     class_members,
+    log_sum_exp,
     per_pair,
     per_triplet,
 )
@@ -48,10 +49,9 @@ class _DotProductLoss(PairLoss):
         """Eq. (10) of every place costs no more than the matrix."""
         return True
 
-    def _n_pair_terms(self, pairs: Pairs) -> Tensor:
-        """Eq. (10) of every pair."""
-        log_sums = F.log_sum_exp(pairs.matrix, pairs.negatives)
-        return F.n_pair_terms(log_sums, pairs.listed[0], pairs.matrix[pairs.listed])
+    def _n_pair_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
+        """Eq. (10) of every pair, whose similarities are ``positive``."""
+        return F.n_pair_terms(log_sum_exp(pairs.matrix, pairs.negatives), pairs.listed[0], positive)
 
 
 class _AngularLoss(_DotProductLoss):
@@ -74,10 +74,9 @@ class _AngularLoss(_DotProductLoss):
         """Up to 1,024 rows, where one product of the batch, rather than one per class, is quick."""
         return alone and self._multiplies() and rows <= _LARGEST_GROUP
 
-    def _angular_terms(self, pairs: Pairs) -> Tensor:
+    def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
-        similarity, (anchors, partners) = pairs.matrix, pairs.listed
-        positive, alpha = similarity[anchors, partners], self.alpha
+        similarity, (anchors, partners), alpha = pairs.matrix, pairs.listed, self.alpha
         if pairs.labels is not None and self._multiplies():
             ends = class_members(pairs.labels), anchors, partners - pairs.first, positive
             return F.angular_terms_by_class(similarity, pairs.negatives, *ends, alpha=alpha)
@@ -141,7 +140,7 @@ class AngularLoss(_AngularLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """One value per pair, Eq. (8)."""
         self._record_angles(pairs)
-        return per_pair(self._angular_terms(pairs), pairs)
+        return per_pair(self._angular_terms(pairs, pairs.matrix[pairs.listed]), pairs)
 
 
 class NPairLoss(_DotProductLoss):
@@ -163,7 +162,7 @@ class NPairLoss(_DotProductLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per pair, Eq. (10)."""
-        return per_pair(self._n_pair_terms(pairs), pairs)
+        return per_pair(self._n_pair_terms(pairs, pairs.matrix[pairs.listed]), pairs)
 
 
 class NPairAngularLoss(_AngularLoss):
@@ -199,7 +198,8 @@ class NPairAngularLoss(_AngularLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """One value per pair, Eq. (9)."""
-        n_pair, angular = self._n_pair_terms(pairs), self._angular_terms(pairs)
+        positive = pairs.matrix[pairs.listed]
+        n_pair, angular = self._n_pair_terms(pairs, positive), self._angular_terms(pairs, positive)
         self._record_angles(pairs)
         if len(n_pair):
             self.record(n_pair_loss=n_pair, angular_loss=angular)

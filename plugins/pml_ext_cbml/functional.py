@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from pml_ext.plugin import exp_bounded, log_one_plus_sum_exp, masked_mean, masked_sum
+from pml_ext.plugin import exp_bounded, log_one_plus_exp, log_sums_exp, moments_of_pairs
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -50,15 +50,12 @@ def contrastive_bayesian_terms(
         statistics: those of :func:`log_ratio`, which then replaces the exponent; centers and widths are not used.
     """
     g = AVERAGINGS[averaging]
-    log_delta_pos, log_delta_neg = log_delta
     if statistics is not None:
         similarity = log_ratio(similarity, *statistics)
         alpha_pos = alpha_neg = 0.0
         beta_pos = beta_neg = 1.0
-    return (
-        g(log_one_plus_sum_exp(similarity, positives, slope=-1 / beta_pos, center=alpha_pos, log_scale=log_delta_pos)),
-        g(log_one_plus_sum_exp(similarity, negatives, slope=1 / beta_neg, center=alpha_neg, log_scale=log_delta_neg)),
-    )
+    sums = log_sums_exp(similarity, (positives, -1 / beta_pos, alpha_pos), (negatives, 1 / beta_neg, alpha_neg))
+    return g(log_one_plus_exp(sums[0] + log_delta[0])), g(log_one_plus_exp(sums[1] + log_delta[1]))
 
 
 def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> Tensor:
@@ -108,13 +105,15 @@ def metric_variance(
         detach_target: whether to stop the gradient through the target.
         counts: numbers of positives and negatives per anchor, if the caller knows them.
     """
-    num_positives, num_negatives = counts or (positives.sum(1), negatives.sum(1))
-    target = gamma * masked_mean(similarity, positives, num_positives)
-    target = target + (1 - gamma) * masked_mean(similarity, negatives, num_negatives)
+    num_positives, num_negatives = counts or (
+        positives.sum(1, dtype=similarity.dtype),
+        negatives.sum(1, dtype=similarity.dtype),
+    )
+    mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, (num_positives, num_negatives))
+    target = gamma * mean_pos + (1 - gamma) * mean_neg
     if detach_target:
         target = target.detach()
-    deviation = similarity - target[:, None]
-    variance = masked_sum(deviation * deviation, negatives)
+    variance = squares + num_negatives * (mean_neg - target).square()  # the sum of (s - target)^2
     if reduction == "mean":
         variance = variance / num_negatives.clamp(min=1)
     return variance * (num_positives > 0).to(variance.dtype)  # a product keeps NaN, a mask would hide it

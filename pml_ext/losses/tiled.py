@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..distances import EuclideanDistance
-from ..pairwise import log_one_plus_sum_exp, masked_mean, transformed
+from ..pairwise import log_one_plus_exp, log_sum_exp, log_sums_exp, masked_mean, transformed
 from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_flag, check_number
@@ -145,9 +145,9 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         """Return one value per anchor."""
         sign = 1 if self.distance.is_inverted else -1
         pos, neg = -sign * self.alpha, sign * self.beta
-        positive = log_one_plus_sum_exp(pairs.matrix, pairs.positives, slope=pos, center=self.base) / self.alpha
-        negative = log_one_plus_sum_exp(pairs.matrix, pairs.negatives, slope=neg, center=self.base) / self.beta
-        return per_anchor(positive + negative)
+        sums = (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base)
+        positive, negative = map(log_one_plus_exp, log_sums_exp(pairs.matrix, *sums))
+        return per_anchor(positive / self.alpha + negative / self.beta)
 
 
 class TiledNTXentLoss(_TiledLoss):
@@ -178,9 +178,9 @@ class TiledNTXentLoss(_TiledLoss):
         """Return one value per positive pair."""
         logits = self._nearness(pairs.matrix) / self.temperature
         anchors, partners = pairs.listed
-        negatives = _log_sum_exp(logits, pairs.negatives)
+        negatives = log_sum_exp(logits, pairs.negatives)
         exponents = negatives[anchors] - logits[anchors, partners]
-        return per_pair(torch.nn.functional.softplus(exponents, threshold=50), pairs)
+        return per_pair(log_one_plus_exp(exponents), pairs)
 
 
 class TiledSupConLoss(_TiledLoss):
@@ -224,7 +224,7 @@ class TiledSupConLoss(_TiledLoss):
         """Return one value per anchor."""
         logits = self._nearness(pairs.matrix) / self.temperature
         count = pairs.positives.sum(1, dtype=logits.dtype)
-        total = _log_sum_exp(logits, pairs.positives | pairs.negatives)
+        total = log_sum_exp(logits, pairs.positives | pairs.negatives)
         losses = total * (count > 0).to(logits.dtype) - masked_mean(logits, pairs.positives, count)
         return per_anchor(losses, divisor=(losses > 0).sum())
 
@@ -310,8 +310,3 @@ class TiledTripletMarginLoss(_SummedByRow):
             d_pn = matrix[rows, n]
         values = self._values(pairs.matrix[a, p], pairs.matrix[a, n], d_pn)
         return per_triplet(values, triplets, divisor=(values != 0).sum())
-
-
-def _log_sum_exp(matrix: Tensor, mask: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row's masked entries; a very low number without gradient if there are none."""
-    return matrix.masked_fill(~mask, torch.finfo(matrix.dtype).min / 4).logsumexp(1)

@@ -22,11 +22,15 @@ from .masks import all_places as all_places
 from .masks import hard_pair_masks as hard_pair_masks
 from .masks import pair_masks as pair_masks
 from .reductions import exp_bounded as exp_bounded
+from .reductions import log_one_plus_exp as log_one_plus_exp
 from .reductions import log_one_plus_sum_exp as log_one_plus_sum_exp
+from .reductions import log_sum_exp as log_sum_exp
+from .reductions import log_sums_exp as log_sums_exp
 from .reductions import masked_max as masked_max
 from .reductions import masked_mean as masked_mean
 from .reductions import masked_min as masked_min
 from .reductions import masked_sum as masked_sum
+from .reductions import moments_of_pairs as moments_of_pairs
 from .similarity import cosine_similarity as cosine_similarity
 from .similarity import gram as gram
 from .similarity import normalize as normalize

@@ -41,8 +41,7 @@ def pair_masks(
         if labels is None or columns is None:
             missing = "labels" if labels is None else "ref_labels"
             raise ValueError(f"{missing} must be given where no indices_tuple is")
-        positives = labels[:, None] == columns
-        negatives = ~positives
+        positives, negatives = labels[:, None] == columns, labels[:, None] != columns
     if not references:
         positives.diagonal(first).zero_()
     return positives, negatives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,37 +11,96 @@ from torch import Tensor
 
 from .transforms import transformed
 
-# Masks enter as factors 0 and 1: on a CPU, torch.where and masked_fill take ten times as long as a product. There, too,
-# fresh memory costs more than arithmetic, so what can be done in place is.
-
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values ``[B, R]`` are finite."""
-    return (values * mask.to(values.dtype)).sum(1)
+    """Return the sum of each row's masked values, ``[B]``, 0 where there are none; values are ``[B, R]``."""
+    return torch.where(mask, values, 0).sum(1)
 
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
     """Return the mean of each row's masked values, ``[B]``, 0 where there are none; ``count`` is ``mask.sum(1)``."""
-    count = mask.sum(1) if count is None else count
+    count = mask.sum(1, dtype=values.dtype) if count is None else count
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
+def moments_of_pairs(
+    matrix: Tensor, positives: Tensor, negatives: Tensor, counts: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return means of each row's positives and negatives, and the negatives' sum of squared deviations, ``[B]`` each.
+
+    .. math::
+        \mu^P_i = \frac{1}{|P_i|} \sum_{j \in P_i} s_{ij}, \qquad
+        \mu^N_i = \frac{1}{|N_i|} \sum_{j \in N_i} s_{ij}, \qquad
+        v_i = \sum_{j \in N_i} (s_{ij} - \mu^N_i)^2
+
+    ``matrix`` and the masks are ``[B, R]``; ``counts`` are the masks' sums, floating point, ``[B]``. Where there are no
+    pairs the results are 0. The gradient is written into one matrix, from the deviations, which the forward pass keeps.
+    It can be differentiated again. Under torch.func and in forward mode it is written out, of any order.
+    """
+    if transformed():
+        means = [masked_mean(matrix, mask, count) for mask, count in zip((positives, negatives), counts, strict=True)]
+        return means[0], means[1], masked_sum((matrix - means[1][:, None]).square(), negatives)
+    counts = counts[0].clamp(min=1), counts[1].clamp(min=1)
+    results: tuple[Tensor, Tensor, Tensor] = _MomentsOfPairs.apply(matrix, positives, negatives, *counts)  # type: ignore[no-untyped-call]
+    return results
+
+
+class _MomentsOfPairs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, matrix: Tensor, positives: Tensor, negatives: Tensor, num_pos: Tensor, num_neg: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        deviations = torch.where(negatives, matrix, 0)
+        mean = deviations.sum(1) / num_neg
+        deviations.addcmul_(negatives, mean[:, None], value=-1)
+        ctx.save_for_backward(matrix, positives, negatives, num_pos, num_neg, deviations)
+        squares = torch.linalg.vector_norm(deviations, dim=1).square()
+        return masked_mean(matrix, positives, num_pos), mean, squares
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        matrix, positives, negatives, num_pos, num_neg, deviations = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated: from the matrix again
+            deviations = torch.where(negatives, matrix - masked_mean(matrix, negatives, num_neg)[:, None], 0)
+        gradient = deviations * (2 * grads[2])[:, None]
+        gradient.addcmul_(positives, (grads[0] / num_pos)[:, None])
+        return gradient.addcmul_(negatives, (grads[1] / num_neg)[:, None]), None, None, None, None
+
+
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none; values are finite."""
-    if transformed():  # vmap takes no mask in place of the values
-        return values.masked_fill(~mask, -torch.inf).amax(1)
-    far = torch.finfo(values.dtype).max / 4
-    greatest = mask.to(values.dtype).sub_(1).mul_(far).add_(values).amax(1)
-    return greatest.masked_fill(greatest < -far / 2, -torch.inf)
+    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none."""
+    return torch.where(mask, values, -torch.inf).amax(1)
 
 
 def masked_min(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the least masked value of each row, ``[B]``, infinity where there is none; see :func:`masked_max`."""
+    """Return the least masked value of each row, ``[B]``, infinity where there is none."""
+    return torch.where(mask, values, torch.inf).amin(1)
+
+
+def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
+    r"""Return :math:`\log \sum_j \exp(k (s_{ij} - c))` over each row's masked entries; see :func:`log_sums_exp`."""
+    return log_sums_exp(matrix, (mask, slope, center))[0]
+
+
+def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Tensor, ...]:
+    r"""Return :math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, for several sums over one matrix.
+
+    The gradient of all sums is written into one matrix, from the share of each term in its sum, which the forward pass
+    keeps. It can be differentiated again. Under torch.func and in forward mode it is written out, of any order.
+    *Cost:* four passes for each sum forward, one or two backward.
+
+    Args:
+        matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
+        sums: of each the mask :math:`M`, boolean, ``[B, R]``, the slope :math:`k`, not 0, and the center :math:`c`.
+
+    Returns:
+        Of each sum ``[B]``; a very low number, without gradient, for a row without entries.
+    """
     if transformed():
-        return values.masked_fill(~mask, torch.inf).amin(1)
-    far = torch.finfo(values.dtype).max / 4
-    least = mask.to(values.dtype).sub_(1).mul_(-far).add_(values).amin(1)
-    return least.masked_fill(least > far / 2, torch.inf)
+        return tuple(_written_out(matrix, *each) for each in sums)
+    masks, slopes, centers = zip(*sums, strict=True)
+    results: tuple[Tensor, ...] = _LogSumsExp.apply(matrix, slopes, centers, *masks)  # type: ignore[no-untyped-call]
+    return results
 
 
 def log_one_plus_sum_exp(
@@ -48,11 +108,8 @@ def log_one_plus_sum_exp(
 ) -> Tensor:
     r"""Return :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, stably.
 
-    The gradient is written in the same pass. It can be differentiated again. Under torch.func and in forward mode it is
-    written out, of any order.
-
     Args:
-        matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
+        matrix: as of :func:`log_sums_exp`, like mask, slope and center.
         mask: boolean, ``[B, R]``.
         slope: :math:`k`.
         center: :math:`c`.
@@ -61,44 +118,61 @@ def log_one_plus_sum_exp(
     Returns:
         ``[B]``, 0 for a row without entries.
     """
-    if transformed():
-        exponents = ((matrix - center) * slope).masked_fill(~mask, torch.finfo(matrix.dtype).min / 4)
-        return torch.nn.functional.softplus(exponents.logsumexp(1) + log_scale, threshold=50)
-    value: Tensor = _LogOnePlusSumExp.apply(matrix, mask, slope, center, log_scale)  # type: ignore[no-untyped-call]
-    return value
+    return log_one_plus_exp(log_sum_exp(matrix, mask, slope=slope, center=center) + log_scale)
 
 
-class _LogOnePlusSumExp(torch.autograd.Function):
+def log_one_plus_exp(x: Tensor) -> Tensor:
+    r"""Return :math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
+    return torch.nn.functional.softplus(x, threshold=50)
+
+
+def _lowest(like: Tensor) -> float:
+    """Return the logarithm that stands for that of an empty sum."""
+    return torch.finfo(like.dtype).min / 4
+
+
+def _outside(like: Tensor, slope: float) -> float:
+    """Return the value that stands outside of a mask: its exponent is very low, and finite."""
+    return math.copysign(_lowest(like) / max(1.0, abs(slope)), -slope)
+
+
+def _written_out(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
+    exponents = slope * torch.where(mask, matrix - center, _outside(matrix, slope))
+    return torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix))
+
+
+class _LogSumsExp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, matrix: Tensor, mask: Tensor, slope: float, center: float, log_scale: Tensor | float
-    ) -> Tensor:
-        exponents = (matrix - center).mul_(slope)
-        greatest = masked_max(exponents, mask)
-        shift = greatest.masked_fill(greatest == -torch.inf, 0)
-        # The first factor keeps exp from overflowing outside the mask, the second drops its 1; exp is slow where its
-        # result is denormal.
-        factor = mask.to(matrix.dtype)
-        lowest = 0.9 * math.log(torch.finfo(matrix.dtype).tiny)
-        terms = exponents.sub_(shift[:, None]).mul_(factor).clamp_(min=lowest).exp_().mul_(factor)
-        scaled = greatest + log_scale
-        top = scaled.clamp(min=0)
-        scale = (scaled - top).exp()
-        total = torch.expm1(-top) + scale * terms.sum(1)
-        ctx.save_for_backward(matrix, mask, terms, slope * scale / (1 + total))
-        ctx.settings = {"slope": slope, "center": center, "log_scale": log_scale}
-        return top + torch.log1p(total)
+        ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor
+    ) -> tuple[Tensor, ...]:
+        results, shares, weights = [], [], []
+        for mask, slope, center in zip(masks, slopes, centers, strict=True):
+            outside = _outside(matrix, slope)
+            masked = torch.where(mask, matrix, outside)
+            greatest = masked.amax(1) if slope > 0 else masked.amin(1)
+            shares.append(torch.softmax(masked if slope == 1 else masked.mul_(slope), 1))
+            there = greatest != outside
+            value = slope * (greatest - center) - shares[-1].amax(1).log()
+            results.append(torch.where(there, value, _lowest(matrix)))
+            weights.append(slope * there)
+        ctx.save_for_backward(matrix, *masks, *shares, *weights)
+        ctx.slopes = slopes
+        return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
-        matrix, mask, terms, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: written out from the inputs
-            value = log_one_plus_sum_exp(matrix, mask, **ctx.settings)
-            factor, slope = mask.to(matrix.dtype), ctx.settings["slope"]
-            exponents = (slope * (matrix - ctx.settings["center"])) * factor
-            terms = (exponents + (ctx.settings["log_scale"] - value)[:, None]).exp() * factor
-            weight = slope
-        return terms * (grad * weight)[:, None], None, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        matrix, *saved = ctx.saved_tensors
+        count = len(grads)
+        masks, shares, weights = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        if torch.is_grad_enabled():  # the gradient is to be differentiated: from the matrix again
+            kept = zip(masks, ctx.slopes, strict=True)
+            shares = [torch.softmax(k * torch.where(mask, matrix, _outside(matrix, k)), 1) for mask, k in kept]
+        scales = [(grad * weight)[:, None] for grad, weight in zip(grads, weights, strict=True)]
+        gradient = shares[0] * scales[0]
+        for share, scale in zip(shares[1:], scales[1:], strict=True):
+            gradient.addcmul_(share, scale)
+        return (gradient, *[None] * (2 + count))
 
 
 def exp_bounded(x: Tensor) -> Tensor:
