@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # torch's notes on extending it document this one
+from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
 from . import registry
@@ -33,6 +34,7 @@ FLOOR = "floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # of scale
 ENOUGH = 5.0  # seconds of a function in all, after which it is left out of further rounds, after three
 LIMIT, MEMORY = 300.0, 16 << 30  # seconds and bytes that a function may take
+_COPIED = 4096  # rows of the largest matrix whose copy tells the speed of the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Row:
     milliseconds: float = 0.0
     to_floor: float = 0.0  # the time divided by the floor's
     peak_bytes: int = 0  # held at one time beyond the inputs
+    traffic: float = 0.0  # what operators read and write, in float32 matrices of batch x batch
+    limit: float = 0.0  # milliseconds that this traffic takes at the speed of a copy
     rounds: int = 0
     failed: str = ""  # why there are no numbers
 
@@ -141,6 +145,10 @@ def bench(
             x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0))
             inputs = x.to(place).requires_grad_(), (torch.arange(shape.batch) // shape.per_class).to(place)
             peaks: dict[str, int] = {}
+            traffic: dict[str, float] = {}
+            side = min(shape.batch, _COPIED)
+            source, copy = (x.new_zeros(side, side, device=place) for _ in range(2))
+            speeds: list[float] = []  # seconds per byte
             times: dict[str, list[float]] = {key: [] for key in computes if key not in failed}
             for round_, key in itertools.product(range(repeats), list(times)):
                 if key in failed or (round_ >= 3 and sum(times[key]) > ENOUGH):
@@ -148,14 +156,20 @@ def bench(
                 try:
                     if round_ == 0:
                         peaks[key] = peak_bytes(computes[key], *inputs)  # and warm up
+                        traffic[key] = traffic_bytes(computes[key], *inputs) / (4 * shape.batch**2)
                     times[key].append(_seconds(computes[key], *inputs))
+                    start = timer()
+                    copy.copy_(source)
+                    speeds.append((timer() - start) / (2 * copy.nbytes))
                 except (RuntimeError, MemoryError) as error:
                     failed.add(key)
                     rows.append(Row(str(shape), key, failed=one_line(error)))
             medians = {key: statistics.median(values) for key, values in times.items() if key not in failed}
             for key, median in medians.items():
                 to_floor = median / medians.get(FLOOR, math.nan)
-                rows.append(Row(str(shape), key, 1e3 * median, to_floor, peaks[key], len(times[key])))
+                limit = 1e3 * traffic[key] * 4 * shape.batch**2 * statistics.median(speeds)
+                sizes = peaks[key], traffic[key], limit
+                rows.append(Row(str(shape), key, 1e3 * median, to_floor, *sizes, len(times[key])))
             failed |= {key for key, median in medians.items() if 4 * median > LIMIT or 4 * peaks[key] > MEMORY}
     finally:
         torch.set_num_threads(before)
@@ -202,6 +216,40 @@ def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
     with live:
         _seconds(function, embeddings, labels)
     return live.peak
+
+
+def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the bytes that the operators of forward and backward of a warm loss read and write, caches left aside.
+
+    Every tensor that an operator other than a view takes or gives counts, whole: of a gather more than is read.
+    """
+    _seconds(function, embeddings, labels)
+    traffic = _Traffic()
+    with traffic:
+        _seconds(function, embeddings, labels)
+    return traffic.bytes
+
+
+_FILLED = ("zeros", "ones", "full")  # operators that write without reading, and those of their likes
+
+
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The sum of the bytes of the tensors that operators take and give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.removeprefix("new_")
+        if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
+            only_written = args[:1] if name in ("copy_", "fill_", "zero_") else args if name.startswith(_FILLED) else ()
+            read = args[len(only_written) :], (kwargs or {}) | {"out": None}
+            self.bytes += sum(
+                x.numel() * x.element_size() for x in tree_leaves([read, result]) if isinstance(x, Tensor)
+            )
+        return result
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]

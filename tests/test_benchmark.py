@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from pml_ext import benchmark
+from pml_ext import benchmark, registry
 from pml_ext.benchmark import Shape, bench
 from pml_ext.errors import ConfigError, UnknownNameError
 
@@ -47,6 +47,38 @@ def test_peak_memory_counts_what_lives_at_one_time():
     dropped = benchmark.peak_bytes(drops_each, x, torch.arange(1000))
     assert 3 * 40_000 <= kept <= 8 * 40_000
     assert 40_000 <= dropped <= 3 * 40_000
+
+
+def test_traffic_counts_what_operators_read_and_write():
+    def passes(embeddings, labels):
+        doubled = embeddings * 2  # one matrix read, one written
+        doubled.view(-1).add_(1)  # likewise; a view is none
+        kept = torch.gt(doubled, 0)  # a boolean is a quarter
+        return torch.where(kept, doubled, torch.empty_like(doubled).zero_()).sum()
+
+    x = torch.randn(32, 32, requires_grad=True)
+    forward = [
+        2,
+        2,
+        1.25,
+        1,
+        0.25 + 3,
+        1,
+    ]  # times, plus, >, zero, where, sum; the empty one is neither read nor written
+    backward = [0.25 + 2, 2]  # where, times
+    found = benchmark.traffic_bytes(passes, x, torch.arange(32)) / (4 * 32 * 32)
+    assert sum(forward + backward) <= found <= sum(forward + backward) + 7  # autograd's own copies
+
+
+WANTED = {"cbml": 60, "angular": 32, "n-pair": 22, "n-pair-angular": 42, "batch-all-triplets": 45}
+
+
+@pytest.mark.parametrize(("name", "most"), [("floor", 11.5), *WANTED.items(), ("tiled-multi-similarity", 30)])
+def test_traffic_of_a_loss_is_bounded(name, most):
+    """1,024 embeddings of size 8, so that nothing counts but the matrices."""
+    function = benchmark.floor if name == "floor" else registry.build(name, "loss")
+    x = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    assert benchmark.traffic_bytes(function, x, torch.arange(1024) // 4) / (4 * 1024**2) <= most
 
 
 def test_slow_functions_leave_after_three_rounds(monkeypatch):
@@ -116,7 +148,7 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     done = pml_ext_command("bench", *quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB rounds"
+    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB matrices limit ms rounds"
     assert len(lines) == 2 + 2 * 3
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr

@@ -100,6 +100,7 @@ def log_sums_of_products(
     Pairs are within a class of the rows. A very low number, with gradient zero, stands where a sum is 0. The backward
     pass takes one product and is differentiable. torch.func and forward mode get plain operators instead.
     """
+    places: tuple[Tensor, ...]
     if len(classes.members) == 1:  # one group: the rows in their order
         places, members = (anchors, partners), None
     else:

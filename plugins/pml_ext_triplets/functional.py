@@ -17,6 +17,7 @@ from pml_ext.plugin import all_places, transformed
 from .kinds import Hinge, Ratio
 
 _FAR = 1e6  # stands for the distance to what is no negative: finite, so that 0 times it is 0
+_AT_ONCE = 4  # positives of an anchor that are compared at a time
 _MANY = 24  # positives of an anchor from which on one sort is cheaper than a pass for each
 
 
@@ -37,11 +38,10 @@ class Positives(NamedTuple):
         return matrix.index_put_((self.anchors, self.places), values)
 
 
-def lay_out(mask: Tensor) -> Positives:
-    """The positive pairs of a mask ``[B, R]``."""
-    anchors, positives = torch.where(mask)
-    counts = mask.sum(1)
-    starts = counts.cumsum(0) - counts
+def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
+    """The positive pairs of a mask ``[B, R]``; ``listed``: these pairs in row-major order, if they are known."""
+    anchors, positives = torch.where(mask) if listed is None else listed
+    starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
     return Positives(anchors, positives, places, max(1, len(torch.unique(places))))
 
@@ -135,7 +135,7 @@ class _Pass(NamedTuple):
     sums: Tensor  # [B, P]
     counts: Tensor  # [B, P]
     by_pair: Tensor  # derivatives by d_ap, [B, P]
-    by_negative: Tensor  # by d_an, [B, R]
+    by_negative: Tensor  # by -d_an, [B, R]; whole numbers of a hinge may be uint8
     by_other: Tensor | None  # by d_pn, [U, R]
 
 
@@ -170,7 +170,7 @@ class _PairSums(torch.autograd.Function):
             weights = pairs.laid_out(grad, 0.0, len(distances))
             _, _, by_pair, by_negative, by_other = _one_pass(distances, between, wanted, weights)
             weight = grad.new_ones(())
-        to_distances = by_negative * weight
+        to_distances = by_negative * -weight
         slopes = by_pair[pairs.anchors, pairs.places] * weight
         to_distances.index_put_((pairs.anchors, pairs.positives), slopes, accumulate=True)
         return to_distances, None if by_other is None else by_other * weight, None
@@ -197,33 +197,37 @@ def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
-_Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, derivatives by d_an
+_Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, slopes by -d_an
 
 
 def _hinge_by_passes(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weights: Tensor | None) -> _Hinges:
-    """One pass over the matrix for each positive of an anchor."""
+    """A few passes over the matrix for each positive of an anchor."""
     differ = not kind.active_in_s
     compared = kind.measured(far)
     thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
     sums, counts, active = (torch.zeros_like(d_ap) for _ in range(3))
-    by_negative = torch.zeros_like(far)
-    excess, inside = torch.empty_like(far), torch.empty_like(far)
-    for k in range(d_ap.shape[1]):
-        torch.sub(thresholds[:, k, None], compared, out=excess)
-        torch.gt(excess, 0, out=inside)
-        active[:, k] = inside.sum(1)
-        sums[:, k] = excess.clamp_(min=0).sum(1)
+    above: Tensor | None = None  # of each negative: how many thresholds are above it, or their weights
+    excess = torch.empty_like(far)
+    for first in range(0, d_ap.shape[1], _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        inside = compared[:, None] < thresholds[:, some, None]
         if differ:  # S is told by distances, whatever the hinge is between
-            torch.lt(far, kind.limit(d_ap[:, k, None]), out=excess)
-            counts[:, k] = excess.sum(1)
-            if not wanted.everything:
-                inside.mul_(excess)
-                active[:, k] = inside.sum(1)
-                sums[:, k] = (thresholds[:, k, None] - compared).mul_(inside).sum(1)
-        by_negative.sub_(inside if weights is None else inside.mul_(weights[:, k, None]))
+            in_s = far[:, None] < kind.limit(d_ap)[:, some, None]
+            counts[:, some] = in_s.sum(2, dtype=far.dtype)
+            inside = inside if wanted.everything else inside & in_s
+        active[:, some] = inside.sum(2, dtype=far.dtype)
+        if weights is None:
+            some_above = inside.view(torch.uint8).sum(1, dtype=torch.uint8)
+        else:
+            some_above = torch.where(inside, weights[:, some, None], 0).sum(1)
+        above = some_above if above is None else above.add_(some_above)
+        for k in range(inside.shape[1]):
+            torch.sub(thresholds[:, first + k, None], compared, out=excess).clamp_(min=0)
+            sums[:, first + k] = (excess.mul_(inside[:, k]) if differ else excess).sum(1)
+    assert above is not None
     if differ:
-        return sums, counts, active, by_negative.mul_(kind.slope(far))
-    return sums, active, active, by_negative
+        return sums, counts, active, above * kind.slope(far)
+    return sums, active, active, above
 
 
 def _hinge_by_sorting(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weights: Tensor | None) -> _Hinges:
@@ -245,7 +249,7 @@ def _hinge_by_sorting(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weig
     each = torch.ones_like(ranked) if weights is None else weights.gather(1, order)
     # Of a negative: the weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
-    by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True)).neg_()
+    by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True))
     by_negative.mul_(wanted.negatives)
     if differ:
         by_negative.mul_(kind.slope(far))
@@ -277,7 +281,7 @@ def _smooth_by_passes(
         if weights is not None:
             inside.mul_(weights[:, k, None])
         by_pair[:, k] = (by_ap * inside).sum(1)
-        by_negative.addcmul_(by_an, inside)
+        by_negative.addcmul_(by_an, inside, value=-1)
         if by_other is not None and partners is not None and by_pn is not None:
             by_other.index_add_(0, partners[:, k], by_pn * inside)
     return _Pass(sums, counts, by_pair, by_negative, by_other)

@@ -124,7 +124,7 @@ class BatchAllTripletLoss(PairLoss):
             pairs = dataclasses.replace(pairs, positives=local)
         kind, everything = KINDS[self.kind](self.margin), self.triplets == "all"
         between = pairs.between(pairs.listed[1]) if isinstance(kind, Soft) else None
-        positives = every_place(pairs.positives) if pairs.everywhere else lay_out(pairs.positives)
+        positives = every_place(pairs.positives) if pairs.everywhere else lay_out(pairs.positives, pairs.listed)
         sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, everything, between)
         size = counts.sum()
         if self.collect_stats:

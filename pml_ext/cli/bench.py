@@ -40,8 +40,9 @@ def bench(
     """Time losses beside each other and against a floor, or (--run) the steps of a training.
 
     Losses, PML's too (pml/multi-similarity), are timed forward and backward. The floor is what no pair loss can avoid:
-    normalize, one product of all pairs, exp and a mean. A step is compared with a bare loop
-    over the same batches.
+    normalize, one product of all pairs, exp and a mean. Matrices are the traffic: the bytes that operators read and
+    write, in float32 matrices of batch x batch; the limit is the time that this takes at the speed of a copy. A step is
+    compared with a bare loop over the same batches.
     """
     from ..errors import ConfigError
 
@@ -79,7 +80,9 @@ def bench(
         return
     cells = []
     for row in rows:
-        numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20]
+        numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit]
         texts = ["" if row.failed else f"{value:.2f}" for value in numbers]
         cells.append([row.shape, row.loss, *texts, row.failed or str(row.rounds)])
-    print_table(["shape", "loss", "ms", "x floor", "peak MiB", "rounds"], cells, right=range(2, 6))
+    print_table(
+        ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "rounds"], cells, right=range(2, 8)
+    )

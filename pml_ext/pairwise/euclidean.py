@@ -32,13 +32,13 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
         return _squared_in_float64(x, y)
-    squares = x.square().sum(1)
-    product = x @ y.T
-    squared = product.mul_(-2).add_(squares[:, None]).add_(squares if y is x else y.square().sum(1))
-    rows, columns = torch.where(squared < _NEAR**2)
+    # one product writes -2 x @ y.T plus the squares: two columns more in the place of two passes over the matrix
+    one = torch.cat([x, x.square().sum(1, keepdim=True), x.new_ones(len(x), 1)], 1)
+    other = torch.cat([-2 * y, y.new_ones(len(y), 1), y.square().sum(1, keepdim=True)], 1)
+    squared = one @ other.T
+    rows, columns = torch.where(squared < _NEAR**2)  # whatever is below 0, too
     step = max(1, _CHUNK // x.shape[1])
     near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
-    squared.clamp_(min=0)
     if near:
         squared.index_put_((rows, columns), torch.cat(near))
     return squared
@@ -73,10 +73,10 @@ class _EuclideanDistances(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward: distances that are differentiable themselves
             distances = euclidean_distances(x, references)
             zero = distances == 0
-            weights = torch.where(zero, 0, -grad / torch.where(zero, 1, distances))
+            weights = torch.where(zero, 0, grad / torch.where(zero, 1, distances))
         else:
-            weights = torch.where(distances > 0, grad / distances, 0).neg_()
+            weights = torch.where(distances > 0, grad / distances, 0)
         if references is None:
-            return (weights + weights.T) @ x, None
+            return -((weights + weights.T) @ x), None
         wanted_x, wanted_references = ctx.needs_input_grad
-        return weights @ references if wanted_x else None, weights.T @ x if wanted_references else None
+        return -(weights @ references) if wanted_x else None, -(weights.T @ x) if wanted_references else None
