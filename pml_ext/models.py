@@ -6,9 +6,11 @@ import functools
 import itertools
 import pickle
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,11 +42,66 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
     return nn.Sequential(nn.Flatten(), *_layers(in_channels * image_size**2, hidden_sizes))
 
 
-def embedder(in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = ()) -> nn.Module:
-    """Return a layer from features to embeddings, with hidden layers and ReLU if there are sizes; not normalized."""
-    hidden = _layers(in_features, hidden_sizes)
-    last = nn.Linear([in_features, *hidden_sizes][-1], embedding_size)
-    return nn.Sequential(*hidden, last) if hidden else last
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+def embedder(
+    in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
+) -> nn.Module:
+    """Return a layer from features to embeddings, not normalized, with hidden layers and ReLU if there are sizes.
+
+    With ``norm`` (``"batch"``, ``"layer"``) the input of every linear layer is normalized, before its ReLU if it is
+    a hidden layer's output; with ``dropout`` values of it are dropped at that rate.
+    """
+    layers: list[nn.Module] = []
+    sizes = [in_features, *hidden_sizes, embedding_size]
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        layers += [NORMS[norm](inputs)] if norm != "none" else []
+        layers += [nn.ReLU()] if number else []
+        layers += [nn.Dropout(dropout)] if dropout else []
+        layers += [nn.Linear(inputs, outputs)]
+    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+
+
+def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
+    """Set a linear layer to the whitened principal components of features ``[N, F]``, all of unit variance.
+
+    ConfigError where they have fewer components than the layer has outputs.
+    """
+    from sklearn.decomposition import PCA
+
+    if layer.out_features > min(features.shape):
+        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {min(features.shape)} components"
+        raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
+    fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.double().cpu().numpy())
+    weight = fitted.components_ / np.sqrt(np.maximum(fitted.explained_variance_, 1e-12))[:, None]
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight))
+        layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_))
+
+
+def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """Freeze the parts of a trunk whose names fit a pattern, ``"layer1"`` or ``"blocks.*"``; ``"*"`` is all.
+
+    All its other parameters are trainable afterwards.
+
+    Returns:
+        The frozen parts, which should be in evaluation mode while the rest is trained.
+    """
+    inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], _RepeatedGray) else trunk
+    named = dict(inner.named_modules(remove_duplicate=False))
+    frozen: list[nn.Module] = []
+    for pattern in patterns:
+        fitting = [trunk] if pattern == "*" else [part for name, part in named.items() if fnmatch(name, pattern)]
+        if not fitting:
+            raise ConfigError(
+                f"model.freeze: {unknown('part of the trunk', pattern, [name for name in named if name])}"
+            )
+        frozen += fitting
+    trunk.requires_grad_(True)
+    for part in frozen:
+        part.requires_grad_(False)
+    return frozen
 
 
 def _layers(first: int, sizes: Sequence[int]) -> list[nn.Module]:

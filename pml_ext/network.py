@@ -67,6 +67,8 @@ class Network(nn.Module):
         embedding_size: length of an embedding.
         hidden_sizes: widths of the embedder's hidden layers; None for no embedder: features are embeddings.
         features: F, where it is known.
+        norm: ``"batch"`` or ``"layer"``, of the input of each of the embedder's layers; ``"none"``.
+        dropout: the rate of values of these inputs that are dropped in training.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Network(nn.Module):
         embedding_size: int,
         hidden_sizes: list[int] | None,
         features: int | None = None,
+        norm: str = "none",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.preprocessing, self.embedding_size, self.trunk = preprocessing, embedding_size, trunk
@@ -87,7 +91,7 @@ class Network(nn.Module):
             )
         self.embedder: nn.Module = nn.Identity()
         if hidden_sizes is not None:
-            self.embedder = models.embedder(self.features, embedding_size, hidden_sizes)
+            self.embedder = models.embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""

@@ -23,6 +23,8 @@ from .common import (
 
 PHASES = {
     "raw": "raw pixels",
+    "frozen": "frozen trunk",
+    "pca": "frozen trunk, PCA",
     "before": "before training",
     "after": "after training",
     "training": "training images",

@@ -15,6 +15,7 @@ with needs_extra("train", "a data set"):
     from .folder import folder as folder
     from .omniglot import omniglot_small as omniglot_small
     from .published import About as About
+    from .published import cache_folder as cache_folder
     from .published import check_archives as check_archives
     from .published import get_archives as get_archives
     from .reading import Box as Box

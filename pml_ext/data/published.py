@@ -23,6 +23,11 @@ MEANT_FOR = {"train": "training images", "test": "test images", "query": "querie
 EVERYTHING = Box(0, 0, 1e9, 1e9)
 
 
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, or that below ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pml_ext" / name
+
+
 class Count(NamedTuple):
     """Size of a split; ``images`` is None where the paper does not say it."""
 
@@ -86,7 +91,7 @@ class About:
         """Its folder unless ``--data`` says otherwise: ``$PML_EXT_DATA/NAME``, or the user's cache."""
         if set_by_user := os.environ.get("PML_EXT_DATA"):
             return Path(set_by_user).expanduser() / self.name
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pml_ext" / self.name
+        return cache_folder(self.name)
 
 
 def get_archives(about: About, place: Path) -> None:

@@ -86,7 +86,7 @@ class BatchReader:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
 
         ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator, as
-        a loader made for the epoch draws it. Take the batches inside of :meth:`Watched.naming_images` of ``images``.
+        a loader made for the epoch draws it. Take the batches inside of :meth:`naming_images`.
         """
         assert self._loader is not None
         self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
@@ -99,6 +99,10 @@ class BatchReader:
             return self.images.finish(images), own.to(self._device, non_blocking=self._pinned)
 
         return (on_device(number, *batch) for number, batch in enumerate(self._loader))
+
+    def naming_images(self) -> contextlib.AbstractContextManager[None]:
+        """Return :meth:`Watched.naming_images` of the images."""
+        return self.images.naming_images()
 
     def close(self) -> None:
         """End the workers."""

@@ -67,6 +67,7 @@ class Engine:
         freeze_batch_norm: bool = False,
         skip_nonfinite: bool = False,
     ) -> None:
+        self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
         self._skips, self._undo = skip_nonfinite, cast(Callable[[], None], _nothing)
         self.settings, self.device = settings or EngineTable(), device
         self._freeze_batch_norm = freeze_batch_norm
@@ -95,6 +96,8 @@ class Engine:
         for module in self.networks["trunk"].modules() if self._freeze_batch_norm else ():
             if "BatchNorm" in type(module).__name__:
                 module.eval()
+        for module in self.frozen:
+            module.eval()
         parameters = {
             f"{name}.{key}": parameter
             for name, module in (*self.networks.items(), ("loss", inside(objective.loss)))

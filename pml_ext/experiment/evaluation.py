@@ -17,6 +17,7 @@ from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, nee
 from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..models import fit_whitened_pca
 from .engine import first_bad
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
@@ -31,13 +32,26 @@ Metrics = dict[str, float]
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """Return the metrics of raw pixels and of the untrained network, from one pass over the tested images."""
+    """Return the metrics of raw pixels and of the untrained network, from one pass over the tested images.
+
+    Of a pretrained trunk, or one that is frozen, those of its features and of their whitened principal components too.
+    """
     split = view.queries
-    pixels = {}
-    for part in dict.fromkeys((split, view.gallery_of(split))):
-        pixels[part] = view.embedded(part, also=lambda images: nn.functional.normalize(raw_pixels(images)))["also"]
-    raw = _searched(view, split, pixels).accuracies | _searched(view, split, pixels, clusters=True).accuracies
-    return {"raw": raw, "before": evaluate_split(view, split)}
+    parts = list(dict.fromkeys((split, view.gallery_of(split))))
+    points = {"raw": {part: view.embedded(part, also=lambda images: raw_pixels(images))["also"] for part in parts}}
+    if view.frozen or view.recipe.model.trunk.settings.get("weights") is not None:
+        features = {part: view.embeddings(part, "trunk") for part in parts}
+        known = view.embeddings("train", "trunk")
+        components = nn.Linear(known.shape[1], min(view.recipe.model.embedding_size, *known.shape), device=view.device)
+        fit_whitened_pca(known, components)
+        with torch.no_grad():
+            points |= {"frozen": features, "pca": {part: components(features[part]) for part in parts}}
+    metrics = {}
+    for phase, each in points.items():
+        each = {part: nn.functional.normalize(rows) for part, rows in each.items()}
+        metrics[phase] = {**_searched(view, split, each).accuracies}
+        metrics[phase] |= _searched(view, split, each, clusters=True).accuracies
+    return metrics | {"before": evaluate_split(view, split)}
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:

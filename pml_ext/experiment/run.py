@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..checksums import SUMS, read_sums, replace_file, write_sums
@@ -22,10 +23,12 @@ from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, TrainingError, TrainingWarning
 from ..files import left_over
+from ..models import fit_whitened_pca
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, bad_weight
 from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before
+from .features import FeatureReader
 from .recipe import Recipe, plugins_in
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
@@ -109,7 +112,15 @@ class Run(View):
     def engine(self) -> Engine:
         """The engine that trains the networks."""
         freeze, skip = self.recipe.model.freeze_batch_norm, self._on_nonfinite == "skip"
-        return Engine(self.trunk, self.embedder, self.device, self.recipe.engine, freeze, skip_nonfinite=skip)
+        trunk = torch.nn.Identity() if self.frozen else self.trunk  # the reader gives features
+        return Engine(trunk, self.embedder, self.device, self.recipe.engine, freeze, skip_nonfinite=skip)
+
+    @functools.cached_property
+    def epochs(self) -> int:
+        """The number of epochs; 0 where nothing is trained: a frozen trunk, no embedder, a loss without parameters."""
+        modules = [self.trunk, self.embedder, *(stage.loss for stage in self.stages)]
+        trained = any(parameter.requires_grad for module in modules for parameter in module.parameters())
+        return self.recipe.schedule.epochs if trained else 0
 
     def train(self, resume: bool = False) -> dict[str, Any]:
         """Train, test and write everything; return the contents of ``metrics.json``.
@@ -117,11 +128,13 @@ class Run(View):
         TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
         checkpoint that is damaged or does not fit, StoppedError if a signal ends the run.
         """
+        for split in self.splits if self.frozen else ():  # all processes compute a part
+            self.features(split)
         self._begin(resume)
         within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
-        before, epochs = self.stages.iterations_until(self.epoch) + within, self.recipe.schedule.epochs
+        before, epochs = self.stages.iterations_until(self.epoch) + within, self.epochs
         records = Records(self.folder, before, self.epoch, self._warn) if self.rank == 0 else None
-        reader = BatchReader(self.training_images, self.recipe.data.workers, self.device, self.engine.memory_format)
+        reader = self._reader()
         begun = time.perf_counter()
         try:
             while self.epoch < epochs:
@@ -148,6 +161,14 @@ class Run(View):
             if records is not None:
                 records.close()
 
+    def _reader(self) -> BatchReader | FeatureReader:
+        """Return the reader of training batches: of images, or of the features that a frozen trunk gives."""
+        if not self.frozen:
+            workers, memory_format = self.recipe.data.workers, self.engine.memory_format
+            return BatchReader(self.training_images, workers, self.device, memory_format)
+        views = range(1, self.recipe.model.views + 1) if self.recipe.model.views > 1 else [0]
+        return FeatureReader([self.features("train", view) for view in views], self.training_images.labels, self.device)
+
     def _begin(self, resume: bool) -> None:
         """Test the untrained network and prepare the components; or take the state of the run that goes on."""
         self.engine  # noqa: B018  # its errors come before anything is tested
@@ -157,6 +178,8 @@ class Run(View):
             self._restore(last, state)
             self._warn(warning)
         else:
+            if self.recipe.model.embedder == "pca":
+                fit_whitened_pca(self.embeddings("train", "trunk"), cast(torch.nn.Linear, self.embedder))
             if self.rank == 0 and self.recipe.evaluation.baselines:
                 self.listener.step("testing raw pixels and the untrained network")
                 started = time.perf_counter()
@@ -178,9 +201,10 @@ class Run(View):
                 within.unlink(missing_ok=True)
             self._write_json(_NETWORK, self.network_json())
 
-    def _train_epoch(self, reader: BatchReader, records: Records | None) -> list[float]:
+    def _train_epoch(self, reader: BatchReader | FeatureReader, records: Records | None) -> list[float]:
         """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
         stage = self.stages.of(self.epoch)
+        self.engine.frozen = self.stages.begin(stage, self.epoch, self.trunk, self.recipe, self.optimizers)
         with signals.waiting(False):  # nothing of the epoch is lost yet
             self.relabel(stage)
             self.call_parts("start_epoch")
@@ -196,7 +220,7 @@ class Run(View):
         if within is not None:
             self._restore(self.checkpoint("within"), within)
         try:
-            with forward_warnings(self._warn), reader.images.naming_images():
+            with forward_warnings(self._warn), reader.naming_images():
                 for step in self.engine.epoch(reading, objective):
                     if watching and not step.skipped:
                         said = {"indices": indices_of(batches[len(losses)]), "embeddings": step.embeddings}
@@ -258,7 +282,7 @@ class Run(View):
             records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
         if table.select is not None and chooses and measured[deciding][table.select] > best["value"]:
             self._history.best = {"epoch": self.epoch, "value": measured[deciding][table.select]}
-            checkpoint.save(self.checkpoint("best"), self.model_state())
+            checkpoint.save(self.checkpoint("best"), self.model_state(trunk=not self.frozen))
         records.save()
         self._history.test_seconds += time.perf_counter() - started
         checkpoint.save_last(self.checkpoint("last"), self._state())
@@ -302,7 +326,7 @@ class Run(View):
     def finish_again(self, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
         """Write the derived files of a finished run again, and warn of the damaged ones, which are gone or changed."""
         self._load_model("model")
-        self.epoch = self.recipe.schedule.epochs
+        self.epoch = self.epochs
         derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
         lost = [name for name in damaged if not name.startswith(derived)]
         if names := [name for name in damaged if name != REPORT or (self.folder / REPORT).exists()]:
@@ -369,15 +393,17 @@ class Run(View):
             self._history.warnings.append(text)
             self.listener.warn(text)
 
-    def model_state(self) -> dict[str, Any]:
+    def model_state(self, trunk: bool = True) -> dict[str, Any]:
         """Return the weights of the networks and of the losses (a learned metric, say), the last stage's first."""
         *earlier, last = (stage.loss.state_dict() for stage in self.stages)
-        networks = {"trunk": self.trunk.state_dict(), "embedder": self.embedder.state_dict()}
+        networks = {"trunk": self.trunk.state_dict()} if trunk else {}
+        networks |= {"embedder": self.embedder.state_dict()}
         return {**networks, "loss": last, "earlier_losses": earlier, "epoch": self.epoch, "of": self.identity}
 
     def load_model_state(self, state: Mapping[str, Any]) -> None:
         """Take the weights of :meth:`model_state`."""
-        self.trunk.load_state_dict(state["trunk"])
+        if "trunk" in state:
+            self.trunk.load_state_dict(state["trunk"])
         self.embedder.load_state_dict(state["embedder"])
         for stage, loss in zip(self.stages, [*state["earlier_losses"], state["loss"]], strict=True):
             stage.loss.load_state_dict(loss)
@@ -392,7 +418,8 @@ class Run(View):
 
     def _parts(self) -> dict[str, Any]:
         """Return all objects with a state that training changes, by name; samplers are kept apart."""
-        parts = {"trunk": self.trunk, "embedder": self.embedder, "engine": self.engine, **self.optimizers}
+        parts: dict[str, Any] = {} if self.frozen else {"trunk": self.trunk}
+        parts |= {"embedder": self.embedder, "engine": self.engine, **self.optimizers}
         parts |= {f"{name} schedule": schedule for name, schedule in self.schedules.items()}
         for number, stage in enumerate(self.stages, start=1):
             for name in ("loss", "miner", "optimizer", "scheduler"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,12 @@ from ..data import LabeledImages
 from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
 from ..evaluation import kmeans
+from ..models import freeze
 from ..registry import BuildContext
 from .engine import over_processes
 from .recipe import Recipe, build_loss, loss_context, own_optimizer
 from .recipe.building import build_optimizer
-from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable
+from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, frozen_patterns
 from .view import View
 
 Labels = NDArray[np.int64]
@@ -41,6 +43,8 @@ class Stage:
     scheduler: Any  # of that optimizer's learning rate
     trained: nn.Module  # the loss over all processes
     mining: nn.Module | None  # the miner over all processes
+    freeze: list[str]  # patterns of parts of the trunk
+    lr_factor: float
 
     def parts(self) -> list[Any]:
         """Return all modules of the loss and the miner, and the sampler: any of them may take part in the run."""
@@ -59,6 +63,21 @@ class Stages(list[Stage]):
     def iterations_until(self, epoch: int) -> int:
         """Return how many iterations all epochs up to the end of one have together."""
         return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
+
+    def begin(
+        self,
+        stage: Stage,
+        epoch: int,
+        trunk: nn.Module,
+        recipe: Recipe,
+        optimizers: Mapping[str, torch.optim.Optimizer],
+    ) -> list[nn.Module]:
+        """Freeze what a stage wants frozen, and set its learning rates in its first epoch; return the frozen parts."""
+        if epoch == stage.first:
+            before = self[self.index(stage) - 1].lr_factor if stage is not self[0] else 1.0
+            for group in (group for optimizer in optimizers.values() for group in optimizer.param_groups):
+                group["lr"] *= stage.lr_factor / before
+        return freeze(trunk, frozen_patterns(recipe.model.freeze) + stage.freeze)
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
@@ -87,7 +106,7 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
         trained = over_processes(trained, find_unused_parameters=True, broadcast_buffers=False)
         mining = DistributedMiner(miner) if miner is not None and joined else miner
         last, size = first + table.epochs - 1, table.sampler.batch_size
-        optimized = optimizer, scheduler, trained, mining
+        optimized = optimizer, scheduler, trained, mining, frozen_patterns(table.freeze), table.lr_factor
         stages.append(Stage(first, last, loss, miner, sampler, table.sampler, size, iterations, *optimized))
         first = last + 1
     return stages

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
@@ -18,9 +18,11 @@ from ..evaluation import some_of_each_class
 from ..plugin import RunView
 from . import checkpoint
 from .batches import embed_batches
+from .features import FeatureCache, Features, with_features
 from .recipe import Recipe, build_dataset, build_network, preprocessing_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
+_FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
 _CPU_BATCH, _CPU_VALUES = 16, 10_000_000  # images, and values of their pixels, in a forward pass of a test on a CPU
 T = TypeVar("T")
 Layer = Literal["embedder", "trunk"]
@@ -57,6 +59,10 @@ class View:
             self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
         self.network.to(self.device)
         self.trunk, self.embedder = self.network.trunk, self.network.embedder
+        self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
+        self._features: dict[tuple[str, int], Features] = {}
+        self._caches: dict[bool, FeatureCache] = {}  # of images as they are, and of augmented ones
+        self._tell = tell
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
         table, evaluation = self.recipe.data, self.recipe.evaluation
@@ -103,13 +109,39 @@ class View:
         """Return the split in which a split's images are searched: ``"gallery"`` for queries, else the split itself."""
         return "gallery" if split == "query" else split
 
-    def _passing(self, split: str) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield a split's batches as :func:`embed_batches`; on a CPU larger ones take more memory and no less time."""
+    @property
+    def _batch_size(self) -> int:
+        """The images of a forward pass in a test; on a CPU larger ones take more memory and no less time."""
         size, images = self.recipe.evaluation.batch_size, self._preprocessing
         if self.device.type == "cpu":
             size = min(size, max(_CPU_BATCH, _CPU_VALUES // (images.channels * images.image_size**2)))
-        networks, workers = (self.trunk, self.embedder), self.recipe.data.workers
-        return embed_batches(*networks, self.images(split), self.device, size, workers)
+        return size
+
+    def _passing(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield a split's batches as :func:`embed_batches`; without images where the features are kept.
+
+        With ``pixels`` there are always images.
+        """
+        trunk, embedder = (nn.Identity(), nn.Identity()) if self.frozen else (self.trunk, self.embedder)
+        if not self.frozen or pixels:
+            passing = embed_batches(
+                trunk, embedder, self.images(split), self.device, self._batch_size, self.recipe.data.workers
+            )
+            return with_features(passing, self.features(split), self.embedder) if self.frozen else passing
+        labels = self.true_labels(split)
+        nothing = ((labels[:0], labels[:0], labels[:0], part) for part in torch.split(labels, _FEATURES_BATCH))
+        return with_features(nothing, self.features(split), self.embedder)
+
+    def features(self, split: str, view: int = 0) -> Features:
+        """Return what the frozen trunk gives for a split, computed once; a view above 0 is of augmented images."""
+        if (split, view) not in self._features:
+            images = self.training_images if view else self.images(split)
+            if bool(view) not in self._caches:
+                about = [self._preprocessing.model_dump(), repr(images.transform) if view else ""]
+                arguments = self.trunk, self.network.features, about, self.device, self._batch_size
+                self._caches[bool(view)] = FeatureCache(*arguments, self.recipe.data.workers, self._tell)
+            self._features[split, view] = self._caches[bool(view)].of(images, view)
+        return self._features[split, view]
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
@@ -146,7 +178,7 @@ class View:
         if also is None and key in self._kept:
             return self._kept[key]  # type: ignore[no-any-return]
         images, held, start = self.images(split), dict[str, Tensor](), 0
-        for batch, _, embeddings, labels in self._passing(split):
+        for batch, _, embeddings, labels in self._passing(split, pixels=also is not None):
             parts = {"embeddings": embeddings, "labels": labels} | ({"also": also(batch)} if also is not None else {})
             for name, part in parts.items():  # filled in place: joining batches at the end would hold everything twice
                 if name not in held:

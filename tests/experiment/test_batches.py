@@ -156,7 +156,7 @@ class Deadly(torch.utils.data.Dataset):
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
     wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
     reader = BatchReader(Deadly(), 2, CPU)
-    with pytest.raises(DataError, match=wanted), reader.images.naming_images():
+    with pytest.raises(DataError, match=wanted), reader.naming_images():
         list(reader.read(epoch_batches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
     reader.close()
     with pytest.raises(DataError, match=wanted):

@@ -16,7 +16,17 @@ from ... import registry
 from ...components import KINDS
 from ...errors import ConfigError, DataError, PmlExtError, shortened
 from ...registry import BuildContext
-from .schema import SHUFFLE, LossTable, ModelTable, NamedTable, OptimizerTable, Recipe, problem_of, unknown_key
+from .schema import (
+    SHUFFLE,
+    LossTable,
+    ModelTable,
+    NamedTable,
+    OptimizerTable,
+    Recipe,
+    frozen_patterns,
+    problem_of,
+    unknown_key,
+)
 
 if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show it, takes no torch
     import torch
@@ -101,7 +111,10 @@ def build_network(
 
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
     hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
-    return Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features)
+    network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
+    network.embedder.requires_grad_(table.embedder != "pca")
+    models.freeze(network.trunk, frozen_patterns(table.freeze))
+    return network
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:

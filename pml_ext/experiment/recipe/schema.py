@@ -116,19 +116,42 @@ class DataTable(NamedTable):
         return self
 
 
+Freeze = Literal["none", "trunk"] | list[str]
+
+
+def frozen_patterns(freeze: Freeze) -> list[str]:
+    """Return the patterns of the parts of the trunk that ``freeze`` says."""
+    return freeze if isinstance(freeze, list) else ["*"] * (freeze == "trunk")
+
+
 class ModelTable(Table):
     """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
 
     trunk: Annotated[NamedTable, _name_alone]
     embedding_size: Count = 64
     hidden_sizes: list[Count] = []
-    embedder: Literal["linear", "none"] = "linear"  # with "none" the features are the embeddings
+    # "mlp" has a hidden layer of 512, unless hidden_sizes say otherwise; "pca" is whitened, fitted on the features of
+    # training images and not trained; with "none" the features are the embeddings
+    embedder: Literal["linear", "mlp", "pca", "none"] = "linear"
+    norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
+    dropout: float = Field(0.0, ge=0, lt=1)  # of the same
+    freeze: Freeze = "none"  # "trunk": its features are computed once, and kept; patterns of names: parts of it
+    views: Count = 1  # of each training image under freeze = "trunk"; 1: not augmented; more: augmented ones
     freeze_batch_norm: bool = False
 
     @model_validator(mode="after")
-    def _nothing_hidden(self) -> Self:
-        if self.embedder == "none" and self.hidden_sizes:
-            raise ValueError("hidden_sizes are of an embedder, and embedder = 'none'; leave one of the two out")
+    def _head_fits(self) -> Self:
+        if self.embedder in ("none", "pca"):
+            for key in ("hidden_sizes", "norm", "dropout"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(
+                        f"{key}: it is of an embedder that is trained, not of embedder = {self.embedder!r}"
+                    )
+        if self.embedder == "mlp" and not self.hidden_sizes:
+            self.hidden_sizes = [512]
+        for key, unwanted in (("embedder", self.embedder == "pca"), ("views", self.views > 1)):
+            if unwanted and self.freeze != "trunk":
+                raise ValueError(f"{key}: {getattr(self, key)!r} goes with freeze = 'trunk', whose features are kept")
         return self
 
 
@@ -185,6 +208,8 @@ class StageTable(Table):
     epochs: Count
     loss: LossTable
     sampler: SamplerTable | None = None
+    freeze: Freeze = "none"  # more than [model] freeze does
+    lr_factor: float = Field(1.0, gt=0)  # of the networks' learning rates
 
 
 class ScheduleTable(Table):

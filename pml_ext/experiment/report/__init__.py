@@ -29,6 +29,8 @@ from ..view import View
 
 PHASES = {
     "raw": "raw pixels",
+    "frozen": "frozen trunk",
+    "pca": "frozen trunk, PCA",
     "before": "untrained network",
     "after": "trained network",
     "training": "trained network, training classes",

@@ -1,0 +1,203 @@
+"""Features of a frozen trunk: computed once for each image, and kept in a collection that runs share.
+
+A collection belongs to one trunk with its weights, one preprocessing and one augmentation, whose digest is the name of
+its folder, ``features/DIGEST`` in the user's cache. A feature belongs to a file, with its size and time of change, or
+to the pixels of an image in memory; to its box; and to a view, each of which is augmented by random numbers of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..collection import Collection, Facts, path_bytes
+from ..data import LabeledImages, cache_folder
+from ..distributed import from_rank_0, from_ranks, num_processes, rank
+from ..errors import DataError
+from .batches import Batches, Watched, loader_of
+
+
+class Features:
+    """Features of a split, ``[N, F]``, float32, mapped from a file: those that are asked for are read."""
+
+    def __init__(self, vectors: Tensor, numbers: Tensor) -> None:
+        self._vectors, self._numbers = vectors, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        return self._vectors[self._numbers[rows]]
+
+
+class FeatureCache:
+    """The features of images under a frozen trunk, on the disk.
+
+    Args:
+        trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
+        size: F.
+        about: all else that features depend on, as JSON has it.
+        device: of the trunk.
+        batch_size: images in a forward pass; a process that is killed loses the features of one.
+        workers: of the data loader.
+        tell: called with a line before images go through the trunk.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        size: int,
+        about: Any,
+        device: torch.device,
+        batch_size: int,
+        workers: int = 0,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._trunk, self._device, self._batch_size, self._workers, self._tell = (
+            trunk,
+            device,
+            batch_size,
+            workers,
+            tell,
+        )
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for name, tensor in trunk.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        identity = digest.hexdigest()[:16]
+        place = cache_folder("features") / identity
+        self.collection = Collection(place, place, identity, size)
+
+    def of(self, images: LabeledImages, view: int = 0) -> Features:
+        """Return the features of images as their transform leaves them; compute those that the collection lacks.
+
+        Several processes compute a part each; another run waits and takes what the first has computed. DataError for
+        a feature that is NaN or infinite.
+        """
+        keys = [key + b"\0%d" % view for key in _keys(images)]
+        files = {key: _facts(images, index) for index, key in enumerate(keys)}
+        collection = self.collection
+        if rank() == 0:
+            collection.place.mkdir(parents=True, exist_ok=True)
+        with collection.locked() if rank() == 0 else contextlib.nullcontext():
+            if rank() == 0:
+                collection.create(replace=True)
+            found = from_rank_0(collection.find(files)[0] if rank() == 0 else None)
+            first = {key: index for index, key in reversed([*enumerate(keys)])}  # equal images have one feature
+            missing = sorted(first[key] for key in files if key not in found)
+            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
+            if missing and rank() == 0:
+                self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
+            for part in from_ranks(self._computed(images, own, keys, files)):
+                found |= part
+        with collection.transaction() as current:
+            vectors = torch.from_numpy(current.vectors)
+        return Features(vectors, torch.tensor([found[key] for key in keys]))
+
+    @torch.no_grad()
+    def _computed(
+        self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, Facts]
+    ) -> dict[bytes, int]:
+        """Compute features and write them batch by batch; return the numbers of their vectors."""
+        numbers: dict[bytes, int] = {}
+        if not indices:
+            return numbers
+        batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
+        seeded = [
+            [(index, int.from_bytes(hashlib.sha256(keys[index]).digest()[:7])) for index in batch] for batch in batches
+        ]
+        watched = Watched(images, self._workers)
+        training = {module: module.training for module in self._trunk.modules()}
+        self._trunk.eval()
+        try:
+            with watched.naming_images():
+                loader = loader_of(watched, self._workers, self._device, batch_sampler=seeded)
+                for batch, (pixels, _) in zip(batches, loader, strict=True):
+                    features = self._trunk(watched.finish(pixels.to(self._device))).float().cpu().numpy()
+                    bad = np.flatnonzero(~np.isfinite(features).all(1))
+                    if len(bad):
+                        where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
+                        raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
+                    own = [keys[index] for index in batch]
+                    start = self.collection.append(own, [files[key] for key in own], features)
+                    numbers |= {key: start + row for row, key in enumerate(own)}
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+        return numbers
+
+
+def _keys(images: LabeledImages) -> list[bytes]:
+    """Return what names each image: its file, or the digest of its pixels; and its box."""
+    if images.paths is None:
+        pixels: Any = images.images
+        keys = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
+    else:
+        keys = [path_bytes(os.path.realpath(path)) for path in images.paths]
+    boxes = [b""] * len(keys) if images.boxes is None else [repr(box.tolist()).encode() for box in images.boxes]
+    return [key + b"\0" + box for key, box in zip(keys, boxes, strict=True)]
+
+
+def _facts(images: LabeledImages, index: int) -> Facts:
+    if images.paths is None:
+        return 0, 0
+    path = Path(images.paths[index])
+    try:
+        about = path.stat()
+    except OSError:
+        raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
+    return about.st_size, about.st_mtime_ns
+
+
+@torch.no_grad()
+def with_features(
+    passing: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], features: Features, embedder: nn.Module
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield the batches of :func:`~.batches.embed_batches` with cached features, and their embeddings."""
+    start, training = 0, {module: module.training for module in embedder.modules()}
+    try:
+        for images, _, _, labels in passing:
+            embedder.eval()
+            rows = features[start : start + len(labels)].to(labels.device)
+            start += len(labels)
+            yield images, rows, embedder(rows), labels
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+class FeatureReader:
+    """Reader of batches of features, in place of images; see :class:`~.batches.BatchReader`."""
+
+    def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
+        self._views, self._labels, self._device = views, torch.as_tensor(labels), device
+
+    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features ``[B, F]`` and labels ``[B]``; an image's view follows from the seed of its augmentation."""
+        own = self._labels if labels is None else torch.from_numpy(labels)
+        count = len(self._views)
+        torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: what is random stays the same
+        for batch in batches:
+            indices, seeds = torch.tensor(batch, dtype=torch.int64).T
+            features = self._views[0][indices]
+            for view in range(1, count):
+                seen = seeds % count == view
+                features[seen] = self._views[view][indices[seen]]
+            yield features.to(self._device), own[indices].to(self._device)
+
+    def naming_images(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: no workers read images."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Do nothing."""
