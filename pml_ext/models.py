@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import pickle
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 from .errors import ConfigError, needs_extra, one_line, unknown
 
 PREFIX, TIMM = "torchvision/", "timm/"
-Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def _zoo() -> Any:
@@ -88,7 +85,7 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     Returns:
         The frozen parts, which should be in evaluation mode while the rest is trained.
     """
-    inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], _RepeatedGray) else trunk
+    inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
     named = dict(inner.named_modules(remove_duplicate=False))
     frozen: list[nn.Module] = []
     for pattern in patterns:
@@ -106,6 +103,11 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 
 def _layers(first: int, sizes: Sequence[int]) -> list[nn.Module]:
     return [layer for a, b in itertools.pairwise([first, *sizes]) for layer in (nn.Linear(a, b), nn.ReLU())]
+
+
+def torchvision_weights(name: str) -> Any:
+    """Return torchvision's enumeration of a model's weights."""
+    return _zoo().get_model_weights(name)
 
 
 def torchvision_trunk(
@@ -144,32 +146,20 @@ def torchvision_trunk(
     return _adapted(model, in_channels, dropout)
 
 
-def bn_inception(
-    in_channels: int, image_size: int, weights: str | None = None, pooling: Literal["mean", "max"] = "mean"
-) -> nn.Module:
+def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "max"] = "mean") -> nn.Module:
     """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, say.
+
+    Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, want ``extends = "pipelines/bn-inception"``:
+    blue, green, red from 0 to 255.
 
     Args:
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels.
-        weights: file of a state dict, such as Cadene's ``bn_inception-52deb4733.pth``: its path, or its name in torch
-            hub's folder ``checkpoints``. Such weights want ``extends = "pipelines/bn-inception"``: blue, green, red
-            from 0 to 255. None starts from random.
         pooling: ``"mean"``, or ``"max"`` as in the program of CBML.
     """
     from .bn_inception import BNInception
 
     model = BNInception(pooling=pooling)
-    if weights is not None:
-        places = Path(weights), Path(torch.hub.get_dir()) / "checkpoints" / weights
-        if (file := next((place for place in places if place.is_file()), None)) is None:
-            raise ConfigError(
-                f"bn-inception: found no weights {weights}; put the file there, or into {places[1].parent}"
-            )
-        try:
-            model.load_state_dict(torch.load(file, "cpu", weights_only=True))
-        except (RuntimeError, pickle.UnpicklingError, TypeError) as error:
-            raise ConfigError(f"bn-inception: {file} holds no weights of it ({one_line(error)})") from None
     model.last_linear = nn.Identity()
     return _adapted(model, in_channels, dropout=True)
 
@@ -205,11 +195,14 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
     for module in () if dropout else model.modules():
         if isinstance(module, nn.Dropout | nn.Dropout2d):
             module.p = 0.0
-    return model if in_channels == 3 else nn.Sequential(_RepeatedGray(), model)
+    return model if in_channels == 3 else nn.Sequential(RepeatedGray(), model)
 
 
-class _RepeatedGray(nn.Module):
+class RepeatedGray(nn.Module):
+    """Gray images as those of three channels."""
+
     def forward(self, images: Tensor) -> Tensor:
+        """Return ``[B, 3, S, S]`` of ``[B, 1, S, S]``."""
         return images.expand(-1, 3, -1, -1)
 
 
@@ -246,19 +239,3 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
         gave = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {gave}")
     return int(output.shape[1])
-
-
-def pretrained_normalization(name: str, options: dict[str, Any]) -> Normalization | None:
-    """Return means and standard deviations per channel that a trunk's ``weights`` want; None where it has none."""
-    weights, short = options.get("weights"), name.rpartition("/")[2]
-    if name == "bn-inception":
-        from .bn_inception import MEAN
-
-        return (tuple(each / 255 for each in MEAN[::-1]), (1 / 255,) * 3) if weights is not None else None
-    wanted = None
-    if weights is not None and name.startswith(TIMM):
-        wanted = timm_library(short).get_pretrained_cfg(f"{short}.{weights}", allow_unregistered=True)
-    elif weights is not None and name.startswith(PREFIX):
-        known = _zoo().get_model_weights(short)
-        wanted = known[weights].transforms() if weights in known.__members__ else None  # building it names them
-    return (tuple(wanted.mean), tuple(wanted.std)) if wanted is not None else None

@@ -37,6 +37,7 @@ class Preprocessing(BaseModel):
     normalize: Normalization | None
     resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the cut, or of both; None: 256 / 224
     squash: bool = False  # whether images become squares before the cut, whatever their form was
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing
     bgr: bool = False  # whether the channels are blue, green, red
     value_range: Literal[1, 255] = 1  # the greatest value before normalization
 
@@ -53,7 +54,12 @@ class Preprocessing(BaseModel):
         """Return transforms of training images, with ``cuts`` and ``augment``, and of all others, to ``[C, S, S]``."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         pipeline = dataclasses.replace(
-            cuts, resize=self.resize, squash=self.squash, bgr=self.bgr, value_range=self.value_range
+            cuts,
+            resize=self.resize,
+            squash=self.squash,
+            interpolation=self.interpolation,
+            bgr=self.bgr,
+            value_range=self.value_range,
         )
         return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
 

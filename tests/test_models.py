@@ -7,6 +7,7 @@ from torch import nn
 
 from pml_ext import models, registry
 from pml_ext.errors import ConfigError
+from pml_ext.pretrained import pretrained_images
 
 
 def test_convnet_and_mlp():
@@ -107,9 +108,9 @@ def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
 
 def test_normalization_of_pretrained_weights():
     name = "torchvision/resnet18"
-    assert models.pretrained_normalization(name, {}) is None
-    assert models.pretrained_normalization("convnet", {"weights": "DEFAULT"}) is None
-    mean, std = models.pretrained_normalization(name, {"weights": "DEFAULT"})
+    assert pretrained_images(name, {}) is None
+    assert pretrained_images("convnet", {"weights": "DEFAULT"}) is None
+    mean, std, *_ = pretrained_images(name, {"weights": "DEFAULT"})
     assert mean == pytest.approx((0.485, 0.456, 0.406))
     assert len(std) == 3
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import platform
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class Pipeline:
 
     resize: int | None = None  # pixels of the shorter side before the crop; None: 256 / 224 of the crop's
     squash: bool = False  # images become squares before the crop, whatever their aspect ratio was
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing
     bgr: bool = False  # the channels are blue, green, red
     value_range: int = 1  # greatest value before any normalization, 1 or 255
     random_crop: bool = False  # training images are cropped at a random place, without resizing
@@ -98,7 +100,8 @@ def build_transforms(
         from torchvision.transforms import v2
 
         if area:
-            augment.append(v2.RandomResizedCrop(image_size, scale=area, antialias=True))
+            mode = v2.InterpolationMode(pipeline.interpolation)
+            augment.append(v2.RandomResizedCrop(image_size, scale=area, interpolation=mode, antialias=True))
         elif pipeline.random_crop:
             augment.append(v2.RandomCrop(image_size))
         if shift:
@@ -121,7 +124,7 @@ def raw_pixels(images: Tensor) -> Tensor:
     return images.flatten(1).float()
 
 
-def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
+def resize(image: Tensor, size: int | Sequence[int], mode: str = "bilinear") -> Tensor:
     """Return an image ``[..., C, H, W]`` in another size, height and width or the shorter side, as v2's ``resize``."""
     *before, channels, height, width = image.shape
     if isinstance(size, int):
@@ -139,7 +142,9 @@ def resize(image: Tensor, size: int | Sequence[int]) -> Tensor:
     arm = platform.machine() in ("aarch64", "arm64")
     native = dtype.is_floating_point or (on_cpu and (capable or arm))  # as v2's dispatch decides
     points = batch if native else batch.float()
-    resized = functional.interpolate(points, new, mode="bilinear", align_corners=False, antialias=True)
+    resized = functional.interpolate(points, new, mode=mode, align_corners=False, antialias=True)
+    if not native and mode == "bicubic":  # which overshoots
+        resized = resized.clamp_(0, 255)
     return (resized if native else resized.round_().to(dtype)).reshape(*before, channels, *new)
 
 
@@ -151,13 +156,14 @@ class _Resize(nn.Module):
         squash = pipeline.squash or not (crop or pipeline.resize)
         self.side = pipeline.resize or (size if squash else round(size * 256 / 224))
         self.left_alone = size if pipeline.resize is None else None
+        self.mode = pipeline.interpolation
         self.size = (self.side, self.side) if squash else self.side
 
     def extra_repr(self) -> str:
-        return f"{self.size}, left_alone={self.left_alone}"  # names what a cache of resized images holds
+        return f"{self.size}, {self.mode}, left_alone={self.left_alone}"  # names what a cache of resized images holds
 
     def forward(self, image: Tensor) -> Tensor:
-        return image if image.shape[-2:] == (self.left_alone, self.left_alone) else resize(image, self.size)
+        return image if image.shape[-2:] == (self.left_alone, self.left_alone) else resize(image, self.size, self.mode)
 
 
 class CenterCrop(nn.Module):

@@ -53,8 +53,9 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         "trunk": {"name": model.trunk.name, **model.trunk.settings},
         "embedding_size": model.embedding_size,
         "hidden_sizes": model.hidden_sizes,
+        "norm": model.norm,
         "features": network.features,
-        **seen.model_dump(include={"image_size", "channels", "squash", "bgr", "value_range", "normalize"}),
+        **seen.model_dump(exclude={"crop", "resize"}),
         "resize": seen.resized_to,
         "l2_normalize_embeddings": True,
     }

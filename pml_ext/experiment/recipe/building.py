@@ -96,41 +96,50 @@ def build_dataset(table: NamedTable, root: Path | None) -> DataSplits:
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
     """Build a trunk from ``[model] trunk``; a ``trained`` one gets a run's weights, and fetches no pretrained ones."""
-    given = {name: value for name, value in table.settings.items() if not (trained and name == "weights")}
+    from ...pretrained import is_file, load_weights
+
+    file = table.settings.get("weights")
+    drops = trained or is_file(file)
+    given = {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
     factory = _trunk_factory(table.name)
     options = _options("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
     with _located("model.trunk", table):
-        return factory(channels, image_size, **options)  # type: ignore[no-any-return]
+        trunk: torch.nn.Module = factory(channels, image_size, **options)
+    if is_file(file) and not trained:
+        load_weights(trunk, str(file))
+    return trunk
 
 
 def build_network(
     table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
 ) -> Network:
     """Build a network from ``[model]``; see :func:`build_trunk`, and :class:`pml_ext.network.Network` for the rest."""
+    from ...models import freeze
     from ...network import Network
 
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
     hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
     network.embedder.requires_grad_(table.embedder != "pca")
-    models.freeze(network.trunk, frozen_patterns(table.freeze))
+    freeze(network.trunk, frozen_patterns(table.freeze))
     return network
 
 
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
     from ...data import Pipeline
-    from ...models import pretrained_normalization
     from ...network import Normalization, Preprocessing
+    from ...pretrained import pretrained_images
 
     images, channels, trunk = recipe.data.images, splits.channels, recipe.model.trunk
-    size = int(images.crop or splits.image_size)
+    size, pretrained = int(images.crop or splits.image_size), pretrained_images(trunk.name, trunk.settings)
+    if pretrained is not None and pretrained.image_size and not (images.crop or "image_size" in recipe.data.settings):
+        size = pretrained.image_size
     if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
         raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
-    pretrained = pretrained_normalization(trunk.name, trunk.settings)
-    values = [list(each)[:: -1 if images.bgr else 1] for each in pretrained or ()]
+    values = [list(each)[:: -1 if images.bgr else 1] for each in (pretrained or ())[:2]]
     if images.mean is not None and images.std is not None:
         values = [each * (channels // len(each)) for each in (images.mean, images.std)]
     preprocessing = Preprocessing(
@@ -138,6 +147,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         channels=channels,  # type: ignore[arg-type]
         crop=splits.crop,
         normalize=Normalization(mean=values[0], std=values[1]) if values else None,
+        interpolation=images.interpolation or (pretrained and pretrained.interpolation) or "bilinear",
         **images.model_dump(include={"resize", "squash", "bgr", "value_range"}),
     )
     area = images.random_crop_scale
@@ -161,11 +171,14 @@ def _dataset_factory(name: str) -> Callable[..., Any]:
 def _trunk_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a trunk; ``timm/NAME`` needs timm."""
     from ... import models
+    from ...pretrained import HF, hf_trunk
 
     if name.startswith(models.TIMM):
         short = name.removeprefix(models.TIMM)
         models.timm_library(short)
         return functools.partial(models.timm_trunk, name=short)
+    if name.startswith(HF):
+        return functools.partial(hf_trunk, name=name.removeprefix(HF))
     return models.builtin_trunk(name) or registry.factory("trunk", name)
 
 

@@ -54,6 +54,7 @@ class ImagesTable(Table):
 
     resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
     crop: Count | None = None  # size of the network's input; by default the data set's image size
+    interpolation: Literal["bilinear", "bicubic"] | None = None  # of resizing; by default the trunk's own, or bilinear
     squash: bool = False  # resize to squares, whatever the aspect ratio
     random_crop: bool = False  # in training, crop at a random place; tests crop the center
     random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None  # shares of the area

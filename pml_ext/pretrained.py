@@ -1,0 +1,192 @@
+"""Pretrained trunks: weights from files, vision models of transformers, and the images that a model was trained on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .bn_inception import MEAN
+from .errors import ConfigError, needs_extra, one_line
+from .models import PREFIX, TIMM, RepeatedGray, timm_library, torchvision_weights
+
+HF = "hf/"
+_FILES = (".safetensors", ".pth", ".pt", ".bin")
+_CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
+_NESTED = ("state_dict", "model", "trunk")  # keys under which files have their weights
+_NAMED = 4  # keys named in an error
+
+
+class PretrainedImages(NamedTuple):
+    """The preprocessing that a pretrained model wants; None where it is not known."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_size: int | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+
+
+def is_file(weights: object) -> bool:
+    """Return whether ``weights`` of a trunk are a file, rather than a library's name of weights."""
+    return isinstance(weights, str) and weights.endswith(_FILES)
+
+
+def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") -> None:
+    """Load a trunk's weights from a ``.safetensors`` or torch file; no code of the file is run.
+
+    A file that is not there is looked for by its name in torch hub's folder ``checkpoints``.
+    The classifier that a trunk lacks may be in the file. ConfigError for a file that cannot be read, and with the keys
+    that are missing, unknown or of another shape.
+    """
+    path = Path(file).expanduser()
+    if not path.exists() and (stored := Path(torch.hub.get_dir()) / "checkpoints" / file).exists():
+        path = stored
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{key}: {path}: no such file; put the weights there, or into {torch.hub.get_dir()}/checkpoints") from None
+    except Exception as error:  # of pickle, zip files, safetensors
+        raise ConfigError(f"{key}: {path} cannot be read as weights ({one_line(error)})") from None
+    for name in _NESTED:
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(f"{key}: {path} holds no table of tensors by name; wanted a model's state_dict()")
+    inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
+    known = inner.state_dict()
+    wrong = {
+        "missing": [name for name in known if name not in state],
+        "unknown": [name for name in state if name not in known and name.split(".")[0] not in _CLASSIFIERS],
+        "of another shape": [
+            f"{name} {list(state[name].shape)} for {list(known[name].shape)}"
+            for name in known
+            if name in state and state[name].shape != known[name].shape
+        ],
+    }
+    if any(wrong.values()):
+        told = [
+            f"{len(names)} {what} ({', '.join(names[:_NAMED])}{', ...' * (len(names) > _NAMED)})"
+            for what, names in wrong.items()
+            if names
+        ]
+        raise ConfigError(f"{key}: {path} does not fit the trunk: {'; '.join(told)}")
+    inner.load_state_dict({name: state[name] for name in known})
+
+
+def hf_trunk(
+    in_channels: int,
+    image_size: int,
+    name: str = "",
+    weights: str | None = None,
+    pool: Literal["auto", "cls", "mean", "pooled"] = "auto",
+) -> nn.Module:
+    """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` that it was saved to.
+
+    Of a model with an image and a text part, such as CLIP and SigLIP, it is the image part.
+
+    Args:
+        in_channels: 1 (the gray channel is repeated) or 3.
+        image_size: height and width of the images, in pixels; most models want their own.
+        name: of the model on the Hugging Face hub, or its folder.
+        weights: ``"DEFAULT"``, the model's own, downloaded on first use; None starts from random.
+        pool: the feature of an image: ``"cls"``, the first token; ``"mean"`` of all tokens; ``"pooled"``, the model's
+            own; ``"auto"``, that where the model has it, else the first token.
+
+    ConfigError for a model that cannot be downloaded or has no image part, MissingExtraError without transformers.
+    """
+    with needs_extra("hf", f"the trunk {HF}{name}"):
+        import transformers
+    if weights not in (None, "DEFAULT"):
+        raise ConfigError(f"{HF}{name}: found weights = {weights!r}; wanted 'DEFAULT', or a file of weights")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of parts that are not loaded
+            if weights is None:
+                model = transformers.AutoModel.from_config(  # type: ignore[no-untyped-call]
+                    transformers.AutoConfig.from_pretrained(name)
+                )
+            else:
+                model = transformers.AutoModel.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
+            f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
+        ) from None
+    trunk = _Pooled(getattr(model, "vision_model", model), pool)
+    return trunk if in_channels == 3 else nn.Sequential(RepeatedGray(), trunk)
+
+
+class _Pooled(nn.Module):
+    def __init__(self, model: nn.Module, pool: str) -> None:
+        super().__init__()
+        self.model, self.pool = model, pool
+
+    def forward(self, images: Tensor) -> Tensor:
+        output = self.model(pixel_values=images)
+        pooled = getattr(output, "pooler_output", None)
+        if self.pool in ("auto", "pooled") and pooled is not None:
+            return pooled.flatten(1)  # type: ignore[no-any-return]
+        if self.pool == "pooled":
+            raise ConfigError("model.trunk.pool: found 'pooled', which this model has not; wanted 'cls' or 'mean'")
+        tokens: Tensor = output.last_hidden_state
+        if tokens.ndim == 4:  # of a convolutional network, [B, F, H, W]
+            return tokens.mean((2, 3))
+        return tokens.mean(1) if self.pool == "mean" else tokens[:, 0]
+
+
+def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
+    """Return the preprocessing that a trunk's ``weights`` want; None where it has none, or they are of no library."""
+    weights, short = options.get("weights"), name.rpartition("/")[2]
+    if weights is None:
+        return None
+    if name == "bn-inception":
+        mean, unit = tuple(each / 255 for each in MEAN[::-1]), 1 / 255
+        return PretrainedImages(mean, (unit, unit, unit))
+    if name.startswith(TIMM):
+        tag = "" if is_file(weights) else f".{weights}"
+        wanted = timm_library(short).get_pretrained_cfg(f"{short}{tag}", allow_unregistered=True)
+        if wanted is None:
+            return None
+        size, mode = int(wanted.input_size[-1]), wanted.interpolation
+        return PretrainedImages(
+            tuple(wanted.mean), tuple(wanted.std), size, "bicubic" if mode == "bicubic" else "bilinear"
+        )
+    if name.startswith(PREFIX):
+        known = torchvision_weights(short)
+        tag = "DEFAULT" if is_file(weights) else weights
+        if tag not in known.__members__:  # building it names them
+            return None
+        wanted = known[tag].transforms()
+        (size,), mode = wanted.crop_size, wanted.interpolation.value
+        return PretrainedImages(
+            tuple(wanted.mean), tuple(wanted.std), size, "bicubic" if mode == "bicubic" else "bilinear"
+        )
+    return _of_transformers(name.removeprefix(HF)) if name.startswith(HF) else None
+
+
+def _of_transformers(name: str) -> PretrainedImages | None:
+    with needs_extra("hf", f"the trunk {HF}{name}"):
+        import transformers
+    try:
+        wanted, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
+    except (OSError, ValueError):  # a model without a description of its images
+        return None
+    if not (wanted.get("image_mean") and wanted.get("image_std")):
+        return None
+    size = wanted.get("crop_size") or wanted.get("size") or {}
+    pixels = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
+    interpolation = _interpolation("bicubic" if wanted.get("resample") == 3 else "bilinear")  # Pillow's number
+    return PretrainedImages(tuple(wanted["image_mean"]), tuple(wanted["image_std"]), pixels, interpolation)
+
+
+def _interpolation(name: str) -> Literal["bilinear", "bicubic"]:
+    return "bicubic" if name == "bicubic" else "bilinear"
