@@ -42,7 +42,8 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     if view.frozen or view.recipe.model.trunk.settings.get("weights") is not None:
         features = {part: view.embeddings(part, "trunk") for part in parts}
         known = view.embeddings("train", "trunk")
-        components = nn.Linear(known.shape[1], min(view.recipe.model.embedding_size, *known.shape), device=view.device)
+        size = min(view.recipe.model.embedding_size, *known.shape)
+        components = nn.utils.skip_init(nn.Linear, known.shape[1], size, device=view.device)  # draws no random numbers
         fit_whitened_pca(known, components)
         with torch.no_grad():
             points |= {"frozen": features, "pca": {part: components(features[part]) for part in parts}}

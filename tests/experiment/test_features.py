@@ -1,0 +1,265 @@
+"""Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from pml_ext.data import LabeledImages
+from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext.experiment import train
+from pml_ext.experiment.features import FeatureCache
+from pml_ext.experiment.recipe.schema import ModelTable
+from pml_ext.models import convnet, embedder, fit_whitened_pca, freeze
+from pml_ext.retrieval import load_run
+
+SHORT = ["schedule.epochs=5", "schedule.milestones=[4]", "sampler.iterations=20", "model.trunk.width=8"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def finished(folder, *overrides, seed=0):
+    train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
+    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
+    return state, json.loads((folder / "metrics.json").read_text())
+
+
+def test_a_head_on_cached_features_equals_the_same_run_with_the_frozen_trunk_in_the_loop(tmp_path):
+    """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
+    head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
+    looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
+    cached, same = finished(tmp_path / "cache run", *head, "model.dropout=0.2", "model.freeze=trunk")
+    for part in ("trunk", "embedder"):
+        for name, value in looped[part].items():
+            torch.testing.assert_close(cached[part][name], value, atol=1e-5, rtol=0, msg=name)
+    for phase in ("raw", "before", "after", "training"):
+        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+    assert {"frozen", "pca"} <= set(same)
+    assert "trunk" not in torch.load(tmp_path / "cache run" / "checkpoints" / "last.pt", weights_only=True)["parts"]
+
+
+def test_views_are_reproducible_shared_by_seeds_and_not_alike(tmp_path):
+    first, metrics = finished(tmp_path / "a", "model.freeze=trunk", "model.views=4")
+    again, same = finished(tmp_path / "b", "model.freeze=trunk", "model.views=4")
+    plain, _ = finished(tmp_path / "c", "model.freeze=trunk")
+    assert torch.equal(first["embedder"]["weight"], again["embedder"]["weight"])
+    assert metrics["after"] == same["after"]
+    assert not torch.equal(first["embedder"]["weight"], plain["embedder"]["weight"])
+
+
+@pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
+def test_without_anything_to_train_the_frozen_trunk_is_tested_as_it_is(tmp_path, name, size):
+    overrides = ["model.freeze=trunk", f"model.embedder={name}", f"model.embedding_size={size}"]
+    state, metrics = finished(tmp_path / "run", *overrides)
+    phase = {"none": "frozen", "pca": "pca"}[name]
+    assert metrics["after"] == pytest.approx(metrics[phase])
+    assert state["epoch"] == 0
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    images = torch.randint(255, (3, 1, 8, 8), dtype=torch.uint8)
+    assert load_run(tmp_path / "run").embed(images).shape == (3, size)
+
+
+def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
+    """The trunk stays as it was in the first stage alone; then everything is trained at a tenth of the rate."""
+    stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
+    start, _ = finished(tmp_path / "zero", "model.freeze=trunk", "schedule.epochs=1", "schedule.milestones=[1]")
+    run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]
+    state, _ = finished(tmp_path / "run", stage, *run)
+    assert not torch.equal(state["trunk"]["0.weight"], start["trunk"]["0.weight"])
+    last = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+    assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
+    with sqlite3.connect(tmp_path / "run" / "records" / "logs.db") as records:
+        rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
+    records.close()
+    assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
+    frozen, _ = finished(tmp_path / "only", 'stages=[{epochs=4, freeze="trunk", loss={name="cbml"}}]', *run)
+    assert "0.weight" in frozen["trunk"]
+
+
+def test_parts_of_a_trunk_are_frozen_by_patterns():
+    trunk = convnet(3, 16, blocks=2, width=4)
+    frozen = freeze(trunk, ["0", "1"])
+    assert [type(part) for part in frozen] == [nn.Conv2d, nn.BatchNorm2d]
+    assert [name for name, each in trunk.named_parameters() if each.requires_grad] == [
+        f"{number}.{name}" for number in (4, 5) for name in ("weight", "bias")
+    ]
+    assert len(freeze(trunk, [])) == 0
+    assert all(parameter.requires_grad for parameter in trunk.parameters())
+    with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
+        freeze(trunk, ["layer1"])
+
+
+def test_frozen_parts_stay_in_evaluation_mode_while_the_rest_is_trained(tmp_path):
+    state, _ = finished(tmp_path / "run", 'model.freeze=["0", "1"]')
+    assert torch.equal(state["trunk"]["1.running_mean"], torch.zeros(8))
+    assert not torch.equal(state["trunk"]["5.running_mean"], torch.zeros(8))
+
+
+def test_whitened_components_have_no_correlation_and_unit_variance():
+    features = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
+    layer = nn.Linear(12, 5)
+    fit_whitened_pca(features, layer)
+    torch.testing.assert_close(torch.cov(layer(features).detach().T), torch.eye(5), atol=1e-4, rtol=0)
+    with pytest.raises(ConfigError, match=r"embedding_size: found 13, but 500 features of length 12 have 12"):
+        fit_whitened_pca(features, nn.Linear(12, 13))
+
+
+def test_heads():
+    assert [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)] == [
+        *("LayerNorm", "Dropout", "Linear"),
+        *("LayerNorm", "ReLU", "Dropout", "Linear"),
+    ]
+    assert isinstance(embedder(6, 3), nn.Linear)
+    assert ModelTable.model_validate({"trunk": "convnet", "embedder": "mlp"}).hidden_sizes == [512]
+    for wrong in ({"embedder": "pca"}, {"views": 2}, {"embedder": "none", "norm": "batch"}):
+        with pytest.raises(ValueError, match=next(iter(wrong)) if "norm" not in wrong else "norm: embedder = 'none'"):
+            ModelTable.model_validate({"trunk": "convnet", **wrong})
+
+
+# The cache
+
+
+class Counted(nn.Module):
+    """The mean of each channel; counts the images that it saw."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor, self.seen = nn.Parameter(torch.tensor(factor)), 0
+
+    def forward(self, images):
+        self.seen += len(images)
+        return self.factor * images.float().mean((2, 3))
+
+
+def cache(trunk, about="steps", batch_size=4):
+    return FeatureCache(trunk, 3, about, torch.device("cpu"), batch_size)
+
+
+def photographs(folder, count=10):
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        Image.new("RGB", (8, 8), (number, 2 * number, 3 * number)).save(folder / f"{number}.png")
+    paths = sorted(folder.glob("*.png"), key=lambda path: int(path.stem))
+    return LabeledImages(paths, np.zeros(count), ["one"])
+
+
+def test_a_feature_is_computed_once_for_each_file_trunk_steps_and_view(tmp_path):
+    images, trunk = photographs(tmp_path / "photos"), Counted()
+    wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
+    for _ in range(2):
+        features = cache(trunk).of(images)
+        assert torch.equal(features[torch.arange(10)], wanted)
+        assert trunk.seen == 10
+    assert torch.equal(cache(trunk).of(images.subset([7, 2]))[:], wanted[[7, 2]])
+    assert trunk.seen == 10
+    Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "photos" / "3.png")  # a changed file
+    assert cache(trunk).of(images)[3, 0] == 200
+    assert trunk.seen == 11
+    other = Counted(2.0)  # other weights
+    assert torch.equal(cache(other).of(images)[0:2], 2 * wanted[:2])
+    cache(other, about="other steps").of(images)
+    cache(other).of(images, view=1)
+    assert other.seen == 30
+
+
+def test_equal_images_in_memory_have_one_feature():
+    pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 5, 5)[[0, 1, 1, 2]]
+    trunk = Counted()
+    features = cache(trunk).of(LabeledImages(pixels, [0, 1, 1, 2], ["a", "b", "c"]))
+    assert features[:, 0].tolist() == [0, 1, 1, 2]
+    assert trunk.seen == 3
+
+
+def test_features_are_mapped_not_loaded(tmp_path):
+    features = cache(Counted()).of(photographs(tmp_path / "photos"))
+    maps = open("/proc/self/maps").read() if os.path.exists("/proc/self/maps") else "vectors.f32"
+    assert "vectors.f32" in maps
+    assert len(features) == 10
+
+
+def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
+    images, trunk = photographs(tmp_path / "photos"), Counted(float("nan"))
+    with pytest.raises(DataError, match=r"model\.trunk gives NaN or infinity for 4 images, .*0\.png first"):
+        cache(trunk).of(images)
+    trunk = Counted()
+    place = cache(trunk).collection.place
+    cache(trunk).of(images)
+    vectors = place / "vectors.f32"
+    content = bytearray(vectors.read_bytes())
+    content[17] ^= 0xFF
+    vectors.write_bytes(content)
+    with pytest.warns(UserWarning, match="1 image were damaged"):
+        assert cache(trunk).of(images)[1, 0] == 1
+    assert trunk.seen == 11
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pml_ext.collection.os.fsync", full)
+    with pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"):
+        cache(Counted(3.0)).of(images)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_features import Counted, cache, photographs
+from pathlib import Path
+
+class Deadly(Counted):
+    def forward(self, images):
+        if self.seen >= 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+trunk = Deadly()
+trunk.__class__.__name__ = "Counted"
+cache(trunk).of(photographs(Path({folder!r})))
+"""
+
+
+def test_a_killed_process_loses_at_most_a_batch(tmp_path):
+    images = photographs(tmp_path / "photos")
+    script = KILLED.format(tests=os.path.dirname(__file__), folder=str(tmp_path / "photos"))
+    facts = [os.stat(path).st_mtime_ns for path in images.paths]
+    done = subprocess.run([sys.executable, "-c", script.replace("photographs(Path", "photographs_of(Path").replace(
+        "from pathlib", "from pml_ext.data import LabeledImages\nfrom pathlib").replace(
+        "class Deadly", "def photographs_of(folder):\n    paths = sorted(folder.glob('*.png'), "
+        "key=lambda path: int(path.stem))\n    return LabeledImages(paths, [0] * len(paths), ['one'])\n\nclass Deadly"
+    )], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert facts == [os.stat(path).st_mtime_ns for path in images.paths]
+    trunk = Counted()
+    features = cache(trunk).of(images)
+    assert trunk.seen == 2
+    assert features[:, 1].tolist() == [2 * number for number in range(10)]
+
+
+def test_weights_come_from_a_file(tmp_path):
+    state, _ = finished(tmp_path / "first")
+    file = tmp_path / "trunk.pth"
+    torch.save(state["trunk"] | {"fc.weight": torch.zeros(1)}, file)
+    again, _ = finished(tmp_path / "second", "model.freeze=trunk", f"model.trunk.weights={file}", seed=3)
+    assert all(torch.equal(again["trunk"][name], value) for name, value in state["trunk"].items())
+    (tmp_path / "bad.pth").write_bytes(b"no weights")
+    torch.save({name: value for name, value in state["trunk"].items() if name != "0.bias"} | {"x": torch.ones(1)}, file)
+    for name, wanted in {
+        "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
+        "bad.pth": r"bad\.pth cannot be read as weights",
+        "none.pth": r"none\.pth: no such file; put the weights there",
+    }.items():
+        with pytest.raises(ConfigError, match=wanted):
+            finished(tmp_path / name, f"model.trunk.weights={tmp_path / name}")
+    assert not re.search("weights", str(load_run(tmp_path / "second").trunk))
