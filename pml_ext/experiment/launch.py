@@ -138,8 +138,7 @@ def execute(
             stack.enter_context(locked(folder))
             if MODEL in damaged:
                 run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
-            if not again:  # what a killed run has left
-                checksums.recover(folder, ("checkpoints", "figures", "records"))
+            checksums.recover(folder, ("checkpoints", "figures", "records"))  # what a killed run has left
             if not again or RECIPE in damaged:
                 tables = plan.recipe.as_dict()
                 tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
@@ -179,6 +178,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     assert metrics is not None
     checksums.check_unchanged(folder, RECIPE)
     with locked(folder):
+        checksums.recover(folder, ("checkpoints", "figures", "records"))
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
         run.finish_again(metrics, damaged)
     return folder / REPORT
