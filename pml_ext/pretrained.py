@@ -53,7 +53,9 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ConfigError(f"{key}: {path}: no such file; put the weights there, or into {torch.hub.get_dir()}/checkpoints") from None
+        raise ConfigError(
+            f"{key}: {path}: no such file; put the weights there, or into {torch.hub.get_dir()}/checkpoints"
+        ) from None
     except Exception as error:  # of pickle, zip files, safetensors
         raise ConfigError(f"{key}: {path} cannot be read as weights ({one_line(error)})") from None
     for name in _NESTED:

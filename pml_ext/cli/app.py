@@ -12,6 +12,7 @@ from .compare import compare
 from .data import data
 from .listing import list_names, show
 from .plugins import check, new_plugin, plugins
+from .probe import probe
 from .retrieve import browse, cluster, embed, export, index, query
 from .train import report, train
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     "A recipe is the TOML description of a run; a run is the folder that training it leaves.",
 )
 COMMANDS: list[Callable[..., None]] = [train, report, compare, show, plugins, data, bench, check, new_plugin]
-COMMANDS += [embed, index, query, cluster, browse, export]
+COMMANDS += [probe, embed, index, query, cluster, browse, export]
 app.command("list")(list_names)
 for command in COMMANDS:
     app.command()(command)

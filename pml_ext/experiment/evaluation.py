@@ -43,7 +43,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
         features = {part: view.embeddings(part, "trunk") for part in parts}
         known = view.embeddings("train", "trunk")
         size = min(view.recipe.model.embedding_size, *known.shape)
-        components = nn.utils.skip_init(nn.Linear, known.shape[1], size, device=view.device)  # draws no random numbers
+        components = nn.Linear(known.shape[1], size, device="meta").to_empty(device=view.device)  # nothing drawn
         fit_whitened_pca(known, components)
         with torch.no_grad():
             points |= {"frozen": features, "pca": {part: components(features[part]) for part in parts}}

@@ -95,7 +95,7 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def pipelines() -> dict[str, Traversable]:
-    """Return the packaged pipelines by name: files with ``[data.images]`` and its origin, which recipes extend."""
+    """Return the packaged pipelines by name: files with ``[data.images]``, or a trunk, which recipes extend."""
     files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
     return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
 

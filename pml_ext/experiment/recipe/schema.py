@@ -142,6 +142,9 @@ class ModelTable(Table):
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
+        name, dot, tag = self.trunk.name.partition(".")
+        if dot and name.startswith("timm/") and "weights" not in self.trunk.settings:  # as timm names a trained model
+            self.trunk = NamedTable.model_validate({**self.trunk.settings, "name": name, "weights": tag})
         if self.embedder in ("none", "pca"):
             for key in ("hidden_sizes", "norm", "dropout"):
                 if getattr(self, key) != type(self).model_fields[key].default:

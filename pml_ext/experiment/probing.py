@@ -1,0 +1,179 @@
+"""Comparison of frozen trunks on a data set: as they are, by their principal components, and with a trained head."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment
+
+from ..devices import choose_device
+from ..errors import ConfigError
+from ..files import write_json, write_text
+from .comparing import difference
+from .launch import spread, train
+from .recipe import build_dataset, build_network, load_recipes, preprocessing_of
+from .run import Listener
+
+METRICS = ("recall_at_1", "map_at_r", "nmi")
+BASE = "pml/multi-similarity/frozen"
+_GALLERY = "figures/queries-and-their-nearest-test-images.png"
+_TIMED = 3  # forward passes, of which the fastest counts
+_BATCH = 16  # images in each
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One trunk of a comparison."""
+
+    trunk: str
+    parameters: int
+    features: int
+    images_per_second: float  # forward, in batches of 16
+    metrics: dict[str, dict[str, dict[str, float | None]]]  # mean and std by row ("frozen", "pca", "head") and metric
+    gain: dict[str, dict[str, float | None]]  # of the head over the frozen trunk, paired by seed, by metric
+    folders: list[str]  # of its runs, relative to the comparison's
+
+
+def probe(
+    data_set: str,
+    trunks: Sequence[str],
+    out: Path,
+    head: str | None = None,
+    seeds: int = 1,
+    device: str = "auto",
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+    listener: Listener | None = None,
+) -> list[Probe]:
+    """Test frozen trunks on the test classes of a data set, and heads that are trained on their features.
+
+    What is finished in ``out`` is not done again, and features of earlier comparisons are taken from the cache.
+
+    Args:
+        data_set: ``folder:PATH``, ``table:FILE.csv``, or the name of a data set.
+        trunks: names of trunks, each perhaps with the file or the library's name of its weights: ``NAME=WEIGHTS``.
+        out: the folder to write: runs, ``probe.json``, ``probe.csv`` and ``probe.html``.
+        head: the recipe of a head to train; none is trained if it is left out.
+        seeds: how many heads of each trunk.
+        device: as of :func:`~.launch.train`.
+        data: the folder of the data, where the data set wants one.
+        overrides: ``KEY=VALUE`` pairs.
+        listener: hears how a run goes on.
+    """
+    if not trunks:
+        raise ConfigError("--trunks: found none; wanted names, for example timm/vit_small_patch14_dinov2.lvd142m")
+    probes = []
+    for trunk in trunks:
+        name, _, weights = trunk.partition("=")
+        table = f'{{name="{name}"' + (f', weights="{weights}"' if weights else "") + "}"
+        settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
+        about = _about(settings, device, data)
+        place = out / re.sub(r"[^\w.=-]+", "-", trunk)
+        own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]
+        (result,) = train(BASE, place / "frozen", 0, 1, device, data, own, (place / "frozen").exists(), listener)
+        results = {"frozen": [result["frozen"]], "pca": [result["pca"]]}
+        folders, gain = [place / "frozen"], {}
+        if head is not None:
+            there = place / "head"
+            heads = train(head, there, 0, seeds, device, data, settings, there.exists(), listener)
+            results["head"] = [each["after"] for each in heads]
+            folders += [Path(each["folder"]) for each in heads]
+            for metric in METRICS:
+                frozen = dict.fromkeys(range(seeds), result["frozen"][metric])
+                gain[metric] = difference(frozen, {each["seed"]: each["after"][metric] for each in heads})
+        means = {
+            row: {metric: spread([each[metric] for each in values]) for metric in METRICS}
+            for row, values in results.items()
+        }
+        names = [folder.relative_to(out).as_posix() for folder in folders]
+        probes.append(Probe(trunk, **about, metrics=means, gain=gain, folders=names))
+        _write(out, data_set, probes)
+    return probes
+
+
+def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str, Any]:
+    """Return the size of a trunk and its features, and how many images a second go through it."""
+    recipe = next(iter(load_recipes(BASE, settings).values()))
+    preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, data))
+    network = build_network(recipe.model, preprocessing).to(choose_device(device)).eval()
+    where = next(network.parameters()).device
+    images = torch.zeros(_BATCH, preprocessing.channels, *[preprocessing.image_size] * 2, device=where)
+    seconds = []
+    with torch.no_grad():
+        for _ in range(_TIMED):
+            begun = time.perf_counter()
+            network.trunk(images).sum().item()
+            seconds.append(time.perf_counter() - begun)
+    parameters = sum(parameter.numel() for parameter in network.trunk.parameters())
+    return {"parameters": parameters, "features": network.features, "images_per_second": _BATCH / min(seconds)}
+
+
+def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
+    """Write what is known so far as JSON, CSV and HTML."""
+    write_json(out / "probe.json", {"data": data_set, "trunks": [dataclasses.asdict(each) for each in probes]})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS, "row", *(f"{metric} {value}" for metric in METRICS for value in ("mean", "std"))])
+    for each in probes:
+        for row, metrics in each.metrics.items():
+            numbers = [metrics[metric][value] for metric in METRICS for value in ("mean", "std")]
+            writer.writerow([each.trunk, each.parameters, each.features, each.images_per_second, row, *numbers])
+    write_text(out / "probe.csv", text.getvalue())
+    pictures = {each.trunk: f"{each.folders[-1]}/{_GALLERY}" for each in probes}
+    page = Environment(autoescape=True).from_string(_PAGE)
+    rows = [cells for each in probes for cells in table_rows(each)]
+    write_text(out / "probe.html", page.render(data=data_set, heads=HEADS, rows=rows, pictures=pictures, probes=probes))
+
+
+COLUMNS = ["trunk", "parameters", "features", "images/s"]
+HEADS = [*COLUMNS, "%", *METRICS]
+ROWS = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
+
+
+def table_rows(probe: Probe) -> list[list[str]]:
+    """Return the rows of a trunk in the table: as it is, its components, its head, and what the head adds."""
+    millions, rate = f"{probe.parameters / 1e6:.1f} M", f"{probe.images_per_second:.0f}"
+    rows = [[ROWS[row], *(_percent(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
+    if probe.gain:
+        texts = []
+        for metric in METRICS:
+            mean, std, p = (probe.gain[metric][name] for name in ("mean", "std", "p"))
+            texts.append(f"{100 * (mean or 0):+.1f}{_sure(std)}" + ("" if p is None else f" (p = {p:.3f})"))
+        rows.append(["head less frozen", *texts])
+    first = [probe.trunk, millions, str(probe.features), rate]
+    return [[*(first if number == 0 else [""] * len(first)), *row] for number, row in enumerate(rows)]
+
+
+def _percent(value: Mapping[str, float | None]) -> str:
+    return f"{100 * (value['mean'] or 0):.1f}{_sure(value['std'])}"
+
+
+def _sure(std: float | None) -> str:
+    return "" if std is None else f" ± {100 * std:.1f}"
+
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Frozen trunks on {{ data }}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}
+.wide{overflow-x:auto}table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right;white-space:nowrap}
+td:first-child,th:first-child,td:nth-child(5),th:nth-child(5){text-align:left}tr{border-top:1px solid #8886}
+img{max-width:100%}</style>
+<h1>Frozen trunks on {{ data }}</h1>
+<p>Test classes, cosine similarity, percent; heads: mean and standard deviation over seeds.</p>
+<div class="wide"><table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+{% for each in probes %}<h2>{{ each.trunk }}</h2>
+<p>Queries and their nearest test images{{ ", with the head" if each.gain }}:
+{% for folder in each.folders %}<a href="{{ folder }}/report.html">{{ folder }}</a> {% endfor %}</p>
+<img src="{{ pictures[each.trunk] }}" alt="Queries and their nearest test images, {{ each.trunk }}">
+{% endfor %}</html>
+"""
