@@ -1,7 +1,6 @@
 """Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
 
 import json
-import re
 import signal
 import sqlite3
 import subprocess
@@ -16,13 +15,19 @@ from torch import nn
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext.experiment import train
+from pml_ext.experiment import checkpoint, train
 from pml_ext.experiment.features import FeatureCache
 from pml_ext.experiment.recipe.schema import ModelTable
 from pml_ext.models import convnet, embedder, fit_whitened_pca, freeze
 from pml_ext.retrieval import load_run
 
-SHORT = ["schedule.epochs=5", "schedule.milestones=[4]", "sampler.iterations=20", "model.trunk.width=8"]
+SHORT = [
+    "evaluation.training_images=0",
+    "schedule.epochs=5",
+    "schedule.milestones=[4]",
+    "sampler.iterations=20",
+    "model.trunk.width=8",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +41,7 @@ def finished(folder, *overrides, seed=0):
     return state, json.loads((folder / "metrics.json").read_text())
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_head_on_cached_features_equals_the_same_run_with_the_frozen_trunk_in_the_loop(tmp_path):
     """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
     head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
@@ -44,12 +50,13 @@ def test_a_head_on_cached_features_equals_the_same_run_with_the_frozen_trunk_in_
     for part in ("trunk", "embedder"):
         for name, value in looped[part].items():
             torch.testing.assert_close(cached[part][name], value, atol=1e-5, rtol=0, msg=name)
-    for phase in ("raw", "before", "after", "training"):
+    for phase in ("raw", "before", "after"):
         assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
     assert {"frozen", "pca"} <= set(same)
-    assert "trunk" not in torch.load(tmp_path / "cache run" / "checkpoints" / "last.pt", weights_only=True)["parts"]
+    assert "trunk" not in checkpoint.load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
 
 
+@pytest.mark.usefixtures("without_report")
 def test_views_are_reproducible_shared_by_seeds_and_not_alike(tmp_path):
     first, metrics = finished(tmp_path / "a", "model.freeze=trunk", "model.views=4")
     again, same = finished(tmp_path / "b", "model.freeze=trunk", "model.views=4")
@@ -71,6 +78,7 @@ def test_without_anything_to_train_the_frozen_trunk_is_tested_as_it_is(tmp_path,
     assert load_run(tmp_path / "run").embed(images).shape == (3, size)
 
 
+@pytest.mark.usefixtures("without_report")
 def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
     """The trunk stays as it was in the first stage alone; then everything is trained at a tenth of the rate."""
     stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
@@ -78,7 +86,7 @@ def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
     run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]
     state, _ = finished(tmp_path / "run", stage, *run)
     assert not torch.equal(state["trunk"]["0.weight"], start["trunk"]["0.weight"])
-    last = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
+    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
     assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
     with sqlite3.connect(tmp_path / "run" / "records" / "logs.db") as records:
         rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
@@ -101,6 +109,7 @@ def test_parts_of_a_trunk_are_frozen_by_patterns():
         freeze(trunk, ["layer1"])
 
 
+@pytest.mark.usefixtures("without_report")
 def test_frozen_parts_stay_in_evaluation_mode_while_the_rest_is_trained(tmp_path):
     state, _ = finished(tmp_path / "run", 'model.freeze=["0", "1"]')
     assert torch.equal(state["trunk"]["1.running_mean"], torch.zeros(8))
@@ -124,7 +133,9 @@ def test_heads():
     assert isinstance(embedder(6, 3), nn.Linear)
     assert ModelTable.model_validate({"trunk": "convnet", "embedder": "mlp"}).hidden_sizes == [512]
     for wrong in ({"embedder": "pca"}, {"views": 2}, {"embedder": "none", "norm": "batch"}):
-        with pytest.raises(ValueError, match=next(iter(wrong)) if "norm" not in wrong else "norm: embedder = 'none'"):
+        with pytest.raises(
+            ValueError, match=next(iter(wrong)) if "norm" not in wrong else "norm: it is of an embedder that is trained"
+        ):
             ModelTable.model_validate({"trunk": "convnet", **wrong})
 
 
@@ -165,7 +176,7 @@ def test_a_feature_is_computed_once_for_each_file_trunk_steps_and_view(tmp_path)
     assert torch.equal(cache(trunk).of(images.subset([7, 2]))[:], wanted[[7, 2]])
     assert trunk.seen == 10
     Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "photos" / "3.png")  # a changed file
-    assert cache(trunk).of(images)[3, 0] == 200
+    assert cache(trunk).of(images)[3][0] == 200
     assert trunk.seen == 11
     other = Counted(2.0)  # other weights
     assert torch.equal(cache(other).of(images)[0:2], 2 * wanted[:2])
@@ -178,7 +189,7 @@ def test_equal_images_in_memory_have_one_feature():
     pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 5, 5)[[0, 1, 1, 2]]
     trunk = Counted()
     features = cache(trunk).of(LabeledImages(pixels, [0, 1, 1, 2], ["a", "b", "c"]))
-    assert features[:, 0].tolist() == [0, 1, 1, 2]
+    assert features[:][:, 0].tolist() == [0, 1, 1, 2]
     assert trunk.seen == 3
 
 
@@ -201,7 +212,7 @@ def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
     content[17] ^= 0xFF
     vectors.write_bytes(content)
     with pytest.warns(UserWarning, match="1 image were damaged"):
-        assert cache(trunk).of(images)[1, 0] == 1
+        assert cache(trunk).of(images)[1][0] == 1
     assert trunk.seen == 11
 
     def full(*_):
@@ -239,9 +250,10 @@ def test_a_killed_process_loses_at_most_a_batch(tmp_path):
     trunk = Counted()
     features = cache(trunk).of(images)
     assert trunk.seen == 2
-    assert features[:, 1].tolist() == [2 * number for number in range(10)]
+    assert features[:][:, 1].tolist() == [2 * number for number in range(10)]
 
 
+@pytest.mark.usefixtures("without_report")
 def test_weights_come_from_a_file(tmp_path):
     state, _ = finished(tmp_path / "first")
     file = tmp_path / "trunk.pth"
@@ -256,5 +268,4 @@ def test_weights_come_from_a_file(tmp_path):
         "none.pth": r"none\.pth: no such file; put the weights there",
     }.items():
         with pytest.raises(ConfigError, match=wanted):
-            finished(tmp_path / name, f"model.trunk.weights={tmp_path / name}")
-    assert not re.search("weights", str(load_run(tmp_path / "second").trunk))
+            finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")

@@ -98,9 +98,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     """Build a trunk from ``[model] trunk``; a ``trained`` one gets a run's weights, and fetches no pretrained ones."""
     from ...pretrained import is_file, load_weights
 
-    file = table.settings.get("weights")
-    drops = trained or is_file(file)
-    given = {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
+    file, given = table.settings.get("weights"), _trunk_settings(table, trained)
     factory = _trunk_factory(table.name)
     options = _options("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
     with _located("model.trunk", table):
@@ -182,6 +180,14 @@ def _trunk_factory(name: str) -> Callable[..., Any]:
     return models.builtin_trunk(name) or registry.factory("trunk", name)
 
 
+def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
+    """Return the settings that a trunk's factory gets: not a file of weights, which any trunk may have."""
+    from ...pretrained import is_file
+
+    drops = trained or is_file(table.settings.get("weights"))
+    return {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
+
+
 def _options(
     key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -255,7 +261,7 @@ def check_names(recipe: Recipe) -> None:
     _options("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
     with _located("model.trunk.name"):
         factory = _trunk_factory(trunk.name)
-    _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, trunk.settings)
+    _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
     optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1])
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""
