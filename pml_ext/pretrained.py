@@ -18,6 +18,7 @@ HF = "hf/"
 _FILES = (".safetensors", ".pth", ".pt", ".bin")
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
 _NESTED = ("state_dict", "model", "trunk")  # keys under which files have their weights
+_COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
 _NAMED = 4  # keys named in an error
 
 
@@ -53,9 +54,8 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ConfigError(
-            f"{key}: {path}: no such file; put the weights there, or into {torch.hub.get_dir()}/checkpoints"
-        ) from None
+        places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
+        raise ConfigError(f"{key}: no file {places}; put the weights into one of the two") from None
     except Exception as error:  # of pickle, zip files, safetensors
         raise ConfigError(f"{key}: {path} cannot be read as weights ({one_line(error)})") from None
     for name in _NESTED:
@@ -66,7 +66,7 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
     inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
     known = inner.state_dict()
     wrong = {
-        "missing": [name for name in known if name not in state],
+        "missing": [name for name in known if name not in state and not name.endswith(_COUNTER)],
         "unknown": [name for name in state if name not in known and name.split(".")[0] not in _CLASSIFIERS],
         "of another shape": [
             f"{name} {list(state[name].shape)} for {list(known[name].shape)}"
@@ -81,7 +81,7 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
             if names
         ]
         raise ConfigError(f"{key}: {path} does not fit the trunk: {'; '.join(told)}")
-    inner.load_state_dict({name: state[name] for name in known})
+    inner.load_state_dict({name: state.get(name, known[name]) for name in known})
 
 
 def hf_trunk(

@@ -7,7 +7,7 @@ from torch import nn
 
 from pml_ext import models, registry
 from pml_ext.errors import ConfigError
-from pml_ext.pretrained import pretrained_images
+from pml_ext.pretrained import load_weights, pretrained_images
 
 
 def test_convnet_and_mlp():
@@ -141,18 +141,20 @@ def test_bn_inception_takes_weights_of_the_known_names_from_a_file(tmp_path, mon
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
     torch.save(old, tmp_path / "checkpoints" / "mine.pth")
-    trunk = models.bn_inception(3, 64, weights="mine.pth", pooling="max").eval()
+    trunk, mean = (models.bn_inception(3, 64, pooling=pooling).eval() for pooling in ("max", "mean"))
+    for each in (trunk, mean):
+        load_weights(each, "mine.pth")
     images = torch.randn(2, 3, 64, 64)
     reference = BNInception(pooling="max").eval()
     reference.load_state_dict(state)
     reference.last_linear = nn.Identity()
     assert torch.equal(trunk(images), reference(images))
-    assert not torch.equal(trunk(images), models.bn_inception(3, 64, weights="mine.pth").eval()(images))
-    with pytest.raises(ConfigError, match="found no weights other.pth; put the file there, or into .*checkpoints"):
-        models.bn_inception(3, 64, weights="other.pth")
+    assert not torch.equal(trunk(images), mean(images))
+    with pytest.raises(ConfigError, match="no file other.pth, nor in .*checkpoints"):
+        load_weights(trunk, "other.pth")
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "checkpoints" / "resnet.pth")
-    with pytest.raises(ConfigError, match="resnet.pth holds no weights of it"):
-        models.bn_inception(3, 64, weights="resnet.pth")
-    (mean, std) = models.pretrained_normalization("bn-inception", {"weights": "mine.pth"})
-    assert [round(255 * each) for each in mean] == [128, 117, 104]  # of red, green and blue
-    assert std == (1 / 255,) * 3
+    with pytest.raises(ConfigError, match=r"does not fit the trunk: 414 missing .*; 1 unknown \(conv1.weight\)"):
+        load_weights(trunk, "resnet.pth")
+    wanted = pretrained_images("bn-inception", {"weights": "mine.pth"})
+    assert [round(255 * each) for each in wanted.mean] == [128, 117, 104]  # of red, green and blue
+    assert wanted.std == (1 / 255,) * 3

@@ -265,7 +265,7 @@ def test_weights_come_from_a_file(tmp_path):
     for name, wanted in {
         "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
         "bad.pth": r"bad\.pth cannot be read as weights",
-        "none.pth": r"none\.pth: no such file; put the weights there",
+        "none.pth": r"no file .*none\.pth, nor in .*checkpoints",
     }.items():
         with pytest.raises(ConfigError, match=wanted):
             finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")

@@ -95,6 +95,9 @@ def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos
 
 def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
     tables = {name: read_tables(name) for name in pipelines()}
+    trunks = {name: tables.pop(name)["model"] for name in [*tables] if "model" in tables[name]}
+    assert sorted(trunks) == [f"pipelines/{name}" for name in ("clip", "dinov2", "resnet50-imagenet", "siglip2")]
+    assert all(table["freeze"] == "trunk" and table["trunk"]["weights"] for table in trunks.values())
     for table in tables.values():
         assert set(table) == {"data", "origin"}
         assert list(table["data"]) == ["images"]
