@@ -180,19 +180,19 @@ class FeatureReader:
     """Reader of batches of features, in place of images; see :class:`~.batches.BatchReader`."""
 
     def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
-        self._views, self._labels, self._device = views, torch.as_tensor(labels), device
+        self.views, self.labels, self._device = views, torch.as_tensor(labels), device
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield features ``[B, F]`` and labels ``[B]``; an image's view follows from the seed of its augmentation."""
-        own = self._labels if labels is None else torch.from_numpy(labels)
-        count = len(self._views)
+        own = self.labels if labels is None else torch.from_numpy(labels)
+        count = len(self.views)
         torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: what is random stays the same
         for batch in batches:
             indices, seeds = torch.tensor(batch, dtype=torch.int64).T
-            features = self._views[0][indices]
+            features = self.views[0][indices]
             for view in range(1, count):
                 seen = seeds % count == view
-                features[seen] = self._views[view][indices[seen]]
+                features[seen] = self.views[view][indices[seen]]
             yield features.to(self._device), own[indices].to(self._device)
 
     def naming_images(self) -> contextlib.AbstractContextManager[None]:

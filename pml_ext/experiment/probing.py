@@ -84,11 +84,12 @@ def probe(
         if head is not None:
             there = place / "head"
             heads = train(head, there, 0, seeds, device, data, settings, there.exists(), listener)
+            results = {row: [each[row] for each in heads] for row in ("frozen", "pca")}
             results["head"] = [each["after"] for each in heads]
             folders += [Path(each["folder"]) for each in heads]
             for metric in METRICS:
-                frozen = dict.fromkeys(range(seeds), result["frozen"][metric])
-                gain[metric] = difference(frozen, {each["seed"]: each["after"][metric] for each in heads})
+                before, after = ({each["seed"]: each[row][metric] for each in heads} for row in ("frozen", "after"))
+                gain[metric] = difference(before, after)
         means = {
             row: {metric: spread([each[metric] for each in values]) for metric in METRICS}
             for row, values in results.items()

@@ -21,6 +21,7 @@ from ..devices import choose_device
 from ..errors import ConfigError
 from .batches import Batches, BatchReader, draw, epoch_batches
 from .engine import Engine, Objective, Step
+from .features import FeatureReader
 from .recipe import load_recipes
 from .records import Records
 from .run import Run
@@ -44,10 +45,12 @@ def profile_steps(
     workers: int = 0,
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
+    features: FeatureReader | None = None,
 ) -> StepProfile:
     """Time an engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
 
     The bare loop has copies of the network, the loss, the miner and the optimizers. ``warm_up`` steps do not count.
+    With ``features`` these are read instead of images; the bare loop takes rows of a tensor that has all of them.
     """
     network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
 
@@ -55,7 +58,11 @@ def profile_steps(
         indices: Any = [[index for index, _ in batch] for batch in batches]
         network.train()
         own.loss.train()
-        for pixels, labels in DataLoader(images, batch_sampler=indices, num_workers=workers):
+        plain: Iterable[tuple[Tensor, Tensor]] = DataLoader(images, batch_sampler=indices, num_workers=workers)
+        if features is not None:
+            rows, own_labels = features.views[0][:], features.labels
+            plain = ((rows[batch], own_labels[batch]) for batch in indices)
+        for pixels, labels in plain:
             pixels, labels = pixels.to(engine.device), labels.to(engine.device)
             for optimizer in own.optimizers.values():
                 optimizer.zero_grad()
@@ -66,7 +73,7 @@ def profile_steps(
                 optimizer.step()
             yield
 
-    reader = BatchReader(images, workers, engine.device, engine.memory_format)
+    reader = features or BatchReader(images, workers, engine.device, engine.memory_format)
     steps, bare = map(record, engine.epoch(reader.read(batches), objective)), bare_loop()
     times: dict[Any, list[float]] = {steps: [], bare: []}
     for number in range(len(batches)):
@@ -111,11 +118,12 @@ def profile_recipe(
         while len(batches) < steps:
             batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
         objective, held = run.objective(stage, recorded=True)
-        numbers = itertools.count(1)
+        reader, numbers = run.reader(), itertools.count(1)
+        features = reader if isinstance(reader, FeatureReader) else None
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
         drawn, workers = epoch_batches(batches, run.seed, run.epoch), recipe.data.workers
 
         def record(step: Step) -> None:
             records.add(next(numbers), held.rows(step))
 
-        return profile_steps(run.engine, images, drawn, objective, workers, record, warm_up)
+        return profile_steps(run.engine, images, drawn, objective, workers, record, warm_up, features)

@@ -134,7 +134,7 @@ class Run(View):
         within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
         before, epochs = self.stages.iterations_until(self.epoch) + within, self.epochs
         records = Records(self.folder, before, self.epoch, self._warn) if self.rank == 0 else None
-        reader = self._reader()
+        reader = self.reader()
         begun = time.perf_counter()
         try:
             while self.epoch < epochs:
@@ -161,7 +161,7 @@ class Run(View):
             if records is not None:
                 records.close()
 
-    def _reader(self) -> BatchReader | FeatureReader:
+    def reader(self) -> BatchReader | FeatureReader:
         """Return the reader of training batches: of images, or of the features that a frozen trunk gives."""
         if not self.frozen:
             workers, memory_format = self.recipe.data.workers, self.engine.memory_format
