@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,34 @@ _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear",
 _NESTED = ("state_dict", "model", "trunk")  # keys under which files have their weights
 _COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
 _NAMED = 4  # keys named in an error
+
+
+def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
+    """Add low-rank adapters (Hu et al. 2022) to linear layers of a trunk, in place, and freeze all else.
+
+    ConfigError where no layer's name ends with one of ``targets``, MissingExtraError without peft.
+    """
+    with needs_extra("peft", "model.lora"):
+        import peft
+    try:
+        peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(targets)), trunk)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)})
+        known = ", ".join(names) or "none"
+        raise ConfigError(f"model.lora.targets: found {targets}; linear layers: {known} ({one_line(error)})") from None
+
+
+def merged_lora(trunk: nn.Module) -> nn.Module:
+    """Return a copy of a trunk whose adapters are added to its layers; the trunk itself if it has none."""
+    if not any(name.endswith("base_layer") for name, _ in trunk.named_modules()):
+        return trunk
+    trunk = copy.deepcopy(trunk)
+    for name, part in [*trunk.named_modules()]:
+        if hasattr(part, "base_layer"):
+            part.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(trunk.get_submodule(parent), child, part.base_layer)
+    return trunk
 
 
 class PretrainedImages(NamedTuple):

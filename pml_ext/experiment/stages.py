@@ -77,6 +77,8 @@ class Stages(list[Stage]):
             before = self[self.index(stage) - 1].lr_factor if stage is not self[0] else 1.0
             for group in (group for optimizer in optimizers.values() for group in optimizer.param_groups):
                 group["lr"] *= stage.lr_factor / before
+        if recipe.model.lora is not None:  # peft has frozen the trunk
+            return []
         return freeze(trunk, frozen_patterns(recipe.model.freeze) + stage.freeze)
 
     def parts(self) -> list[Any]:

@@ -20,6 +20,7 @@ from ..experiment.recipe import Recipe
 from ..files import DamagedError, read_json, write_atomically, write_json, write_text
 from ..lazy import check_there
 from ..network import Network
+from ..pretrained import merged_lora
 
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "preprocess.json", "README.md"
 MOST = 1e-4  # the largest accepted difference of an embedding's number
@@ -59,16 +60,17 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         "resize": seen.resized_to,
         "l2_normalize_embeddings": True,
     }
+    parts = {"trunk": merged_lora(network.trunk), "embedder": network.embedder}
     tensors = {
         f"{part}.{name}": tensor.detach().cpu().contiguous()
-        for part in ("trunk", "embedder")
-        for name, tensor in getattr(network, part).state_dict().items()
+        for part, module in parts.items()
+        for name, tensor in module.state_dict().items()
     }
     write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
     about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
     written = [WEIGHTS]
     if onnx:
-        whole = copy.deepcopy(Normalized(network.trunk, network.embedder)).cpu().eval()
+        whole = copy.deepcopy(Normalized(parts["trunk"], network.embedder)).cpu().eval()
         shape = (COMPARED, seen.channels, seen.image_size, seen.image_size)
         noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         _, transform = seen.transforms()

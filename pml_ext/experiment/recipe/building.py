@@ -114,12 +114,16 @@ def build_network(
     """Build a network from ``[model]``; see :func:`build_trunk`, and :class:`pml_ext.network.Network` for the rest."""
     from ...models import freeze
     from ...network import Network
+    from ...pretrained import add_lora
 
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
     hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
     network.embedder.requires_grad_(table.embedder != "pca")
-    freeze(network.trunk, frozen_patterns(table.freeze))
+    if table.lora is None:
+        freeze(network.trunk, frozen_patterns(table.freeze))
+    else:
+        add_lora(network.trunk, table.lora.rank, table.lora.targets)
     return network
 
 

@@ -125,6 +125,13 @@ def frozen_patterns(freeze: Freeze) -> list[str]:
     return freeze if isinstance(freeze, list) else ["*"] * (freeze == "trunk")
 
 
+class LoraTable(Table):
+    """``[model] lora``: low-rank adapters of the trunk's linear layers, which alone are trained of it (extra peft)."""
+
+    rank: Count = 8
+    targets: list[str]  # ends of the names of layers, such as "qkv", "query"
+
+
 class ModelTable(Table):
     """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
 
@@ -138,6 +145,7 @@ class ModelTable(Table):
     dropout: float = Field(0.0, ge=0, lt=1)  # of the same
     freeze: Freeze = "none"  # "trunk": its features are computed once, and kept; patterns of names: parts of it
     views: Count = 1  # of each training image under freeze = "trunk"; 1: not augmented; more: augmented ones
+    lora: LoraTable | None = None
     freeze_batch_norm: bool = False
 
     @model_validator(mode="after")
@@ -145,6 +153,8 @@ class ModelTable(Table):
         name, dot, tag = self.trunk.name.partition(".")
         if dot and name.startswith("timm/") and "weights" not in self.trunk.settings:  # as timm names a trained model
             self.trunk = NamedTable.model_validate({**self.trunk.settings, "name": name, "weights": tag})
+        if self.lora is not None and self.freeze != "none":
+            raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
         if self.embedder in ("none", "pca"):
             for key in ("hidden_sizes", "norm", "dropout"):
                 if getattr(self, key) != type(self).model_fields[key].default:
