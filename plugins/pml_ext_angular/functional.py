@@ -106,7 +106,7 @@ def log_sums_of_products(
     else:
         places = classes.class_of[anchors], classes.place[anchors], classes.place[partners]
         members = classes.members
-    if transformed():
+    if transformed(similarity):
         rows = (slope * similarity).exp() * mask
         rows = rows if members is None else rows[members]
         sums = (rows @ rows.mT)[places]

@@ -92,7 +92,7 @@ def density_adaptivity(
     Batches are small, so that the number of operations is the cost; the value can be differentiated again. Under
     torch.func and in forward mode it is written out.
     """
-    if transformed():
+    if transformed(embeddings, targets, base):
         densities = slot_densities(embeddings, batch)
         fit, spread, correlation = density_terms(densities, targets, base, (batch.counts > 0).to(densities.dtype), eta)
         value = fit - spread + correlation_weight * correlation

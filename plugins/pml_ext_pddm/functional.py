@@ -176,7 +176,7 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
         return like.new_zeros(0)
     if len(pieces) == 1:
         return part(pieces[0])
-    if torch.is_grad_enabled() and not transformed():  # torch.func cannot compute tiles again
+    if torch.is_grad_enabled() and not transformed(like):  # torch.func cannot compute tiles again
         return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
     return torch.cat([part(numbers) for numbers in pieces])
 

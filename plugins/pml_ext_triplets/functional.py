@@ -112,7 +112,7 @@ def pair_sums(
     """
     matrix, rows = between or (None, None)
     wanted = _Sum(pairs, negatives, kind, everything, rows)
-    if transformed() or (torch.compiler.is_compiling() and isinstance(kind, Ratio)):  # no loop over positives
+    if transformed(distances) or (torch.compiler.is_compiling() and isinstance(kind, Ratio)):  # no loop over positives
         return _written_out(distances, matrix, wanted)
     sums, counts = _PairSums.apply(distances, matrix, wanted)  # type: ignore[no-untyped-call]
     return sums, counts

@@ -23,7 +23,7 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
 
     ``x`` is ``[B, D]``, references ``[R, D]``, or None for ``x`` itself.
     """
-    if transformed():
+    if transformed(x, x if references is None else references):
         return _written_out(x, references)
     distances: Tensor = _EuclideanDistances.apply(x, references)  # type: ignore[no-untyped-call]
     return distances

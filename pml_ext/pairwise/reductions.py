@@ -37,7 +37,7 @@ def moments_of_pairs(
     pairs the results are 0. The gradient is written into one matrix, from the deviations, which the forward pass keeps.
     It can be differentiated again. Under torch.func and in forward mode it is written out, of any order.
     """
-    if transformed():
+    if transformed(matrix):
         means = [masked_mean(matrix, mask, count) for mask, count in zip((positives, negatives), counts, strict=True)]
         return means[0], means[1], masked_sum((matrix - means[1][:, None]).square(), negatives)
     counts = counts[0].clamp(min=1), counts[1].clamp(min=1)
@@ -96,7 +96,7 @@ def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Te
     Returns:
         Of each sum ``[B]``; a very low number, without gradient, for a row without entries.
     """
-    if transformed():
+    if transformed(matrix):
         return tuple(_written_out(matrix, *each) for each in sums)
     masks, slopes, centers = zip(*sums, strict=True)
     results: tuple[Tensor, ...] = _LogSumsExp.apply(matrix, slopes, centers, *masks)  # type: ignore[no-untyped-call]

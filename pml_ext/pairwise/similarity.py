@@ -21,7 +21,7 @@ def normalize(x: Tensor) -> Tensor:
     half of the time of a small batch, and can be differentiated again. Under torch.func, in forward mode and compiled
     it is autograd's.
     """
-    if transformed() or torch.compiler.is_compiling():
+    if transformed(x) or torch.compiler.is_compiling():
         return _written_out(x)
     rows: Tensor = _Normalize.apply(x)  # type: ignore[no-untyped-call]
     return rows
@@ -60,7 +60,7 @@ class _Normalize(torch.autograd.Function):
 
 def gram(x: Tensor) -> Tensor:
     """Return ``x @ x.T``, ``[B, B]``, whose backward takes one matrix product, not two; differentiable repeatedly."""
-    if transformed():
+    if transformed(x):
         return x @ x.T
     product: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
     return product

@@ -128,7 +128,7 @@ def in_tiles(
     """
     plan = _Plan(part, tiles, len(by_row), len(whole), values, at_once and values == 1, sharing())
     tensors = (*by_row, *whole, *parameters)
-    if transformed() or torch.compiler.is_compiling():
+    if transformed(*tensors) or torch.compiler.is_compiling():
         return _joined([plan.compute(tile, tensors) for tile in tiles])
     results: tuple[Tensor, ...] = _InTiles.apply(plan, *tensors)  # type: ignore[no-untyped-call]
     return results

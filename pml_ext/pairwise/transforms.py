@@ -6,18 +6,34 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
+from torch.autograd import Function, forward_ad
 
 # An autograd.Function with setup_context and jvp would serve all of these, but takes 7 to 13 microseconds longer in
 # every ordinary call (a step of CBMLLoss has three and takes a millisecond), and torch.compile refuses one with a jvp.
 # So each such Function here has a second form in torch's own operations, for which these questions are asked.
 
 
-def transformed() -> bool:
-    """Return whether a transform of torch.func is running, or a level of forward-mode differentiation is open."""
+class _Probe(Function):
+    """A function without ``setup_context``, which torch refuses to apply under a transform of torch.func."""
+
+    @staticmethod
+    def forward(ctx: Any, nothing: Tensor) -> None: ...
+
+
+_NOTHING = torch.zeros(())
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """Return whether a transform of torch.func is running, or one of the tensors has a forward-mode tangent."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    try:
+        _Probe.apply(_NOTHING)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return True
+    unpacked = map(forward_ad.unpack_dual, tensors)
+    return any(each.tangent is not None for each in unpacked)
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
