@@ -18,6 +18,8 @@ from .common import (
     print_json,
     print_table,
     process_number,
+    say,
+    stderr,
     stdout,
 )
 
@@ -35,12 +37,19 @@ PHASES = {
 
 def train(
     recipe: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A recipe, the TOML description of a run: loss, data, network, schedule. One that is installed, such "
-            "as cbml/digits (pml-ext list recipes), or a .toml file."
+            "as cbml/digits (pml-ext list recipes), or a .toml file. With --images, pml/photographs if left out."
         ),
-    ],
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own images: a folder with a sub-folder per class, or a .csv table. Split, image size and "
+            "batches are chosen to fit them, and printed with the options that change them."
+        ),
+    ] = None,
     data: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write (default runs/NAME-SEED-TIME).")] = None,
     seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
@@ -51,6 +60,9 @@ def train(
     on_nonfinite: Annotated[
         Literal["stop", "skip"], typer.Option(help="What to do where loss, embeddings or gradients are not finite.")
     ] = "stop",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the tests before training, and all figures but three.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
@@ -60,16 +72,26 @@ def train(
     that of all processes together. SIGINT (Ctrl-C), SIGTERM and SIGHUP end training after the iteration, with a
     checkpoint; a second one ends it at once.
     """
+    from ..errors import ConfigError
     from ..experiment import FailedRunsError, summarize
     from ..experiment import train as run_recipe
 
-    first, failed = process_number() == 0, None
+    first, failed, settings = process_number() == 0, None, list(overrides or ())
+    if images is not None:
+        from ..experiment.recipe.images import RECIPE, settings_for
+
+        fitting, lines = settings_for(images, settings, data)
+        recipe, settings = recipe or RECIPE, [*fitting, *settings]
+        if first:
+            stderr().print("\n".join(lines), soft_wrap=True)
+    if recipe is None:
+        raise ConfigError("wanted a recipe, or --images FOLDER; type: pml-ext train cbml/digits")
+    if quick:
+        settings = [f"evaluation.{each}" for each in ("baselines=false", "figures=few", "training_images=0")] + settings
     with Progress() as bar:
         listener = bar if first else None
         try:
-            results = run_recipe(
-                recipe, out, seed, seeds, device, data, overrides or (), resume, listener, on_nonfinite
-            )
+            results = run_recipe(recipe, out, seed, seeds, device, data, settings, resume, listener, on_nonfinite)
         except FailedRunsError as error:
             results, failed = error.results, error
     several = len(results) != 1 or failed is not None
@@ -78,6 +100,9 @@ def train(
         print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
     elif first and results:
         _print_summary(results, summarize(results)) if several else _print_metrics(results[0])
+        train, test = (sum(result["seconds"][part] for result in results) for part in ("train", "test"))
+        if test > train and not quick:
+            say(f"tests took {test:.0f} s, training {train:.0f} s: --quick leaves out the tests before training")
         for result in results:
             if (report := Path(result["folder"]) / "report.html").exists():
                 stdout().print(f"report: {report}")

@@ -18,6 +18,7 @@ def folder(
     split: Literal["class", "image"] = "class",
     train_fraction: float = 0.5,
     seed: int = 0,
+    classes: Literal["outer", "leaf"] = "outer",
 ) -> DataSplits:
     """Return a folder of images, one sub-folder per class, or ``train/CLASS`` and ``test/CLASS``.
 
@@ -32,6 +33,8 @@ def folder(
         split: ``"class"`` or ``"image"``.
         train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.
         seed: of the split.
+        classes: of folders inside of folders, ``"outer"`` takes the outermost as classes, ``"leaf"`` those that images
+            lie in, named by their paths.
 
     Raises:
         ConfigError: a setting outside its range.
@@ -45,42 +48,63 @@ def folder(
     if not place.is_dir():
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     parts = [place / "train", place / "test"]
-    if all(part.is_dir() for part in parts):
-        names = sorted({name for part in parts for name in _classes(part)})
-        train, test = (_images(part, names, channels) for part in parts)
-    else:
+    parts = parts if all(part.is_dir() for part in parts) else [place]
+    found = [_files_by_class(part, classes) for part in parts]
+    names = sorted(set().union(*found))
+    labeled = [_labeled(files, names, channels) for files in found]
+    inner = [
+        file.parent
+        for each, part in zip(labeled, parts, strict=True)
+        for file in each.paths or ()
+        if file.parents[1] != part
+    ]
+    leaf = "--set data.classes=leaf takes each innermost folder as a class"
+    if len(labeled) == 1:
+        if len(names) == 1:
+            remedy = leaf if inner else "wanted a sub-folder for each of several classes"
+            raise DataError(f"{place}: found 1 class, {names[0]}; {remedy}")
         divide = hold_out_classes if split == "class" else split_by_image
-        train, test = divide(_images(place, _classes(place), channels), 1 - train_fraction, seed)
+        labeled = [*divide(labeled[0], 1 - train_fraction, seed)]
+    train, test = labeled
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
             raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")
     if len(set(train.labels.tolist())) < 2:
-        raise DataError(f"{place}: one class to train with; wanted two or more")
-    return DataSplits(train, test, image_size=image_size, channels=channels, crop=True)
-
-
-def _classes(place: Path) -> list[str]:
-    return sorted(name for name in next(os.walk(place, onerror=_refuse))[1] if not name.startswith("."))
+        other = (
+            "; --set data.split=image divides the images of each class" if len(parts) == 1 and split == "class" else ""
+        )
+        raise DataError(f"{place}: one class to train with; wanted two or more{other}")
+    note = (
+        f"{inner[0]} is a folder inside of a class's folder, whose class its images get; {leaf}"
+        if inner and classes == "outer"
+        else ""
+    )
+    return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note=note)
 
 
 def _refuse(error: OSError) -> None:
     raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); give it back its read permission")
 
 
-def _images(place: Path, names: list[str], channels: int) -> LabeledImages:
+def _files_by_class(place: Path, classes: str) -> dict[str, list[Path]]:
     """Return the images below the folders of classes; hidden files and folders, and other files, are left out."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(names):
-        found = []
-        for folder, folders, inside in os.walk(place / name, onerror=_refuse if (place / name).is_dir() else None):
+    found: dict[str, list[Path]] = {}
+    for top in sorted(name for name in next(os.walk(place, onerror=_refuse))[1] if not name.startswith(".")):
+        for folder, folders, files in os.walk(place / top, onerror=_refuse):
             folders[:] = [each for each in folders if not each.startswith(".")]
-            found += [Path(folder, each) for each in inside if not each.startswith(".")]
-        found = sorted(file for file in found if file.name.lower().endswith(IMG_EXTENSIONS) and file.is_file())
-        files += found
-        labels += [label] * len(found)
-    if not files:
+            images = [Path(folder, each) for each in files if not each.startswith(".")]
+            images = [file for file in images if file.name.lower().endswith(IMG_EXTENSIONS) and file.is_file()]
+            name = Path(folder).relative_to(place).as_posix() if classes == "leaf" else top
+            if images:
+                found.setdefault(name, []).extend(images)
+    if not found:
         raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files per class")
+    return found
+
+
+def _labeled(found: dict[str, list[Path]], names: list[str], channels: int) -> LabeledImages:
+    files = [file for name in names for file in sorted(found.get(name, ()))]
+    labels = [label for label, name in enumerate(names) for _ in found.get(name, ())]
     return LabeledImages(files, labels, names, channels=channels)

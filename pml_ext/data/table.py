@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +60,12 @@ def table(
     file = Path(path).expanduser()
     place = root.expanduser() if root is not None else file.parent
     rows = _read(file)
+    for row in rows:
+        if len([part for part in re.split(r"[|;]", row.label) if part.strip()]) > 1:
+            raise DataError(
+                f"{file}: {row.path} has several labels in one cell, {row.label!r}; an image has one class here: keep "
+                "one of them, or give their combination a name without | and ;"
+            )
     if missing := [row.path for row in rows if not (place / row.path).is_file()]:
         raise DataError(
             f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); "
@@ -90,12 +97,15 @@ def _read(file: Path) -> list[Row]:
     rows = []
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            lines = csv.DictReader(opened, strict=True)
+            head = opened.readline()
+            opened.seek(0)
+            separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
+            lines = csv.DictReader(opened, strict=True, delimiter=separator)
             columns = lines.fieldnames or []
             if lacking := [name for name in ("label", "path", "split") if name not in columns]:
                 raise DataError(
                     f"{file}: no column {' and no '.join(lacking)} among {', '.join(columns) or 'none'}; "
-                    "wanted label, path, split (and is_query, is_gallery)"
+                    "wanted label, path and split (train or validation) in the first line"
                 )
             roles = {} if {"is_query", "is_gallery"} & {*columns} else {"is_query": True, "is_gallery": True}
             for line in lines:

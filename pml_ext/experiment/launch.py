@@ -101,9 +101,15 @@ def _check_same(plan: Plan) -> None:
         raise ConfigError(f"{folder} holds a run with seed {seed}, not {plan.seed}; type --seed {seed}")
     old, new = flat(tables), flat(plan.recipe.as_dict())
     for key in [*old, *new]:
-        if old.get(key) != new.get(key):
+        if old.get(key) != new.get(key) and not (key == "schedule.epochs" and _extends(old, new)):
             there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
             raise ConfigError(f"{saved}: {there}; resume it with the same")
+
+
+def _extends(old: Metrics, new: Metrics) -> bool:
+    """Return whether a recipe differs by more epochs of a schedule that may have them."""
+    longer = new["schedule.epochs"] > old["schedule.epochs"]
+    return longer and new["schedule.name"] in ("constant", "cosine")
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -124,13 +130,19 @@ def execute(
     on_nonfinite: OnNonfinite = "stop",
 ) -> Metrics:
     """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
-    folder = plan.folder
+    folder, more = plan.folder, ""
     metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
-    if metrics is not None and not damaged:
+    if resume and rank() == 0 and (folder / RECIPE).exists():
+        table, epochs = plan.recipe.schedule, read_toml(folder / RECIPE, "run")["schedule"]["epochs"]
+        if epochs < table.epochs:
+            falls = ", the learning rate falls along the longer cosine" if table.name == "cosine" else ""
+            more = f"{table.epochs} epochs in place of {epochs}{falls}; metrics and report are made again"
+    more = from_rank_0(more)
+    if metrics is not None and not damaged and not more:
         return metrics  # type: ignore[no-any-return]
     run = Run(plan.recipe, plan.name, folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
-    run.listener.step(f"{plan.name}, seed {plan.seed}, in {folder}")
-    again = metrics is not None and MODEL not in damaged  # else the run goes on from its last checkpoint
+    run.listener.step(f"{plan.name}, seed {plan.seed}, in {folder}{f': {more}' if more else ''}")
+    again = metrics is not None and MODEL not in damaged and not more  # else the run goes on from its last checkpoint
     with contextlib.ExitStack() as stack:
         if rank() == 0:
             with writing(folder):
@@ -138,6 +150,8 @@ def execute(
             stack.enter_context(locked(folder))
             if MODEL in damaged:
                 run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
+            if more:  # a run with fewer epochs was finished
+                (folder / METRICS).unlink(missing_ok=True)
             checksums.recover(folder, ("checkpoints", "figures", "records"))  # what a killed run has left
             if not again or RECIPE in damaged:
                 tables = plan.recipe.as_dict()

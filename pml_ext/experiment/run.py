@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..checksums import SUMS, read_sums, replace_file, write_sums
 from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
-from ..errors import ConfigError, DataError, TrainingError, TrainingWarning
+from ..errors import ConfigError, DataError, TrainingError, TrainingWarning, shortened
 from ..files import left_over
 from ..models import fit_whitened_pca
 from . import checkpoint, signals
@@ -32,7 +32,7 @@ from .features import FeatureReader
 from .recipe import Recipe, plugins_in
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
-from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, with_clusters
+from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, stretch, with_clusters
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
@@ -105,6 +105,7 @@ class Run(View):
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._history = RunHistory()
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
+        self._warn(self.note)
         for split, paths in self.unreadable.items():
             self._warn(f"left out {len(paths)} images of {split} that cannot be read; the first: {min(paths.values())}")
 
@@ -178,6 +179,8 @@ class Run(View):
             self._restore(last, state)
             self._warn(warning)
         else:
+            if self.recipe.model.init is not None:
+                self._start_from(Path(self.recipe.model.init))
             if self.recipe.model.embedder == "pca":
                 fit_whitened_pca(self.embeddings("train", "trunk"), cast(torch.nn.Linear, self.embedder))
             if self.rank == 0 and self.recipe.evaluation.baselines:
@@ -200,6 +203,27 @@ class Run(View):
             if self._within is None:
                 within.unlink(missing_ok=True)
             self._write_json(_NETWORK, self.network_json())
+
+    def _start_from(self, folder: Path) -> None:
+        """Take the weights of another run: the trunk's, and the embedder's where its sizes are the same."""
+        path = folder / "checkpoints" / "model.pt"
+        if not path.is_file():
+            raise ConfigError(f"model.init: {folder} is no finished run (no {path}); wanted the folder of one")
+        state = checkpoint.load(path, self.device)
+        try:
+            self.trunk.load_state_dict(state["trunk"])
+        except RuntimeError as error:
+            text = f"model.init: the trunk of {folder} is another one ({shortened(error, 160)})"
+            raise ConfigError(f"{text}; take that run's [model] trunk and image size, in {folder / RECIPE}") from None
+        shapes = [
+            {name: tensor.shape for name, tensor in each.items()}
+            for each in (state["embedder"], self.embedder.state_dict())
+        ]
+        if shapes[0] == shapes[1]:
+            self.embedder.load_state_dict(state["embedder"])
+        else:
+            self._warn(f"model.init: the embedder of {folder} has other sizes; it begins from random")
+        self.changed()
 
     def _train_epoch(self, reader: BatchReader | FeatureReader, records: Records | None) -> list[float]:
         """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
@@ -443,7 +467,10 @@ class Run(View):
             raise ConfigError(f"{text}; resume it with torchrun --nproc-per-node {before} -m pml_ext train ...")
         with checkpoint.taking(path, state):
             for name, part in self._parts().items():
+                epochs = getattr(part, "T_max", None)
                 part.load_state_dict(state["parts"][name])
+                if epochs is not None and epochs != part.T_max:
+                    stretch(part, epochs)
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
                 checkpoint.set_state_of_sampler(stage.sampler, sampler)
             checkpoint.set_random_state(state["ranks"][self.rank] if "ranks" in state else state["random"])

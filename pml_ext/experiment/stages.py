@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +140,14 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
     return None
 
 
+def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int) -> None:
+    """Let a cosine schedule end after more epochs, the learning rate now as if it had been so from the beginning."""
+    schedule.T_max = epochs
+    share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
+    for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = base * share
+
+
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
     """Return a sampler, and how many batches an epoch has; ConfigError if it cannot compose them from the images."""
     iterations = table.iterations or max(1, len(images) // table.batch_size)
@@ -149,6 +158,14 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
             )
             raise ConfigError(f"{text}; make batch_size or iterations smaller")
         return torch.utils.data.RandomSampler(range(len(images))), iterations
+    classes, m = len(np.unique(images.labels)), table.settings.get("m")
+    if isinstance(m, int) and m > 0:
+        most = min(table.batch_size, classes * m) // m * m
+        if most != table.batch_size:
+            limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
+            raise ConfigError(
+                f"sampler: found batch_size = {table.batch_size}; {limit}: --set sampler.batch_size={most}"
+            )
     context: BuildContext = {
         "labels": np.asarray(images.labels),
         "batch_size": table.batch_size,

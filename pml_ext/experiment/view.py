@@ -48,7 +48,9 @@ class View:
         self.device = torch.device(device)
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
-        self.identity = checkpoint.identity(recipe.as_dict(), seed)
+        tables = recipe.as_dict()
+        del tables["schedule"]["epochs"]  # a run may get more of them
+        self.identity = checkpoint.identity(tables, seed)
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
@@ -69,7 +71,7 @@ class View:
         if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
             from_rank_0(None)
         splits = build_dataset(table, root)
-        self.parents = splits.parents
+        self.parents, self.note = splits.parents, splits.note
         if "zero-shot" in evaluation.protocols and not self.parents:
             lacks = f"'zero-shot' wants classes with parents, which {table.name} does not have here"
             raise ConfigError(f"evaluation.protocols: {lacks}; omniglot has, and imagenet with a hierarchy")

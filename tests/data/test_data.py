@@ -111,6 +111,23 @@ def test_a_folder_is_split_by_class_or_by_image(tmp_path):
     assert folder(tmp_path, path="photos").train.paths == by_class.train.paths
 
 
+def test_folders_inside_of_classes_are_named(tmp_path):
+    photos(tmp_path / "birds")
+    photos(tmp_path / "tools", classes=2)
+    outer = folder(path=str(tmp_path), split="image")
+    assert outer.train.class_names == ["birds", "tools"]
+    assert "is a folder inside of a class's folder" in outer.note
+    assert "--set data.classes=leaf" in outer.note
+    leaf = folder(path=str(tmp_path), split="image", classes="leaf")
+    assert (leaf.train.class_names[3:5], leaf.note) == (["birds/class3", "tools/class0"], "")
+    assert folder(path=str(tmp_path / "birds")).note == ""
+    with pytest.raises(DataError, match="one class to train with; .*--set data.split=image"):
+        folder(path=str(tmp_path))
+    (tmp_path / "tools").rename(tmp_path / "birds" / "class0" / "tools")
+    with pytest.raises(DataError, match="found 1 class, birds; --set data.classes=leaf"):
+        folder(path=str(tmp_path))
+
+
 def test_train_and_test_folders_are_used_as_they_are(tmp_path):
     photos(tmp_path / "train", classes=3)
     photos(tmp_path / "test", classes=5, images=2)

@@ -214,6 +214,10 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
         (",photos/3.jpg,validation,True,True,,,,", "line 5: found label"),
         ('"7"x,photos/3.jpg,validation,True,True,,,,', "cannot be read as a table .*line 5.*in pairs"),
         (
+            "7|8,photos/3.jpg,validation,True,True,,,,",
+            r"photos/3.jpg has several labels in one cell, '7\\|8'; .*keep one",
+        ),
+        (
             '"7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,True,,,,',
             "unexpected end .*quotes",
         ),
@@ -246,3 +250,11 @@ def test_omniglot_whole(tmp_path, count):
     (tmp_path / omniglot.EVALUATION).unlink()
     with pytest.raises(DataError, match="no images_evaluation.zip"):
         omniglot.omniglot(tmp_path)
+
+
+def test_a_table_may_have_semicolons(tmp_path):
+    rows = ["7,photos/3.jpg,validation,True,True,,,,", "7,photos/4.jpg,validation,True,True,,,,"]
+    file = table_of(tmp_path, TRAIN + rows)
+    commas = table(path=str(file))
+    file.write_text(file.read_text().replace(",", ";"))
+    assert table(path=str(file)).test.paths == commas.test.paths

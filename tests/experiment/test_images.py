@@ -12,6 +12,7 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError, UnknownNameError
 from pml_ext.experiment import train
 from pml_ext.experiment.recipe import load_recipes, pipelines, read_tables
+from pml_ext.experiment.recipe.images import settings_for
 from pml_ext.experiment.recipe.schema import ImagesTable
 from pml_ext.experiment.view import View
 
@@ -142,3 +143,34 @@ def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
     assert sum(part.get("unreadable", 0) for part in metrics["images"].values()) == 3
     assert [text for text in metrics["warnings"] if "that cannot be read; the first:" in text]
     assert "that cannot be read; the first:" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "options", "wanted", "told"),
+    [
+        (
+            24,
+            6,
+            [],
+            {"data.split": "class", "sampler.m": "5", "sampler.batch_size": "60"},
+            "12 classes to train, 12 others",
+        ),
+        (6, 8, [], {"data.split": "image", "sampler.m": "4", "sampler.batch_size": "24"}, "24 to train"),
+        (8, 3, [], {"data.split": "class", "sampler.m": "3", "sampler.batch_size": "12"}, "4 classes to train"),
+        (6, 8, ["data.split=class"], {"sampler.batch_size": "24", "sampler.m": "8"}, "3 classes to train, 3 others"),
+        (2, 40, [], {"data.split": "image", "sampler.m": "16", "sampler.batch_size": "32"}, "40 to train"),
+    ],
+)
+def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, told):
+    for label in range(classes):
+        (tmp_path / f"class{label:02d}").mkdir()
+        for number in range(images):
+            Image.new("RGB", (40, 50), (9 * label, number, 0)).save(tmp_path / f"class{label:02d}" / f"{number}.png")
+    settings, lines = settings_for(tmp_path, options)
+    found = dict(setting.split("=") for setting in settings)
+    assert found["data.image_size"] == "32"
+    assert {key: found.get(key) for key in wanted} == wanted
+    assert len(lines) == 3
+    assert f"{classes} classes of {images} images, 40 x 50" in lines[0]
+    assert told in " ".join(lines)
+    load_recipes("pml/photographs", [*settings, *options])

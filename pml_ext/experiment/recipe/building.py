@@ -163,6 +163,9 @@ def _dataset_factory(name: str) -> Callable[..., Any]:
 
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
+        if Path(name).exists() and name not in registry.factories("data set"):
+            kind = "folder" if Path(name).is_dir() else "table"
+            raise ConfigError(f"no data set {name!r}; for your own images type --set data.name={kind}:{name}")
         return registry.factory("data set", name)
     factory, wanted = PATH_FACTORIES[prefix]
     if not path:

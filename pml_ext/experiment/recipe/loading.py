@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
@@ -32,6 +33,7 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
     Without ``check``, names and settings of components are not looked up, which takes torch.
     ConfigError names the file, the key, what was found and what is wanted; PluginError a plugin that is not in use.
     """
+    overrides = list(overrides)
     try:
         source, run, variants = _variants(name, overrides)
         try:
@@ -41,9 +43,18 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
                 raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
             raise
     except (ConfigError, UnknownNameError) as error:
-        raise type(error)(shortened(error)) from error.__cause__
+        raise type(error)(shortened(_told_of_options(str(error), overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
+
+
+def _told_of_options(text: str, overrides: Iterable[str]) -> str:
+    """Return an error's text with the option that caused it, ``--set KEY=VALUE``, in place of the recipe's file."""
+    for override in overrides:
+        key = re.escape(override.partition("=")[0].strip())
+        if match := re.match(rf"\S+\.toml: (?={key}\b)", text):
+            return f"--set {override}: {text[match.end() :]}"
+    return text
 
 
 def validate(tables: Mapping[str, Any], source: str, quotes: bool = True, check: bool = True) -> Recipe:
@@ -127,6 +138,8 @@ def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[st
         if not separator or not key:
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
         given.append((key, toml_value(text)))
+        if isinstance(tables.get(key), dict) and isinstance(given[-1][1], str):
+            raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
     # Names of components and data sets go first, since another name begins the table anew.

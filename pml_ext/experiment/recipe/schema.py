@@ -147,6 +147,7 @@ class ModelTable(Table):
     views: Count = 1  # of each training image under freeze = "trunk"; 1: not augmented; more: augmented ones
     lora: LoraTable | None = None
     freeze_batch_norm: bool = False
+    init: str | None = None  # folder of a run, whose weights the networks begin with
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
@@ -263,6 +264,7 @@ class EvaluationTable(Table):
     lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True  # test raw pixels and the untrained network too
+    figures: Literal["all", "few"] = "all"  # few: losses, similarities and nearest neighbors, without t-SNE
     training_images: int = Field(5_000, ge=0)  # tested training images, a sample by class where there are more
     shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
     batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large

@@ -69,22 +69,24 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
         yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
     kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
+    few = table.figures == "few"
     panels: Curves = {}
     for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
         if curves := metric_series(view.folder, metric):
             names = {VALIDATION: table.validated_on, CURVE: kind}
             panels[metric] = {names[name]: curve for name, curve in curves.items()}
-    if panels:
+    if panels and not few:
         images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
         chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
     phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
     by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
-    yield draw(
-        "Recall@K before and after training",
-        lambda: figures.recall_curve(by_k),
-        f"The share of {kind} with an image of their class among the K nearest.",
-    )
+    if not few:
+        yield draw(
+            "Recall@K before and after training",
+            lambda: figures.recall_curve(by_k),
+            f"The share of {kind} with an image of their class among the K nearest.",
+        )
     test, labels = view.embeddings(queries), view.true_labels(queries)
     compared = {kind: (test, labels)}
     if (training := view.tested_training) is not None:
@@ -104,7 +106,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
 
     when = "Before and after training, the same images" if table.baselines else "After training"
-    yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, f"{when}, colored by class.")
+    if not few:
+        yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, f"{when}, colored by class.")
     yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view, nearest(view, queries)),
