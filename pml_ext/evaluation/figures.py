@@ -197,7 +197,7 @@ def projections(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
-        class_names: names by label, for a legend where there are at most 20 classes.
+        class_names: names by label, for a legend where there are at most 10 classes.
         method: principal components, or t-SNE with them as its start.
         max_items: largest number of rows per part; a larger part is sampled at random.
         seed: of that draw and of t-SNE.
@@ -213,7 +213,7 @@ def projections(
             _note(axes, "all images lie on one point")
         palette = "tab10" if len(classes) <= 10 else "tab20" if len(classes) <= 20 else "turbo"
         drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
-        if len(classes) <= 20 and len(class_names) and axes is panels[-1]:
+        if len(classes) <= 10 and len(class_names) and axes is panels[-1]:
             handles = drawn.legend_elements(num=list(range(len(classes))))[0]
             names = [str(class_names[label]) for label in classes]
             axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,6 +91,24 @@ def nearest(view: View, split: str) -> Evaluation:
     """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
     points = {part: _directions(view, part) for part in dict.fromkeys((split, view.gallery_of(split)))}
     return view.once(("nearest", split), lambda: _searched(view, split, points))
+
+
+def recall_by_class(view: View) -> dict[str, float]:
+    """Return Recall@1 of each tested class by its name, the worst first."""
+    labels, names = view.true_labels(view.queries).cpu(), view.images(view.queries).class_names
+    right = nearest(view, view.queries).right[:, 0].double().cpu()
+    found, means = class_means(right, labels)
+    worst = means.argsort(stable=True).tolist()
+    return {str(names[int(found[place])]): round(float(means[place]), 4) for place in worst}
+
+
+def confusions(view: View, most: int = 10) -> list[tuple[str, str, int]]:
+    """Return the most frequent wrong nearest images: class of the query, class that it is taken for, how often."""
+    result, names = nearest(view, view.queries), view.images(view.queries).class_names
+    labels, others = view.images(view.queries).labels, view.images(view.gallery_of(view.queries)).labels
+    wrong = (~result.right[:, 0].cpu()).nonzero().flatten().tolist()
+    pairs = Counter((labels[query], others[int(result.indices[query, 0])]) for query in wrong)
+    return [(str(names[query]), str(names[other]), count) for (query, other), count in pairs.most_common(most)]
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:

@@ -27,7 +27,7 @@ from ..models import fit_whitened_pca
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, bad_weight
-from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before
+from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before, recall_by_class
 from .features import FeatureReader
 from .recipe import Recipe, plugins_in
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
@@ -341,6 +341,7 @@ class Run(View):
             "best_epoch": best,
             "skipped_iterations": history.skipped,
             "warnings": history.warnings,
+            "recall_at_1_by_class": recall_by_class(self),
             **metrics,
         }
         self._write_json(METRICS, result)

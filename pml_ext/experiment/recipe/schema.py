@@ -167,6 +167,8 @@ class ModelTable(Table):
         for key, unwanted in (("embedder", self.embedder == "pca"), ("views", self.views > 1)):
             if unwanted and self.freeze != "trunk":
                 raise ValueError(f"{key}: {getattr(self, key)!r} goes with freeze = 'trunk', whose features are kept")
+        if self.init is not None and self.freeze == "trunk":
+            raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
         return self
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import re
+import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
 import tomli_w
 import torch
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from ...errors import ConfigError, UnknownNameError, one_line
 from ...evaluation import Evaluation, figures
@@ -20,7 +25,7 @@ from ...evaluation.fonts import short_name
 from ...evaluation.metrics import metrics_of
 from ...files import write_atomically, write_text
 from ..checkpoint import load
-from ..evaluation import counts, nearest
+from ..evaluation import confusions, counts, nearest, recall_by_class
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.schema import TOP
 from ..records import CURVE, VALIDATION, loss_series, metric_series
@@ -37,6 +42,7 @@ PHASES = {
     "learned_metric": "trained network, learned metric",
     "shortlist": "trained network, learned metric on a shortlist",
 }
+WORST = 10  # classes in a table
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
 Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
 
@@ -48,16 +54,19 @@ class ReportFigure(NamedTuple):
     png: bytes = b""
     caption: str = ""
     problem: str = ""
+    photographs: bool = False  # in which no color may change; others are inverted on a dark page
 
 
-def draw(title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "") -> ReportFigure:
+def draw(
+    title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", photographs: bool = False
+) -> ReportFigure:
     """Draw a figure; an error is kept as its problem, after the owner's name, and costs no other figure."""
     try:
         buffer = io.BytesIO()
         figure().savefig(buffer, format="png")
     except (Exception, SystemExit) as error:  # components draw figures of their own
         return ReportFigure(title, problem=owner + one_line(error))
-    return ReportFigure(title, buffer.getvalue(), caption)
+    return ReportFigure(title, buffer.getvalue(), caption, photographs=photographs)
 
 
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
@@ -111,9 +120,17 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view, nearest(view, queries)),
-        "Half of the queries have a wrong nearest image, where available. Frames: green (✓) for the query's class, "
-        "red (✗) for another. Numbers: Euclidean distances.",
+        "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: green "
+        "(✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
+        photographs=True,
     )
+    if not few:
+        yield draw(
+            "Training images as the network saw them",
+            lambda: _batch(view),
+            "Four of each of some classes, augmented as in training.",
+            photographs=True,
+        )
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -135,6 +152,10 @@ def _gallery(view: View, result: Evaluation) -> Figure:
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
     failures, successes = order[wrong[order]], order[~wrong[order]]
+    rank = {name: place for place, name in enumerate(recall_by_class(view))}
+    failures = torch.tensor(
+        sorted(failures.tolist(), key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
+    ).long()
     rows = []
     for query in torch.cat([failures[:4], successes])[:8].tolist():
         label = int(queries.labels[query])
@@ -144,6 +165,55 @@ def _gallery(view: View, result: Evaluation) -> Figure:
             caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
             rows[-1].append(figures.answer(shown.image(index), caption, other == label))
     return figures.gallery(rows)
+
+
+def _batch(view: View) -> Figure:
+    """Draw four augmented training images of each of six classes."""
+    images, generator = view.training_images, np.random.default_rng(view.seed)
+    rows = []
+    with torch.random.fork_rng([]):
+        torch.manual_seed(view.seed)
+        for label in generator.permutation(np.unique(images.labels))[:6].tolist():
+            members = generator.permutation(np.flatnonzero(images.labels == label))[:4].tolist()
+            name = short_name(images.class_names[label])
+            rows.append([(_as_bytes(images[member][0]), name, figures.GRAY) for member in members])
+    # two classes side by side
+    return figures.gallery([[*chain(*rows[start : start + 2])] for start in range(0, len(rows), 2)])
+
+
+def _as_bytes(image: Tensor) -> Tensor:
+    """Return a network's input as uint8, its least value black and its greatest white."""
+    low, high = image.min(), image.max()
+    return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)
+
+
+def headline(view: View, metrics: Mapping[str, Any]) -> str:
+    """Return a report's first sentence: how often the nearest image is right, and what raw pixels would do."""
+    after, raw = (metrics.get(phase, {}).get("recall_at_1") for phase in ("after", "raw"))
+    trained, tested = ({*view.images(split).labels.tolist()} for split in ("train", view.queries))
+    of = "images of its classes that it has not seen" if trained & tested else "classes that it has never seen"
+    text = f"On {of}, the nearest image is right for {100 * after:.0f}\u00a0% of queries"
+    if raw is None:
+        return f"{text}."
+    if after <= raw:
+        remedy = "train longer, or start from pretrained weights"
+        return f"{text}, no better than raw pixels ({100 * raw:.0f}\u00a0%): {remedy}."
+    return f"{text}; by raw pixels it is for {100 * raw:.0f}\u00a0%."
+
+
+def next_commands(view: View) -> list[tuple[str, str]]:
+    """Return commands to type after a run, and the effect of each."""
+    run, data = shlex.quote(str(view.folder)), view.recipe.data.name
+    photos = shlex.quote(data.partition(":")[2]) if data.startswith("folder:") else "FOLDER"
+    again = f"pml-ext train RECIPE --out {run} --resume --set schedule.epochs={2 * view.recipe.schedule.epochs}"
+    commands = [
+        (f"pml-ext index {run} {photos}", "makes a folder of images searchable"),
+        (f"pml-ext query {run} IMAGE", "finds the nearest of them"),
+        (f"pml-ext cluster {run} {photos} --clusters auto", "sorts them into groups"),
+        (f"pml-ext browse {run}", "shows all of that as a page"),
+    ]
+    longer = view.recipe.schedule.name in ("constant", "cosine")
+    return [*commands, (again, "the options as before, trains on")] if longer else commands
 
 
 class ReportTable(NamedTuple):
@@ -157,6 +227,7 @@ class ReportTable(NamedTuple):
 
 def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
     """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
+    begun = time.perf_counter()
     drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
     for figure in drawn:
         name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
@@ -166,6 +237,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
             place.unlink(missing_ok=True)  # of an earlier report
         else:
             write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
+    drawing = time.perf_counter() - begun
     seconds, table, warnings = metrics["seconds"], view.recipe.evaluation, list(metrics["warnings"])
     chosen = f", chosen by {table.select} on {table.validated_on}" if table.select else ""
     if table.select_on == "test":
@@ -180,9 +252,16 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     text = environment.get_template("report.html.jinja").render(
         title=metrics["recipe"],
         subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
-        f"{seconds['train']:.1f} s of training and {seconds['test']:.1f} s of testing, epoch {metrics['best_epoch']} "
+        f"{seconds['train']:.1f} s of training, {seconds['test']:.1f} s of testing, {drawing:.1f} s of figures, "
+        f"epoch {metrics['best_epoch']} "
         f"of {view.recipe.schedule.epochs}{chosen}.",
-        tables=[metrics_table(view, metrics), ReportTable("Images", ["split", "images", "classes"], [*images])],
+        headline=headline(view, metrics),
+        commands=next_commands(view),
+        tables=[
+            metrics_table(view, metrics),
+            *class_tables(view),
+            ReportTable("Images", ["split", "images", "classes"], [*images]),
+        ],
         figures=drawn,
         appendix=[*paper_tables(view.recipe, metrics)],
         warnings=warnings,
@@ -212,6 +291,17 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
         caption += f" The column of the training classes{sampled} shows how much is lost on unseen ones."
     where = "of the queries" if apart else "on the test images"
     return ReportTable(f"Retrieval and clustering {where}", ["%", *(PHASES[phase] for phase in phases)], rows, caption)
+
+
+def class_tables(view: View) -> Iterator[ReportTable]:
+    """Return the worst classes by Recall@1, and the most frequent confusions."""
+    by_class = recall_by_class(view)
+    worst = [[name, _percent(value)] for name, value in by_class.items()][:WORST]
+    more = f"The {len(worst)} worst of {len(by_class)} classes; metrics.json has all." if len(by_class) > WORST else ""
+    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1"], worst, more)
+    if found := confusions(view):
+        rows = [[f"{query} taken for {other}", str(count)] for query, other, count in found]
+        yield ReportTable("The most frequent confusions", ["class of the query, of its nearest image", "times"], rows)
 
 
 def _percent(value: float | None, bold: bool = False) -> str:

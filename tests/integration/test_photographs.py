@@ -1,0 +1,36 @@
+"""The page for somebody who has a folder of photographs: its commands, one after another."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+PAGE = Path(__file__).parents[2] / "docs" / "photographs.md"
+SMALLER = ["--set", "sampler.iterations=2", "--set", "data.image_size=16"]
+
+
+def test_every_command_of_the_page_runs(tmp_path, monkeypatch, pml_ext_command):
+    generator = np.random.default_rng(0)
+    for label, name in enumerate(("heron", "wren", "owl", "kite")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(1, 9):
+            pixels = (60 * label + generator.integers(0, 60, (40, 50, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number:04d}.jpg")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) == 7
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "pml-ext"
+        done = pml_ext_command(*arguments, *(SMALLER if arguments[0] == "train" else ()))
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        if arguments[0] == "query":
+            assert "photos" in done.stdout or "heron/" in done.stdout
+    report = (tmp_path / "first" / "report.html").read_text("utf-8")
+    assert "On images of its classes that it has not seen, the nearest image is right for" in report
+    for title in ("Recall@1 by class", "Training images as the network saw them", "Commands to type next"):
+        assert title in report
+    assert (tmp_path / "second" / "report.html").read_text("utf-8").count("<figure>") == 3
