@@ -5,12 +5,14 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 PAGE = Path(__file__).parents[2] / "docs" / "photographs.md"
 SMALLER = ["--set", "sampler.iterations=2", "--set", "data.image_size=16"]
 
 
+@pytest.mark.timeout(900)
 def test_every_command_of_the_page_runs(tmp_path, monkeypatch, pml_ext_command):
     generator = np.random.default_rng(0)
     for label, name in enumerate(("heron", "wren", "owl", "kite")):
