@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from pytorch_metric_learning import distances, miners, regularizers, samplers
+from pytorch_metric_learning import distances, miners, samplers
 from pytorch_metric_learning import losses as losses
 from pytorch_metric_learning import reducers as reducers
+from pytorch_metric_learning import regularizers as regularizers
 from pytorch_metric_learning.distances import CosineSimilarity as CosineSimilarity
 from pytorch_metric_learning.distances import DotProductSimilarity as DotProductSimilarity
 from pytorch_metric_learning.distances import LpDistance as LpDistance

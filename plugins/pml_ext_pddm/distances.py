@@ -83,6 +83,11 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
     capabilities = frozenset({"tiles"})
 
+    @property
+    def expected_failed_checks(self) -> dict[str, str]:
+        """The conformance check that dropout fails."""
+        return {"check_modes": "dropout acts in training alone"} if self.dropout else {}
+
     def __init__(
         self,
         embedding_size: int,

@@ -80,6 +80,21 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
 
     capabilities = frozenset({"labels"})
 
+    @property
+    def expected_failed_checks(self) -> dict[str, str]:
+        """The conformance checks whose batches do not come as triplets."""
+        if not isinstance(self.miner, EmbeddingsAlreadyPackagedAsTriplets):
+            return {}
+        names = (
+            "mined_indices",
+            "calls_are_independent",
+            "order_does_not_matter",
+            "sizes",
+            "degenerate_batches",
+            "devices",
+        )
+        return {f"check_{name}": "the batch comes as triplets, in their order" for name in names}
+
     def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         require_distance(self, self.distance)

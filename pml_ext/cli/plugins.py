@@ -61,6 +61,9 @@ def check(
             metavar="WHAT", help="An importable package, package.Class, an entry point, a component's name, or pml."
         ),
     ],
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Leave out the compiler, other devices and processes, and PML's trainer.")
+    ] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
@@ -73,7 +76,7 @@ def check(
     for name, component in components_of(what):
         stderr().print(f"checking {name}")
         try:
-            checked = check_component(component, on_fail=None)
+            checked = check_component(component, fast=fast, on_fail=None)
             results += [dataclasses.replace(result, component=name) for result in checked]
         except ConfigError as error:
             results.append(CheckResult(name, "-", "skipped", str(error)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -68,6 +68,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "state"})  # its own references take the place of the loss's
+    expected_failed_checks: ClassVar[dict[str, str]] = {
+        "check_tensors_are_registered": "the ring is each process's own, and in the state dict without being a buffer"
+    }
     embedding_memory: Tensor
     label_memory: Tensor
     curr_batch_idx: Tensor

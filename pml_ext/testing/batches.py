@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .subject import CLASSES, Subject
+
+# Batches in which other pairs contribute, as a small margin needs it: as they come, close together, far apart, mixed.
+CLOSE: tuple[dict[str, Any], ...] = (
+    {},
+    {"common": 8.0},
+    {"common": 80.0},
+    {"scale": 0.05},
+    {"spread": 4.0, "common": 20.0},
+    {"scale": 20.0},
+    {"spread": 0.1},
+)
 
 
 @dataclasses.dataclass

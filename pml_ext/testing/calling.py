@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from .batches import Batch, batch_of
+from .batches import Batch, all_pairs, batch_of
 from .subject import SkipCheck, Subject, takes_labels
 
 TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # folders whose frames are not the author's
@@ -34,7 +34,11 @@ def needs_repeatable(subject: Subject) -> None:
 
 
 def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
-    """Return the value of a loss or a regularizer, the matrix of a distance or the indices of a miner."""
+    """Return the value of a loss, regularizer or reducer, the matrix of a distance or the indices of a miner."""
+    if registry.kind_of(type(component)) == "reducer":
+        losses = named.get("losses", batch.embeddings.square().sum(1))
+        info = {"losses": losses, "indices": torch.arange(len(losses)), "reduction_type": "element", "divisor": 8}
+        return component({"loss": info}, batch.embeddings, batch.labels)
     if more or takes_labels(component):
         return component(batch.embeddings, batch.labels, *more, **named)
     return component(batch.embeddings, **named)
@@ -46,14 +50,15 @@ def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
     return call(component, batch, *more, **named)
 
 
-def compute(component: Any, batch: Batch) -> dict[str, Any]:
+def compute(component: Any, batch: Batch, **named: Any) -> dict[str, Any]:
     """Return the unreduced values of a loss or a regularizer; raise SkipCheck for a wrapper, which has none."""
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
     if registry.kind_of(type(component)) == "regularizer":
         return component.compute_loss(batch.embeddings, *[] if labels is None else [labels])  # type: ignore[no-any-return]
-    return component.compute_loss(batch.embeddings, labels, None, batch.embeddings, labels)  # type: ignore[no-any-return]
+    references = named.get("ref_emb", batch.embeddings), named.get("ref_labels", labels)
+    return component.compute_loss(batch.embeddings, labels, named.get("indices_tuple"), *references)  # type: ignore[no-any-return]
 
 
 def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
@@ -65,10 +70,69 @@ def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two values, or the indices of two miners, are equal; all NaN equals all NaN."""
+    """Return whether two values, or the indices of two miners, are equal; NaN equals NaN in the same place."""
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(torch.equal, one, other))
-    return torch.equal(one, other) or bool(one.isnan().all() and other.isnan().all())
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
+    """Return the value of a seeded call and its gradients with respect to inputs, or the indices of a miner, sorted."""
+    result = seeded(component, batch, **named)
+    if isinstance(result, tuple):
+        return [sorted_rows(result)]
+    leaves = [x for x in (batch.embeddings, named.get("ref_emb")) if x is not None and x.requires_grad]
+    return [result.detach(), *gradients(weighted(result), leaves)]
+
+
+def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
+    """Return the outcome of a batch in another order, put back into that of the batch."""
+    other, back = batch.ordered(order), order.argsort()
+    result = seeded(component, other)
+    if isinstance(result, tuple):
+        return [sorted_rows(tuple(order[index] for index in result))]
+    if result.ndim:
+        return [result.detach()[back][:, back]]
+    return [result.detach(), gradient(result, other.embeddings)[back]]
+
+
+def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
+    """Return a miner's pairs or triplets as rows in lexicographic order, pairs with their kind as a third entry."""
+    if len(indices) == 3:
+        rows = torch.stack(indices, 1)
+    else:
+        kinds = enumerate((indices[:2], indices[2:]))
+        rows = torch.cat([torch.stack([x, y, torch.full_like(x, kind)], 1) for kind, (x, y) in kinds])
+    unique: Tensor = torch.unique(rows, dim=0)
+    return unique
+
+
+def weighted(value: Tensor) -> Tensor:
+    """Return a scalar as it is, and a matrix as the sum of its entries with random weights."""
+    if value.ndim == 0:
+        return value
+    weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
+    return (value * weights).sum()
+
+
+def alike(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float = 1e-9) -> bool:
+    """Return whether two outcomes are equal up to rounding; infinities and NaN are equal in the same place."""
+    return len(one) == len(other) and all(
+        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+        for x, y in zip(one, other, strict=True)
+    )
+
+
+def forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[str, Any]]:
+    """Return the optional arguments of each form of call that a component declares, by the form's name."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
+        found[" with a miner's tuple"] = {"indices_tuple": all_pairs(batch)}
+    if subject.kind == "distance":
+        found[" with references"] = {"ref_emb": other.embeddings}
+    elif subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities:
+        found[" with references"] = {"ref_emb": other.embeddings, "ref_labels": other.labels}
+    return found
 
 
 def is_random(subject: Subject) -> bool:
@@ -84,7 +148,7 @@ def is_random(subject: Subject) -> bool:
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients of a value, zeros for leaves without one, and retain its graph."""
-    if not value.requires_grad:
+    if not value.requires_grad or not leaves:
         return [torch.zeros_like(leaf) for leaf in leaves]
     slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
     return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, leaves, strict=True)]
@@ -104,16 +168,20 @@ def place_of(error: BaseException) -> str:
     return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
 
 
-class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that counts calls of operators."""
+class CountedOperations(TorchFunctionMode):
+    """Mode that counts calls of torch's functions and methods; ``largest``: entries of the largest tensor."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.count = self.largest = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple) else [result]:
+            if isinstance(each, Tensor):
+                self.largest = max(self.largest, each.numel())
+        return result
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from .calling import place_of
-from .checks import CHECKS, COMPARED, Check, check_call_forms
+from .checks import CHECKS, COMPARED, SLOW, Check, check_call_forms
 from .subject import Settings, SkipCheck, Subject, subject_of
 
 Reference = Callable[..., Any]
@@ -38,9 +38,12 @@ class CheckResult:
         return self.status in ("failed", "xpass")
 
 
-def checks_of(kind: str) -> list[Check]:
-    """Return the checks of one of :data:`pml_ext.registry.KINDS`, in the order in which they run."""
-    return list(CHECKS[kind])
+def checks_of(kind: str, fast: bool = False) -> list[Check]:
+    """Return the checks of one of :data:`pml_ext.registry.KINDS`, in the order in which they run.
+
+    ``fast`` leaves out those that need a compiler, another device, another process or PML's trainer.
+    """
+    return [check for check in CHECKS[kind] if not (fast and check in SLOW)]
 
 
 def check_component(
@@ -53,6 +56,7 @@ def check_component(
     embedding_size: int | None = None,
     num_classes: int | None = None,
     checks: Iterable[str] | None = None,
+    fast: bool = False,
     on_fail: Literal["raise"] | None = "raise",
 ) -> list[CheckResult]:
     """Run the checks of a component.
@@ -76,6 +80,7 @@ def check_component(
         embedding_size: length of the embeddings; by default the component's attribute of this name, or 8.
         num_classes: number of classes in a batch; by default the component's attribute of this name, or 6.
         checks: names of the checks to run; all by default. A loss that fails ``check_call_forms`` skips the others.
+        fast: whether to leave out the checks that need a compiler, another device, another process or PML's trainer.
         on_fail: if a check fails, raise an AssertionError after the last check (``"raise"``) or not (None).
 
     Returns:
@@ -95,7 +100,7 @@ def check_component(
         ['passed', 'passed']
     """
     subject = subject_of(component, reference, settings, without_effect, embedding_size, num_classes)
-    chosen = _chosen(subject, checks)
+    chosen = [check for check in _chosen(subject, checks) if not (fast and check in SLOW)]
     expected = _expected(subject, expected_failed_checks or {})
     results = [_run(subject, check, expected) for check in chosen]
     failures = [result for result in results if result.fails]

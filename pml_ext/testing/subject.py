@@ -50,15 +50,28 @@ class Subject:
         """The capabilities that an instance declares."""
         return registry.capabilities(self.make())
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether a component has a tensor with a row per class, of which labels are numbers."""
+        component = self.make()
+        tensors = [*component.parameters(), *component.buffers()] if isinstance(component, torch.nn.Module) else []
+        return any(length and length % self.classes == 0 for tensor in tensors for length in tensor.shape)
+
 
 Check = Callable[[Subject], str | None]
 CHECKS: dict[str, list[Check]] = {kind: [] for kind in registry.KINDS}
+SLOW: set[Check] = set()
 
 
-def applies_to(*kinds: str) -> Callable[[Check], Check]:
-    """Register a check for some kinds of components; checks of a kind run in the order of their definitions."""
+def applies_to(*kinds: str, slow: bool = False) -> Callable[[Check], Check]:
+    """Register a check for some kinds of components; checks of a kind run in the order of their definitions.
+
+    A ``slow`` one needs a compiler, another device, another process or PML's trainer.
+    """
 
     def register(check: Check) -> Check:
+        if slow:
+            SLOW.add(check)
         for kind in kinds:
             CHECKS[kind].append(check)
         return check

@@ -73,9 +73,12 @@ class GoodLoss(losses.BaseMetricLossFunction):
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         with torch.autocast("cpu", enabled=False):
-            s = similarities(full(embeddings), full(ref_emb))
+            s = self.distance(full(embeddings), full(ref_emb))
         masks = self.pairs(s, labels, indices_tuple, ref_labels, references=ref_emb is not embeddings)
         return per_anchor(self.values(s, *masks))
+
+    def get_default_distance(self):
+        return distances.CosineSimilarity()
 
 
 class Weighted(GoodLoss):
@@ -148,7 +151,10 @@ class GoodMiner(miners.BaseMiner):
         return labels[:, None] == ref_labels
 
     def matrix(self, embeddings, ref_emb):
-        return similarities(embeddings.float(), ref_emb.float())
+        return self.distance(embeddings.float(), ref_emb.float())
+
+    def get_default_distance(self):
+        return distances.CosineSimilarity()
 
     def mine(self, embeddings, labels, ref_emb, ref_labels):
         s = self.matrix(embeddings, ref_emb)
@@ -487,7 +493,7 @@ class RandomByNumpy(GoodLoss):
         return super().values(*batch) * (1 + np.random.rand())
 
 
-@found_by("check_determinism", "a call seeds torch's global generator")
+@found_by("check_globals_unchanged", "it seeds the global generator of torch")
 class SeedsTheWorld(GoodLoss):
     def values(self, *batch):
         torch.manual_seed(0)
@@ -662,7 +668,7 @@ class LoopOverImages(GoodMiner):
         return torch.cat([similarities(e[None].float(), ref_emb.float()) for e in embeddings])
 
 
-@found_by("check_determinism", "depends on the calls before")
+@found_by("check_calls_are_independent", "another result than of a new object")
 class RemembersTheLast(GoodMiner):
     moment = 0.0
 
@@ -678,7 +684,7 @@ class QuantileOfHalves(GoodMiner):
         return embeddings @ ref_emb.T - torch.quantile(embeddings @ ref_emb.T, 0.5)
 
 
-@found_by("check_names_of_classes", "change what is mined")
+@found_by("check_names_of_classes", "change the result")
 class MinesByNumbers(GoodMiner):
     def same(self, labels, ref_labels):
         return super().same(labels // 2, ref_labels // 2)
@@ -788,7 +794,7 @@ class NormWithoutEps(regularizers.BaseRegularizer):
         return per_anchor((x - x.mean(0)).square().sum(1).sqrt())
 
 
-@found_by("check_names_of_classes", "compare labels, never calculate with them")
+@found_by("check_names_of_classes", "never calculate with them")
 class VarianceByNumbers(LabeledRegularizer):
     def compute_loss(self, embeddings, labels):
         return per_anchor(full(embeddings).square().sum(1) * (1 + labels / 10))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..subject import CHECKS, Check
-from . import contract, cost, integration, kinds, objects, reference, values  # noqa: F401 (importing registers them)
+from ..subject import CHECKS, SLOW, Check
+from . import contract, cost, integration, kinds, objects, reference, situations, values  # noqa: F401 (importing registers them)
 from .contract import check_call_forms
 
-__all__ = ["CHECKS", "COMPARED", "Check", "check_call_forms"]
+__all__ = ["CHECKS", "COMPARED", "SLOW", "Check", "check_call_forms"]
 
-COMPARED: list[Check] = [reference.check_reference, reference.check_settings]  # where the author gives something for it
+COMPARED: list[Check] = [reference.check_reference]  # where the author gives something for it

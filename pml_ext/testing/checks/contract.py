@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ... import pml
-from ..batches import Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
+from ..batches import CLOSE, Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
 from ..calling import call, close, compute, gradient, gradients, is_random, needs, needs_repeatable, seeded
-from ..subject import SkipCheck, Subject, applies_to
+from ..subject import SkipCheck, Subject, applies_to, takes_labels
 
 _WANTED = (
     "wanted {'loss': {'losses': a value per element, pair or triplet, 'indices': what each belongs to, "
@@ -156,26 +156,15 @@ def check_parameters_get_gradients(subject: Subject) -> None:
         raise AssertionError(f"the parameters {names} get no gradient; use them, without detach() or .data")
 
 
-@applies_to("loss")
+@applies_to("loss", "regularizer")
 def check_labels_are_used(subject: Subject) -> None:
     """A loss that takes labels and gives the same for any is trained on nothing."""
-    needs(subject, "labels")
+    if not takes_labels(subject.make()):
+        raise SkipCheck("it takes no labels")
     batch = batch_of(subject)
     value = seeded(subject.make(), batch)
     if torch.equal(value, seeded(subject.make(), Batch(batch.embeddings, batch.labels[shuffle(len(batch.labels), 1)]))):
-        raise AssertionError(f"labels are ignored: other labels give the same loss, {value.item():.6g}")
-
-
-# Batches in which other pairs contribute, as a small margin needs it: as they come, close together, far apart, mixed.
-_CLOSE: tuple[dict[str, Any], ...] = (
-    {},
-    {"common": 8.0},
-    {"common": 80.0},
-    {"scale": 0.05},
-    {"spread": 4.0, "common": 20.0},
-    {"scale": 20.0},
-    {"spread": 0.1},
-)
+        raise AssertionError(f"labels are ignored: other labels give the same {subject.kind}, {value.item():.6g}")
 
 
 @applies_to("loss")
@@ -195,6 +184,10 @@ def _check_narrowed(
 ) -> None:
     """Fail where a third of the pairs or triplets of a tuple gives the loss and the gradient of all, in every batch."""
     needs(subject, "labels", "indices_tuple")
+    batch = batch_of(subject)
+    if listed is all_pairs and not is_random(subject) and "references" in subject.capabilities:
+        text = "all pairs of the batch as indices_tuple give another loss than none; an image is no pair with itself"
+        close(seeded(subject.make(), batch, all_pairs(batch)), seeded(subject.make(), batch), text)
 
     def changes(batch: Batch, part: slice[int, int, None]) -> bool:
         whole, loss, generator = listed(batch), subject.make(), torch.Generator().manual_seed(2)
@@ -210,7 +203,7 @@ def _check_narrowed(
         return False
 
     for kind, part in kinds.items():
-        if not any(changes(batch_of(subject, **settings), part) for settings in _CLOSE):
+        if not any(changes(batch_of(subject, **settings), part) for settings in CLOSE):
             raise AssertionError(f"the {kind} that a miner chose are ignored: a third of them gives the loss of all")
 
 

@@ -19,7 +19,7 @@ MICRO_BATCH = 5  # which does not divide the batch
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
     """A batch of some classes x 4, and a larger one; of more images per class where classes are parameters."""
-    if any(True for _ in subject.make().parameters()):
+    if subject.has_rows or any(True for _ in subject.make().parameters()):
         each = 4 * classes // subject.classes
         return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
     batches = []
@@ -29,7 +29,7 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
     return batches
 
 
-@applies_to("loss")
+@applies_to("loss", slow=True)
 def check_memory_growth(subject: Subject) -> None:
     """Memory that grows with the cube of the batch ends at a few hundred images; quadratic or better is wanted."""
     loss = subject.make().float()
@@ -83,7 +83,7 @@ def check_no_loop_over_anchors(subject: Subject) -> None:
         raise AssertionError(f"twice the batch takes {times} the operators: a loop over images; use whole matrices")
 
 
-@applies_to("loss", "regularizer")
+@applies_to("loss", "regularizer", slow=True)
 def check_no_host_sync(subject: Subject) -> None:
     """``.item()``, ``.tolist()``, ``.cpu()`` and ``bool()`` make the host wait for the device in every iteration.
 
@@ -135,7 +135,7 @@ def check_tiles(subject: Subject) -> None:
             close(outcome(size), expected, f"{text} has tiles = None", atol=1e-9)
 
 
-@applies_to("loss")
+@applies_to("loss", slow=True)
 def check_gradient_caching(subject: Subject) -> None:
     """A network in micro-batches (``CachedGradients``) gets the gradients of the whole batch."""
     needs(subject, "labels")

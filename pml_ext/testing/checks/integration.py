@@ -20,7 +20,7 @@ from ..second_device import SecondDevice, in_words
 from ..subject import SkipCheck, Subject, applies_to
 
 
-@applies_to("loss", "miner", "regularizer")
+@applies_to("loss", "miner", "regularizer", slow=True)
 def check_devices(subject: Subject) -> str:
     """Check that a component gives the same values and gradients on another device.
 
@@ -63,7 +63,7 @@ def _outcomes(subject: Subject, component: Any, device: torch.device, plain: boo
     return outcomes
 
 
-@applies_to("loss", "miner", "regularizer")
+@applies_to("loss", "miner", "regularizer", slow=True)
 def check_pml_trainer(subject: Subject) -> None:
     """Check that a component trains in PML's ``MetricLossOnly`` while a ``HookContainer`` records every iteration.
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ...components import CAPABILITIES
 from ...registry import settings_of
 from ..batches import batch_of, fresh, shuffle
-from ..calling import call, gradient, is_random, needs, place_of, seeded
-from ..subject import CLASSES, Subject, applies_to
+from ..calling import alike, call, gradient, is_random, needs, place_of, seeded, sorted_rows
+from ..subject import CLASSES, SkipCheck, Subject, applies_to
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
@@ -23,8 +23,8 @@ def check_capabilities(subject: Subject) -> None:
         raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
 
 
-def _check_mined(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "") -> tuple[Tensor, Tensor]:
-    """Fail where a miner's tuple is not what losses take; return anchors and positives."""
+def check_tuple(subject: Subject, actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "") -> None:
+    """Fail where a miner's tuple is not what losses take; one that draws may draw a pair twice."""
     if not isinstance(actual, tuple) or len(actual) not in (3, 4):
         raise AssertionError(f"a miner gives a tuple of three or four index tensors; got {type(actual).__name__}")
     a, p, b, n = actual if len(actual) == 4 else (actual[0], actual[1], actual[0], actual[2])
@@ -32,12 +32,15 @@ def _check_mined(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "
         if index.dtype != torch.long or index.ndim != 1:
             raise AssertionError(f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}")
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(of):
-            raise AssertionError(f"index tensor {number} is outside of 0 to {len(of) - 1}")
+            raise AssertionError(f"index tensor {number} is outside of 0 to {len(of) - 1}{where}")
     if len(a) != len(p) or len(b) != len(n):
         raise AssertionError(f"index tensors that belong together differ in length: {[*map(len, actual)]}")
     if not (labels[a] == ref_labels[p]).all() or (labels[b] == ref_labels[n]).any():
         raise AssertionError(f"a positive has another class than its anchor, or a negative has the same{where}")
-    return a, p
+    if ref_labels is labels and (a == p).any():
+        raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
+    if len(sorted_rows(actual)) < len(a) + len(b) * (len(actual) == 4) and not is_random(subject):
+        raise AssertionError(f"a pair or a triplet is listed twice{where}, and counts twice in the loss")
 
 
 @applies_to("miner")
@@ -50,25 +53,32 @@ def check_mined_indices(subject: Subject) -> None:
         if not place_of(error).startswith("base_miner.py"):
             raise
         raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
-    anchors, positives = _check_mined(mined, batch.labels, batch.labels)
-    if (anchors == positives).any():
-        raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
+    check_tuple(subject, mined, batch.labels, batch.labels)
 
 
 @applies_to("miner")
 def check_mined_references(subject: Subject) -> None:
-    """A memory calls a miner with ``ref_emb`` and ``ref_labels``; partners are then rows of the references."""
+    """A memory calls a miner with ``ref_emb`` and ``ref_labels``; partners are then rows of the references.
+
+    Their order means nothing, also where they are as many as the batch has images.
+    """
     needs(subject, "references")
-    batch, other = batch_of(subject), batch_of(subject, (CLASSES, 5), seed=1)
-    order = shuffle(len(other.labels), 3)
-    where = ", among references; partners are rows of ref_emb, with ref_labels"
-    pairs = []
-    for references, places in ((other, torch.arange(len(order))), (other.ordered(order), order)):
-        mined = seeded(subject.make(), batch, references.embeddings, references.labels)
-        anchors, positives = _check_mined(mined, batch.labels, references.labels, where)
-        pairs.append({*zip(anchors.tolist(), places[positives].tolist(), strict=True)})
-    if pairs[0] != pairs[1] and not is_random(subject):
-        raise AssertionError("the order of the references changes which pairs are mined; mine among ref_emb")
+    batch = batch_of(subject)
+    for images in (5, 4):
+        other = batch_of(subject, (CLASSES, images), seed=1)
+        other = other.ordered(shuffle(len(other.labels), 4))
+        order, mined = shuffle(len(other.labels), 3), []
+        for references, places in ((other, torch.arange(len(order))), (other.ordered(order), order)):
+            found = seeded(subject.make(), batch, references.embeddings, references.labels)
+            where = f", among {len(order)} references; partners are rows of ref_emb, with ref_labels"
+            check_tuple(subject, found, batch.labels, references.labels, where)
+            partners = {1, 2} if len(found) == 3 else {1, 3}
+            mined.append(sorted_rows(tuple(places[x] if n in partners else x for n, x in enumerate(found))))
+        if not alike(mined[:1], mined[1:]) and not is_random(subject):
+            raise AssertionError(
+                f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images; mine "
+                "among ref_emb, and say references=True to pair_masks"
+            )
 
 
 @applies_to("distance")
@@ -78,16 +88,17 @@ def check_distance(subject: Subject) -> None:
     ``is_inverted`` says that a large value is near, as of a similarity; losses and miners go by it. A distance with
     parameters learns what is near. The gradient between equal points is finite.
     """
-    x, y = batch_of(subject).embeddings, batch_of(subject, (CLASSES, 2), seed=1).embeddings
-    distance = subject.make().eval()
-    matrix = distance(x, y)
-    if matrix.shape != (len(x), len(y)):
-        raise AssertionError(f"the matrix of {len(x)} and {len(y)} embeddings has shape {tuple(matrix.shape)}")
+    x, distance = batch_of(subject).embeddings, subject.make().eval()
     if not torch.allclose(distance(x), distance(x).T, atol=1e-7):
         raise AssertionError("the matrix of a set with itself is not symmetric")
-    normalized = [distance.maybe_normalize(z[: len(y)]) for z in (x, y)]
-    if not torch.allclose(distance.pairwise_distance(*normalized), matrix.diagonal()[: len(y)], atol=1e-7):
-        raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
+    for images in (2, 4, 5):
+        y = batch_of(subject, (subject.classes, images), seed=1).embeddings
+        matrix, count = distance(x, y), min(len(x), len(y))
+        if matrix.shape != (len(x), len(y)):
+            raise AssertionError(f"the matrix of {len(x)} and {len(y)} embeddings has shape {tuple(matrix.shape)}")
+        normalized = [distance.maybe_normalize(z[:count]) for z in (x, y)]
+        if not torch.allclose(distance.pairwise_distance(*normalized), matrix.diagonal()[:count], atol=1e-7):
+            raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
 
     twice = fresh(torch.cat([x[:4], x[:4]]))
     matrix = distance(twice)
@@ -144,9 +155,59 @@ def check_sampler_state(subject: Subject) -> None:
         raise AssertionError("after its state is put back it draws something else; give it state_dict()")
 
 
+class _Shared(np.ndarray):  # type: ignore[type-arg]
+    """An array that copies of settings share."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+@applies_to("sampler")
+def check_sampler_in_the_long_run(subject: Subject) -> str:
+    """Every class and every image comes up, no two passes are equal, a seed decides, and labels stay as they are.
+
+    Classes have 2 to 12 images, in any order, and names such as -7 and 10**6.
+    """
+    known = settings_of(subject.cls) if subject.cls is not None else {}
+    if "labels" not in known or "labels" in subject.settings:
+        raise SkipCheck("it is given its labels")
+    names, sizes = np.array([100, -7, 10**6, 3, 41, 2]), [9, 4, 5, 12, 2, 6]
+    try:
+        subject.make({**subject.settings, "labels": names.repeat(sizes)})
+    except ValueError:  # refuses large or small classes
+        sizes = [4] * len(names)
+    labels = names.repeat(sizes)[shuffle(sum(sizes), 0).numpy()].view(_Shared)
+    before = labels.copy()
+
+    def passes(count: int, generators: int, **more: Any) -> list[Any]:
+        torch.manual_seed(generators)
+        np.random.seed(generators)
+        sampler = subject.make({**subject.settings, "labels": labels, **more})
+        return [[int(index) for item in sampler for index in np.atleast_1d(item)] for _ in range(count)]
+
+    drawn = passes(100, 0)
+    if not (labels == before).all():
+        raise AssertionError("it changes the labels that it is given in place; copy them first")
+    if len(drawn[0]) > 1 and drawn[0] == drawn[1]:
+        raise AssertionError("two passes in a row are equal: an epoch sees what the one before saw; go on drawing")
+    seen = {index for each in drawn for index in each}
+    if missing := {*names.tolist()} - {*labels[[*seen]].tolist()}:
+        sizes_of = ", ".join(f"{name} ({(labels == name).sum()} images)" for name in sorted(missing))
+        raise AssertionError(f"100 passes never give the classes {sizes_of}")
+    if missing := {*range(len(labels))} - seen:
+        raise AssertionError(f"100 passes never give {len(missing)} of {len(labels)} images, the first {min(missing)}")
+    if "seed" not in known:
+        return "it takes no seed: a run's seed reaches it by the global generators alone"
+    if passes(1, 0, seed=3) != passes(1, 1, seed=3):
+        raise AssertionError("with one seed= it draws other indices where global generators differ")
+    if passes(1, 0, seed=3) == passes(1, 0, seed=4):
+        raise AssertionError("seed= is accepted and ignored: seeds 3 and 4 give the same indices")
+    return f"all of {len(labels)} images in {len(drawn)} passes"
+
+
 @applies_to("reducer")
 def check_reducer(subject: Subject) -> None:
-    """A reducer makes a scalar of elements, pairs and triplets."""
+    """A reducer makes a scalar of elements, pairs and triplets, and 0 with gradient 0 of none."""
     batch, reducer, rows = batch_of(subject), subject.make(), torch.arange(8)
     losses = batch.embeddings[:8].square().sum(1)
     for kind, count in (("element", 1), ("pos_pair", 2), ("neg_pair", 2), ("triplet", 3)):
@@ -155,3 +216,7 @@ def check_reducer(subject: Subject) -> None:
         value = reducer(info, batch.embeddings, batch.labels)
         if not isinstance(value, Tensor) or value.ndim != 0:
             raise AssertionError(f"{kind} values give {value!r}, not a scalar tensor")
+    none = {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
+    value = reducer(none, batch.embeddings, batch.labels)
+    if not isinstance(value, Tensor) or value != 0 or not value.requires_grad:
+        raise AssertionError(f"of no values, 0 that is reduced already, it gives {value!r}, not 0 with a gradient")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import functools
 import io
+import multiprocessing
 import pickle
 import re
 from collections.abc import Iterator
@@ -14,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch, batch_of
-from ..calling import call, close, equal, gradients, is_random, place_of, seeded
+from ..calling import alike, call, close, equal, gradients, is_random, outcome, place_of, seeded
 from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from .reference import other_settings
 
 
 @applies_to("loss")
@@ -96,21 +100,68 @@ def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tenso
 
 @applies_to("loss", "miner", "regularizer", "distance", "reducer")
 def check_pickle(subject: Subject) -> None:
-    """Components are copied and pickled, by data loaders, checkpoints and spawned processes."""
-    component = subject.make()
-    try:
-        twins = [copy.deepcopy(component), pickle.loads(pickle.dumps(component))]
-    except Exception as error:
-        raise AssertionError(f"it cannot be copied or pickled: {error}") from error
-    if subject.kind == "reducer":
-        return
+    """Components are copied and pickled, by data loaders, checkpoints and spawned processes, after calls too.
+
+    A copy has all settings, those that are not the defaults, and shares no tensor with the original.
+    """
     batch = batch_of(subject)
-    expected = seeded(component, batch)
-    if not all(equal(seeded(twin, batch), expected) for twin in twins):
-        raise AssertionError("a copy, or a pickled one, gives another value")
+    for settings in (None, other_settings(subject)) if subject.cls is not None else (None,):
+        component = subject.make() if settings is None else subject.make(settings)
+        try:
+            outcome(component, batch)
+        except Exception:
+            if settings is not None:  # settings that do not fit together
+                continue
+            raise
+        try:
+            twins = {"deepcopy()": copy.deepcopy(component), "pickle": pickle.loads(pickle.dumps(component))}
+        except Exception as error:
+            raise AssertionError(f"after a call it cannot be copied or pickled: {error}") from error
+        for how, twin in twins.items():
+            if shared := _shared(component, twin):
+                raise AssertionError(f"{how} shares {shared} with the original: what changes one changes the other")
+        expected = outcome(component, batch)
+        for how, twin in twins.items():
+            if not alike(outcome(twin, batch), expected):
+                shown = "".join(f", with {name}={value!r}" for name, value in (settings or {}).items())
+                raise AssertionError(f"{how} gives an object with other results{shown}")
 
 
-@applies_to("loss", "regularizer")
+def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
+    """Return the name of a tensor, list, dictionary or set that two objects share; empty if there is none."""
+    for module, other in zip(component.modules(), twin.modules(), strict=False):
+        for holder, theirs in ((vars(module), vars(other)), (module._parameters, other._parameters)):
+            for name, value in holder.items():
+                if value is theirs.get(name) and isinstance(value, (Tensor, list, dict, set)):
+                    return f"{name} of {type(module).__name__}"
+    return ""
+
+
+@applies_to("loss", "miner", "regularizer", "distance", "reducer", slow=True)
+def check_other_process(subject: Subject) -> None:
+    """A spawned process that gets the component by ``torch.save`` computes the same: nothing is left behind."""
+    component, batch, file = subject.make(), batch_of(subject), io.BytesIO()
+    torch.save((component, Batch(batch.embeddings.detach(), batch.labels)), file)
+    try:
+        actual = _worker().submit(_computed, file.getvalue()).result()
+    except Exception as error:
+        raise AssertionError(f"in another process it stops: {type(error).__name__}: {error}") from error
+    if not alike([torch.from_numpy(x) for x in actual], outcome(component, batch)[:1]):
+        raise AssertionError("in another process it gives another result: it needs something of this one")
+
+
+@functools.cache
+def _worker() -> concurrent.futures.ProcessPoolExecutor:
+    """Return the process that all components of a run are sent to."""
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _computed(file: bytes) -> list[Any]:
+    component, batch = torch.load(io.BytesIO(file), weights_only=False)
+    return [x.numpy() for x in outcome(component, batch)[:1]]
+
+
+@applies_to("loss", "regularizer", slow=True)
 def check_compile(subject: Subject) -> str:
     """``torch.compile`` (backend aot_eager) runs it, forward and backward, with the same value.
 
@@ -148,7 +199,7 @@ def _first_line(error: Exception) -> str:
     return f"{lines[0].rstrip('.')}{where}"
 
 
-@applies_to("loss", "regularizer")
+@applies_to("loss", "regularizer", slow=True)
 def check_torch_func(subject: Subject) -> str | None:
     """``torch.func.grad`` and ``jvp`` of ``functional_call`` give what ``backward`` gives, parameters included.
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..batches import Batch, all_pairs, batch_of, fresh, shuffle
-from ..calling import call, close, equal, gradient, is_random, needs_repeatable, seeded
-from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels
+from ..batches import Batch, batch_of, fresh
+from ..calling import call, close, equal, forms, gradient, is_random, needs_repeatable, seeded
+from ..subject import SIZE, Subject, applies_to
+from .kinds import check_tuple
 
-_SHAPES = ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5))  # numbers of classes, images per class
 _FULL = (torch.float32, torch.float64)
 
 
@@ -23,8 +24,12 @@ def check_dtypes(subject: Subject) -> None:
         return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
 
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        batch, given = batch_of(subject, dtype=dtype), f"{dtype} embeddings"
-        value = seeded(module(dtype), batch)
+        batch, given, component = batch_of(subject, dtype=dtype), f"{dtype} embeddings", module(dtype)
+        kept = {name: x.dtype for name, x in component.state_dict().items() if isinstance(x, Tensor)}
+        value = seeded(component, batch)
+        for name, x in component.state_dict().items():
+            if isinstance(x, Tensor) and x.dtype != kept.get(name, x.dtype):
+                raise AssertionError(f"{given} leave {name} in {x.dtype} for good; cast a copy in each call")
         if subject.kind == "miner":
             continue
         if not value.isfinite().all():
@@ -74,6 +79,7 @@ def check_degenerate_batches(subject: Subject) -> None:
     for what, batch in batches:
         value = seeded(subject.make(), batch)
         if subject.kind == "miner":
+            check_tuple(subject, value, batch.labels, batch.labels, f", in {what}")
             continue
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise AssertionError(f"{what} gives {value!r}, on which backward() fails")
@@ -87,97 +93,44 @@ def check_degenerate_batches(subject: Subject) -> None:
 def check_gradients(subject: Subject) -> None:
     """The gradient that training follows is that of the loss, by finite differences."""
     needs_repeatable(subject)
-    batch, component = batch_of(subject, (3, 3)), subject.make()
-
-    def value(x: Tensor) -> Any:
-        return call(component, Batch(x, batch.labels))
-
-    fast = subject.size > SIZE
-    if not torch.autograd.gradcheck(value, (batch.embeddings,), atol=1e-4, raise_exception=False, fast_mode=fast):
+    batch, other, component = batch_of(subject, (3, 3)), batch_of(subject, (3, 2), seed=1), subject.make()
+    check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False, fast_mode=subject.size > SIZE)
+    if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,)):
         raise AssertionError(f"the gradient differs from finite differences of the {subject.kind}")
+    for named in forms(subject, batch, other).values():
+        if "ref_emb" in named and not check(
+            lambda x, n=named: call(component, batch, **{**n, "ref_emb": x}), (other.embeddings,)
+        ):
+            raise AssertionError("the gradient of ref_emb differs from finite differences; detach() leaves it out")
 
 
-@applies_to("loss", "regularizer")
-def check_order_does_not_matter(subject: Subject) -> None:
-    """The order of a batch means nothing; a loss that is right for sorted labels alone fails with other samplers."""
-    if is_random(subject):
-        raise SkipCheck("its values are random")
-    if subject.kind == "loss" and "labels" not in subject.capabilities:
-        raise SkipCheck("it takes no labels")
-    for shape in _SHAPES:
-        batch = batch_of(subject, shape)
-        value = call(subject.make(), batch)
-        for seed in (0, 1):
-            order = shuffle(len(batch.labels), seed)
-            other = batch.ordered(order)
-            actual = call(subject.make(), other)
-            what = f"the order of the batch changes the {subject.kind} ({shape[0]} classes x {shape[1]})"
-            close(actual, value, what, rtol=1e-7)
-            expected = gradient(value, batch.embeddings)[order]
-            close(gradient(actual, other.embeddings), expected, "the order of the batch changes the gradient")
-
-
-@applies_to("loss", "regularizer", "miner")
-def check_names_of_classes(subject: Subject) -> None:
-    """Labels are names: 7 and 3 instead of 0 and 1 mean the same to a component without a row per class."""
-    component = subject.make()
-    if not takes_labels(component) or is_random(subject):
-        raise SkipCheck("it takes no labels, or its values are random")
-    tensors = [*component.parameters(), *component.buffers()]
-    if any(length and length % subject.classes == 0 for tensor in tensors for length in tensor.shape):
-        raise SkipCheck("it has a row per class, which labels are numbers of")
-    batch = batch_of(subject)
-    renamed = Batch(batch.embeddings, shuffle(1000, 6)[: subject.classes][batch.labels])
-    remedy = "compare labels, never calculate with them"
-    try:
-        value, renamed_value = call(component, batch), call(subject.make(), renamed)
-    except IndexError:
-        if tensors:
-            raise SkipCheck("it has rows per class, which labels are numbers of") from None
-        raise
-    if subject.kind != "miner":
-        close(renamed_value, value, f"other names of the classes change the value; {remedy}", rtol=1e-7)
-    elif not equal(renamed_value, value):
-        raise AssertionError(f"other names of the classes change what is mined; {remedy}")
-
-
-@applies_to("loss", "regularizer", "miner", "distance")
+@applies_to("loss", "regularizer", "miner", "distance", "reducer")
 def check_inputs_unchanged(subject: Subject) -> None:
     """Inputs are used again: by the network's backward pass, by a regularizer, by the next loss."""
     batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
-    given = {"embeddings": batch.embeddings.detach(), "labels": batch.labels}
-    more: dict[str, Any] = {}
-    if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
-        more["indices_tuple"] = all_pairs(batch)
-        given |= {f"indices_tuple[{number}]": index for number, index in enumerate(more["indices_tuple"])}
-    if subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities:
-        more |= {"ref_emb": other.embeddings.detach(), "ref_labels": other.labels}
-        given |= {name: more[name] for name in ("ref_emb", "ref_labels")}
-    before = {name: tensor.clone() for name, tensor in given.items()}
-    with torch.no_grad():
-        for named in ({}, more):
-            seeded(component, Batch(given["embeddings"], batch.labels), **named)
-    for name, tensor in given.items():
-        if not torch.equal(tensor, before[name]):
-            raise AssertionError(f"a call changes {name} in place, which others use too; clone() first")
+    batch, other = (Batch(each.embeddings.detach(), each.labels + (not subject.has_rows)) for each in (batch, other))
+    for form, named in forms(subject, batch, other).items():
+        given = {"embeddings": batch.embeddings, "labels": batch.labels}
+        for name, value in named.items():
+            several = enumerate(value) if isinstance(value, tuple) else ()
+            given |= {f"{name}[{n}]": x for n, x in several} if isinstance(value, tuple) else {name: value}
+        before = {name: (tensor.clone(), tensor._version) for name, tensor in given.items()}
+        if subject.kind == "reducer":
+            given["losses"] = batch.embeddings[:, 0].square()
+            before["losses"] = given["losses"].clone(), given["losses"]._version
+            call(component, batch, losses=given["losses"])
+        else:
+            seeded(component, batch, **named)
+        for name, tensor in given.items():
+            if not torch.equal(tensor, before[name][0]) or tensor._version != before[name][1]:
+                raise AssertionError(f"a call{form} changes {name} in place, which others use too; clone() first")
+            if tensor.requires_grad:
+                raise AssertionError(f"a call{form} switches on the gradient of {name}; detach() or clone() first")
 
 
 @applies_to("loss", "regularizer", "miner")
 def check_determinism(subject: Subject) -> None:
-    """With the same seed a run must give the same again; a resumed one too, so that a miner keeps no hidden state."""
-    batch, mines = batch_of(subject), subject.kind == "miner"
-    first = seeded(subject.make(), batch)
-    if not equal(first, seeded(subject.make(), batch)):
+    """With the same seed a run must give the same again."""
+    batch = batch_of(subject)
+    if not equal(seeded(subject.make(), batch), seeded(subject.make(), batch)):
         raise AssertionError("two equal calls after torch.manual_seed(0) differ; draw by torch's generators")
-    drawn = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        call(subject.make(), batch)
-        drawn.append(torch.rand(3))
-    if torch.equal(*drawn):
-        raise AssertionError("a call seeds torch's global generator; use a torch.Generator of its own")
-    if mines and "state" not in subject.capabilities:
-        component = subject.make()
-        seeded(component, Batch(batch_of(subject, seed=3).embeddings, batch.labels))
-        if not equal(seeded(component, batch), first):
-            raise AssertionError("what is mined depends on the calls before; keep no state, or declare 'state'")

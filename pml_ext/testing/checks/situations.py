@@ -1,0 +1,479 @@
+"""One component in situations that mean nothing to it: earlier calls, modes, threads, names, sizes, other arguments."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import logging
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import pml
+from ...registry import settings_of
+from ..batches import CLOSE, Batch, batch_of, fresh, shuffle
+from ..calling import (
+    CountedOperations,
+    alike,
+    call,
+    forms,
+    is_random,
+    needs_repeatable,
+    outcome,
+    reordered,
+    seeded,
+)
+from ..subject import SkipCheck, Subject, applies_to, takes_labels
+
+CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
+_DIMENSIONS = 600
+_IMAGES = (65, 182, 1025)
+_COPIES = (43, 257, 2731)  # of references: beyond int8, beyond what float16 counts, beyond int16
+_LARGE = 64  # entries of the largest tensor per entry of the matrix, above which larger batches are left out
+
+
+def _set_autocast(value: tuple[bool, torch.dtype]) -> None:
+    torch.set_autocast_enabled("cpu", value[0])
+    torch.set_autocast_dtype("cpu", value[1])
+
+
+def _set_environment(value: dict[str, str]) -> None:
+    if dict(os.environ) != value:
+        os.environ.clear()
+        os.environ.update(value)
+
+
+# Settings of the process: the function that reads each, and the one that puts it back.
+_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch.is_grad_enabled()": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch.is_anomaly_enabled()": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "autocast": (lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")), _set_autocast),
+    "warnings.filters": (lambda: [*warnings.filters], lambda value: setattr(warnings, "filters", value)),
+    "the level of logging": (lambda: logging.root.level, logging.root.setLevel),
+    "numpy.geterr()": (np.geterr, lambda value: np.seterr(**value)),
+    "os.environ": (lambda: dict(os.environ), _set_environment),
+}
+
+
+@applies_to(*CALLED, "sampler")
+def check_globals_unchanged(subject: Subject) -> None:
+    """Settings of the process, such as the default dtype, and the seeds of its generators belong to its user."""
+    kept = {name: get() for name, (get, _) in _GLOBALS.items()}
+    generators, drawn, names = (random.getstate(), np.random.get_state()), [], ("Python", "NumPy", "torch")
+    warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
+    torch.set_num_threads(torch.get_num_threads() + 1)  # so that 1 shows
+    before = {name: get() for name, (get, _) in _GLOBALS.items()}
+    try:
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+            component = subject.make()
+            if subject.kind == "sampler":
+                list(component)
+            else:
+                value = call(component, batch_of(subject))
+                if isinstance(value, Tensor) and value.requires_grad:
+                    value.sum().backward()  # type: ignore[no-untyped-call]
+            drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+        after = {name: get() for name, (get, _) in _GLOBALS.items()}
+    finally:
+        for name, (_, put) in _GLOBALS.items():
+            put(kept[name])
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+    if changed := [name for name, value in before.items() if after[name] != value]:
+        raise AssertionError(f"it changes {', '.join(changed)} for the whole process; put back what was there")
+    if fixed := [name for name, one, other in zip(names, *drawn, strict=True) if one == other]:
+        raise AssertionError(f"it seeds the global generator of {' and '.join(fixed)}; draw from one of its own")
+
+
+@applies_to(*CALLED)
+def check_calls_are_independent(subject: Subject) -> None:
+    """A batch gives what it gives to a new object, whatever came before, unless "state" is declared.
+
+    A run that is resumed, and a loss of the test images, would otherwise get another value.
+    """
+    if "state" in subject.capabilities:
+        raise SkipCheck("it declares state")
+    batch, other = batch_of(subject), batch_of(subject, seed=1)
+    small, used = batch_of(subject, (2, 2), seed=2), subject.make()
+    given = forms(subject, batch, other)
+    expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
+
+    def compare(when: str, x: Tensor = batch.embeddings) -> None:
+        if any(not alike(outcome(used, Batch(x, batch.labels), **given[form]), expected[form]) for form in given):
+            raise AssertionError(
+                f"{when} a batch gives another result than of a new object: something is kept between calls; keep "
+                'nothing, or keep it in buffers and declare "state" in capabilities'
+            )
+
+    def earlier() -> Iterator[str]:
+        third = batch_of(subject, seed=3)
+        for form, named in forms(subject, third, Batch(batch.embeddings, third.labels)).items():
+            outcome(used, Batch(third.embeddings, third.labels[shuffle(len(third.labels), 1)]), **named)
+            yield f"after another batch of the same length{form}"
+        outcome(used, small)
+        yield "after a smaller batch"
+        try:
+            call(used, Batch(fresh(batch.embeddings[:0]), batch.labels[:0]))
+        except Exception:  # an empty batch may be refused
+            yield "after an error of an empty batch"
+        yield "after an empty batch"
+        for _ in range(100):
+            call(used, small)
+        yield "after 100 batches"
+        used.eval()
+        with torch.no_grad():
+            call(used, other)
+        used.train()
+        yield "after a call in eval()"
+
+    compare("in the first call")
+    for when in earlier():
+        compare(when)
+    moved = fresh(other.embeddings)
+    call(used, Batch(moved, batch.labels))
+    with torch.no_grad():
+        moved.copy_(batch.embeddings)
+    compare("after the tensor that it was called with has got other values", moved)
+
+
+@applies_to(*CALLED)
+def check_modes(subject: Subject) -> None:
+    """``eval()``, ``torch.no_grad()``, ``inference_mode()`` and another thread change nothing.
+
+    A component with dropout, say, lists this check in ``expected_failed_checks``; one that declares "state" is held to
+    threads alone.
+    """
+    exact = not ("state" in subject.capabilities or is_random(subject))
+    batch, other = batch_of(subject), batch_of(subject, (4, 3), seed=1)
+    plain = Batch(batch.embeddings.detach(), batch.labels)
+    for form, named in forms(subject, batch, other).items():
+        detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in named.items()}
+        expected = outcome(subject.make(), batch, **named)
+        found = {"another thread": _in_thread(subject, batch, named)}
+        if exact:
+            with torch.no_grad():
+                found["torch.no_grad()"] = outcome(subject.make(), plain, **detached)[:1]
+            with torch.inference_mode():
+                found["torch.inference_mode()"] = outcome(subject.make(), plain, **detached)[:1]
+            found["embeddings without gradient"] = outcome(subject.make(), plain, **detached)[:1]
+        if "state" not in subject.capabilities:
+            found["eval()"] = outcome(subject.make().eval(), batch, **named)
+        for where, actual in found.items():
+            if isinstance(actual, BaseException):
+                raise AssertionError(f"{where}{form}: {type(actual).__name__}: {actual}") from actual
+            if not alike(actual, expected[: len(actual)]):
+                shown = " instead of ".join(f"{x[0].flatten()[:4].tolist()}" for x in (actual, expected))
+                raise AssertionError(
+                    f"{where} changes the result{form}: {shown}; where that is meant, say so: "
+                    'expected_failed_checks = {"check_modes": "the reason"}'
+                )
+
+
+def _in_thread(subject: Subject, batch: Batch, named: dict[str, Any]) -> Any:
+    """Return the outcome of a new component in another thread, or its error."""
+    component, results, generator = subject.make(), list[Any](), torch.get_rng_state()
+
+    def run() -> None:
+        try:
+            results.append(outcome(component, batch, **named))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    torch.set_rng_state(generator)
+    return results[0]
+
+
+def _names(classes: int) -> dict[str, Tensor]:
+    """Return other names of classes ``[C]``, negative ones first: what indexes by them stops there."""
+    numbers = torch.arange(classes)
+    return {
+        "below 0": numbers - classes,
+        "in another order": shuffle(classes, 1),
+        "among 0 to 999": shuffle(1000, 6)[:classes],
+        "256 apart": 256 * numbers,
+        "65,536 apart": 65536 * numbers,
+        "10**9 apart": 10**9 * numbers,
+        "neighbors above 2**24": numbers + 2**24,
+        "2**32 apart": 2**40 + numbers * 2**32,
+        "neighbors above 2**53": numbers + 2**53,
+        "in int32": numbers.int(),
+        "in uint8": (255 - numbers).to(torch.uint8),
+    }
+
+
+@applies_to("loss", "regularizer", "miner")
+def check_names_of_classes(subject: Subject) -> None:
+    """Labels are names: 7 and 3 mean the same as 0 and 1 to a component without a row per class."""
+    component = subject.make()
+    if not takes_labels(component) or is_random(subject):
+        raise SkipCheck("it takes no labels, or its values are random")
+    tensors = [*component.parameters(), *component.buffers()]
+    rows = subject.has_rows
+    batch, other = batch_of(subject), batch_of(subject, (subject.classes, 3), seed=1)
+    for form, named in forms(subject, batch, other).items():
+        expected = outcome(subject.make(), batch, **named)
+        for what, names in _names(subject.classes).items():
+            if rows and not what.startswith("in int32"):
+                continue
+            if "ref_labels" in named:
+                named = {**named, "ref_labels": names[other.labels]}
+            try:
+                actual = outcome(subject.make(), Batch(batch.embeddings, names[batch.labels]), **named)
+            except IndexError:
+                if tensors:
+                    raise SkipCheck("it has rows per class, which labels are numbers of") from None
+                raise
+            except (RuntimeError, TypeError) as error:
+                if names.dtype != torch.long:  # another dtype may be refused
+                    continue
+                raise AssertionError(f"names of classes {what} stop it{form}: {error}") from error
+            if not alike(actual, expected, 1e-7):
+                raise AssertionError(
+                    f"names of classes {what} change the result{form}; compare labels as they come, int64, and never "
+                    "calculate with them"
+                )
+    if rows:
+        raise SkipCheck("it has a row per class, which labels are numbers of")
+
+
+@applies_to(*CALLED)
+def check_order_does_not_matter(subject: Subject) -> None:
+    """The order of a batch means nothing; what is right for sorted labels alone fails with other samplers."""
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    if subject.kind == "loss" and "labels" not in subject.capabilities:
+        raise SkipCheck("it takes no labels")
+    for shape in ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5)):
+        batch = batch_of(subject, shape)
+        expected = reordered(subject.make(), batch, torch.arange(len(batch.labels)))
+        for seed in (0, 1):
+            actual = reordered(subject.make(), batch, shuffle(len(batch.labels), seed))
+            what = f"({shape[0]} classes x {shape[1]})"
+            if not alike(actual[:1], expected[:1], 1e-7):
+                raise AssertionError(f"the order of the batch changes the {subject.kind} {what}")
+            if not alike(actual, expected, 1e-6):
+                raise AssertionError(f"the order of the batch changes the gradient {what}")
+
+
+@applies_to(*CALLED)
+def check_sizes(subject: Subject) -> str:
+    """65, 182 and 1,025 images, in any order and under any names, in float32 too: tiles end, counters overflow.
+
+    Memory that grows with the cube of the batch leaves out the largest. A class of many images gives a value of the
+    order of that of a smaller one.
+    """
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    try:
+        check_order_does_not_matter(subject)
+    except Exception:
+        raise SkipCheck("see check_order_does_not_matter") from None
+    names, compared = not subject.has_rows, 0
+    for images in _IMAGES:
+        generator = torch.Generator().manual_seed(images)
+        numbers = torch.randint(images // 4, (images,), generator=generator)
+        points = batch_of(subject, numbers % subject.classes, seed=images)
+        batch = Batch(points.embeddings, numbers if names else points.labels)
+        with CountedOperations() as counted:
+            expected = reordered(subject.make(), batch, torch.arange(images))
+        other = torch.randint(2**40, (images,), generator=generator)
+        renamed = Batch(batch.embeddings, other[numbers]) if names else batch
+        if not alike(reordered(subject.make(), renamed, shuffle(images, 1)), expected, 1e-6):
+            raise AssertionError(
+                f"{images} images in another order{' and with other names of classes' * names} give another result"
+            )
+        compared = images
+        if counted.largest > _LARGE * images * max(images, subject.size):
+            break
+    return f"up to {compared} images"
+
+
+@applies_to("loss")
+def check_many_references(subject: Subject) -> str:
+    """Each reference given k times: where the value grows as ``a + b k`` for small k, it does so for large k.
+
+    A mean stays as it is, a sum grows as k does. Counts in int8, int16 or half precision, and references that are left
+    out beyond some number, show.
+    """
+    if is_random(subject) or not {"labels", "references"} <= subject.capabilities:
+        raise SkipCheck("it takes no references, or its values are random")
+    batch, other = batch_of(subject, (3, 1)), batch_of(subject, (subject.classes, 3), seed=1)
+
+    def value(copies: int) -> float:
+        references = {"ref_emb": other.embeddings.detach(), "ref_labels": other.labels}
+        given = {name: tensor.repeat(copies, *[1] * (tensor.ndim - 1)) for name, tensor in references.items()}
+        return float(seeded(subject.make(), batch, **given))
+
+    one, two, four = map(value, (1, 2, 4))
+    slope = two - one
+    if not np.isclose(four, one + 3 * slope, rtol=1e-9, atol=1e-12):
+        raise SkipCheck("its value does not grow linearly with the number of references")
+    for copies in _COPIES:
+        with CountedOperations() as counted:
+            actual = value(copies)
+        if not np.isclose(actual, one + (copies - 1) * slope, rtol=1e-6, atol=1e-9):
+            raise AssertionError(
+                f"{copies * len(other.labels):,} references, each {copies} times, give {actual:.8g} instead of "
+                f"{one + (copies - 1) * slope:.8g}, as fewer of each do: references are left out, or counts overflow"
+            )
+        if counted.largest > _LARGE * len(batch.labels) * copies * len(other.labels):
+            break
+    return f"up to {copies * len(other.labels):,} references"
+
+
+@applies_to("loss", "regularizer", "miner", "distance")
+def check_dimensions(subject: Subject) -> None:
+    """All of 600 coordinates count: they get a gradient, and what has other signs in half of the images changes."""
+    component, settings = subject.make(), dict(subject.settings)
+    if subject.cls is not None and "embedding_size" in settings_of(subject.cls):
+        settings["embedding_size"] = _DIMENSIONS
+    elif hasattr(component, "embedding_size") or [*component.parameters()]:
+        raise SkipCheck("it is made for one length of embeddings")
+    wide, unchanged = dataclasses.replace(subject, size=_DIMENSIONS), []
+    for case in CLOSE:
+        batch = batch_of(wide, **case)
+        results = []
+        for signs in (1, -1):
+            x = batch.embeddings.detach().clone()
+            x[::2, 64:] *= signs
+            component = subject.make(settings) if subject.cls else subject.make()
+            value, *slope = outcome(component, Batch(x.requires_grad_(), batch.labels))
+            results.append([value, *(each[:, :64] for each in slope)])
+        if subject.kind != "miner":
+            counts = (slope[0] != 0).any(0)
+            if counts.any() and not counts.all():
+                first = int((~counts).nonzero()[0])
+                raise AssertionError(f"coordinate {first + 1} of {_DIMENSIONS} gets no gradient, others do")
+            if not counts.any():
+                continue
+        unchanged.append(alike(results[0], results[1]))
+    if unchanged and all(unchanged) and subject.kind != "regularizer":
+        raise AssertionError("other coordinates from 65 on change nothing: they are left out")
+
+
+@applies_to("loss", "regularizer", "distance", "reducer")
+def check_nan_shows(subject: Subject) -> str | None:
+    """A coordinate of one class that is NaN or infinite shows in the value, or as an error.
+
+    Training would go on without a word.
+
+    Where the reducer drops it, as some of PML's do, it shows with ``SumReducer()``.
+    """
+    batch, other, note = batch_of(subject), batch_of(subject, seed=1), None
+    for bad, form in itertools.product((torch.nan, torch.inf), forms(subject, batch, other)):
+        named = forms(subject, batch, other)[form]
+        for where in ["an embedding", "a reference"] if "ref_emb" in named else ["an embedding"]:
+            of = batch if where == "an embedding" else other
+            spoiled = of.embeddings.detach().clone()
+            spoiled[of.labels == 0, 2] = bad
+            given = {**named, "ref_emb": spoiled} if where == "a reference" else named
+            taken = batch if where == "a reference" else Batch(spoiled.requires_grad_(), batch.labels)
+
+            def shows(component: Any, taken: Batch = taken, given: dict[str, Any] = given) -> bool:
+                try:
+                    return not seeded(component, taken, **given).isfinite().all()
+                except Exception:  # tells it, too
+                    return True
+
+            if shows(subject.make()):
+                continue
+            component = subject.make()
+            for module in component.modules():
+                if hasattr(module, "set_reducer"):
+                    module.set_reducer(pml.reducers.SumReducer())
+            if not shows(component):
+                raise AssertionError(f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show")
+            note = f"{bad} in {where}{form} is dropped by the reducer"
+    return note
+
+
+@applies_to("loss", "miner", "regularizer")
+def check_arguments(subject: Subject) -> None:
+    """PML's own arguments do what PML says: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``."""
+    needs_repeatable(subject)
+    if subject.cls is None:
+        raise SkipCheck("it is an instance; arguments are given to a class")
+    batch, plain = batch_of(subject), outcome(subject.make(), batch_of(subject))
+
+    def with_(**more: Any) -> Any:
+        """Return an object with further arguments, or None where they are refused."""
+        if subject.cls is None or not {*more} <= {*settings_of(subject.cls)}:
+            return None
+        try:
+            return subject.make({**subject.settings, **more})
+        except (TypeError, ValueError):
+            return None
+
+    recording = with_(collect_stats=True)
+    if recording and not alike(outcome(recording, batch), plain):
+        raise AssertionError("collect_stats=True changes the result; detach what is recorded, and change nothing")
+    regularizer = pml.regularizers.LpRegularizer()
+    for weight in (0.5, 3.0) if subject.kind == "loss" else ():
+        if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=weight):
+            actual = outcome(regularized, batch)[0]
+            expected = plain[0] + weight * regularizer(batch.embeddings).detach()
+            if not alike([actual], [expected], 1e-6):
+                raise AssertionError(
+                    f"embedding_regularizer=LpRegularizer(), embedding_reg_weight={weight:g} gives {actual.item():.8g} "
+                    f"instead of {expected.item():.8g}; hand both to super().__init__(), and leave forward() to PML"
+                )
+    sums, means = (with_(reducer=reducer()) for reducer in (pml.reducers.SumReducer, pml.reducers.MeanReducer))
+    if sums and subject.kind == "loss":
+        component = subject.make()
+        component.set_reducer(pml.reducers.SumReducer())
+        if not alike(outcome(sums, batch), outcome(component, batch), 1e-6):
+            raise AssertionError("reducer=SumReducer() is not what set_reducer(SumReducer()) gives")
+    if sums and subject.kind == "regularizer" and alike(outcome(sums, batch), outcome(means, batch)):
+        raise AssertionError("reducer= changes nothing: SumReducer() and MeanReducer() give the same")
+    if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
+        return
+    if stretched := with_(distance=_stretching(subject.make().distance)):
+
+        def changes(given: Batch) -> bool:
+            try:
+                return not alike(outcome(subject.make(), given), outcome(stretched, given))
+            except Exception:  # it looks at the distance
+                return True
+
+        if not any(changes(batch_of(subject, **case)) for case in CLOSE):
+            raise AssertionError("distance= changes nothing: another distance gives the same; use self.distance")
+
+
+def _stretching(distance: Any) -> Any:
+    """Return a copy of a distance that stretches coordinates first."""
+
+    class Stretching(type(distance)):  # type: ignore[misc]
+        def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
+            query = self._stretched(query_emb)
+            return super().compute_mat(query, query if ref_emb is query_emb else self._stretched(ref_emb))
+
+        def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
+            return super().pairwise_distance(self._stretched(query_emb), self._stretched(ref_emb))
+
+        def _stretched(self, x: Tensor | None) -> Any:
+            return x if x is None else x * torch.linspace(0.2, 3, x.shape[1], dtype=x.dtype, device=x.device)
+
+    other = copy.deepcopy(distance)
+    other.__class__ = Stretching
+    return other
