@@ -56,7 +56,7 @@ class CBMLLoss(PairLoss):
     anchors without hard pairs (``skip_unmined=True``), takes ``delta=0.25`` with ``"const"``, and leaves out
     positives of similarity above 1 - 1e-5, where this leaves out the anchor itself by index.
 
-    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about ten ``B x R``.
+    *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about six ``B x R``.
 
     *Pair with:* a sampler of several samples per class, such as PML's ``MPerClassSampler``; no miner is needed.
 

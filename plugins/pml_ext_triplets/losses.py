@@ -51,7 +51,7 @@ class BatchAllTripletLoss(PairLoss):
     With ``collect_stats``, ``violating`` (the share of all triplets that is in S) is recorded.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
-    an anchor; from 24 positives on, hinges sort every row once instead. Memory of about ten ``B x R``.
+    an anchor; from 24 positives on, hinges sort every row once instead. Memory of about five ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 

@@ -32,10 +32,12 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
         return _squared_in_float64(x, y)
-    # one product writes -2 x @ y.T plus the squares: two columns more in the place of two passes over the matrix
-    one = torch.cat([x, x.square().sum(1, keepdim=True), x.new_ones(len(x), 1)], 1)
-    other = torch.cat([-2 * y, y.new_ones(len(y), 1), y.square().sum(1, keepdim=True)], 1)
-    squared = one @ other.T
+    squares, others = x.square().sum(1, keepdim=True), y.square().sum(1)
+    if 4 * x.shape[1] <= min(len(x), len(y)):  # two columns more, for a pass over the matrix less
+        one = torch.cat([x, squares, torch.ones_like(squares)], 1)
+        squared = one @ torch.cat([-2 * y, y.new_ones(len(y), 1), others[:, None]], 1).T
+    else:
+        squared = torch.addmm(others, x, y.T, alpha=-2).add_(squares)
     rows, columns = torch.where(squared < _NEAR**2)  # whatever is below 0, too
     step = max(1, _CHUNK // x.shape[1])
     near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
