@@ -28,6 +28,7 @@ LONG = {
     "check_order_does_not_matter",
     "check_dtypes",
     "check_eval_keeps_state",
+    "check_other_process",
 }
 
 
