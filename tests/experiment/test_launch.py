@@ -75,4 +75,4 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
     for (setting, message), width in zip(wrong, (4, 8), strict=True):
         settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", setting]
         with pytest.raises(ConfigError, match=message):
-            train("cbml/digits", tmp_path / "c", device="cpu", overrides=settings, resume=(tmp_path / "c").exists())
+            train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=settings)
