@@ -8,10 +8,12 @@ from pml_ext_cbml.losses import CBMLLoss as CBMLLoss
 from pml_ext_cbml.miners import HardPairMiner as HardPairMiner
 from pml_ext_cbml.regularizers import MetricVarianceRegularizer as MetricVarianceRegularizer
 from pml_ext_cbml.softmax import SoftmaxLoss as SoftmaxLoss
+from pml_ext_density.clustering import ClusteringLoss as ClusteringLoss
 from pml_ext_density.regularizers import DensityRegularizer as DensityRegularizer
 from pml_ext_density.samplers import WholeClassSampler as WholeClassSampler
 from pml_ext_density.spreading import EntropyRegularizer as EntropyRegularizer
 from pml_ext_density.spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
+from pml_ext_pddm.distances import MahalanobisDistance as MahalanobisDistance
 from pml_ext_pddm.distances import PDDMDistance as PDDMDistance
 from pml_ext_pddm.losses import PDDMLoss as PDDMLoss
 from pml_ext_pddm.miners import HardQuadrupletMiner as HardQuadrupletMiner

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
 
 if TYPE_CHECKING:
+    from .clustering import ClusteringLoss as ClusteringLoss
     from .functional import class_densities as class_densities
     from .regularizers import DensityRegularizer as DensityRegularizer
     from .samplers import WholeClassSampler as WholeClassSampler
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "ClusteringLoss",
     "DensityRegularizer",
     "EntropyRegularizer",
     "GlobalOrthogonalRegularizer",
@@ -28,6 +30,12 @@ LI_2019 = Paper(
     year=2019,
     url="https://arxiv.org/abs/1909.03909",
 )
+SONG_2017 = Paper(
+    title="Deep Metric Learning via Facility Location",
+    authors="Song et al.",
+    year=2017,
+    url="https://arxiv.org/abs/1612.01213",
+)
 ZHANG_2017 = Paper(
     title="Learning Spread-out Local Feature Descriptors",
     authors="Zhang et al.",
@@ -38,11 +46,12 @@ ZHANG_2017 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The regularizer, those that the paper compares it with, and its sampler for Stanford Online Products."""
+    """The regularizer, what the paper compares it with, and its sampler for Stanford Online Products."""
     return [
         Component("pml_ext_density.regularizers:DensityRegularizer", name="density", paper=LI_2019),
         Component("pml_ext_density.spreading:EntropyRegularizer", name="entropy", paper=LI_2019),
         Component("pml_ext_density.samplers:WholeClassSampler", name="whole-class", paper=LI_2019),
+        Component("pml_ext_density.clustering:ClusteringLoss", name="clustering", paper=SONG_2017),
         Component("pml_ext_density.spreading:GlobalOrthogonalRegularizer", name="global-orthogonal", paper=ZHANG_2017),
     ]
 

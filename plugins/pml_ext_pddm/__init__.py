@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from pml_ext.plugin import Component, Paper, hookimpl, lazily, packaged
 
 if TYPE_CHECKING:
+    from .distances import MahalanobisDistance as MahalanobisDistance
     from .distances import PDDMDistance as PDDMDistance
     from .losses import PDDMLoss as PDDMLoss
     from .miners import HardQuadrupletMiner as HardQuadrupletMiner
 
 
-__all__ = ["HardQuadrupletMiner", "PDDMDistance", "PDDMLoss"]
+__all__ = ["HardQuadrupletMiner", "MahalanobisDistance", "PDDMDistance", "PDDMLoss"]
 
 HUANG_2016 = Paper(
     title="Local Similarity-Aware Deep Feature Embedding",
@@ -24,10 +25,11 @@ HUANG_2016 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The metric, its loss and its miner."""
+    """The metric, one without its position, its loss and its miner."""
     return [
         Component("pml_ext_pddm.losses:PDDMLoss", name="pddm", paper=HUANG_2016),
         Component("pml_ext_pddm.distances:PDDMDistance", name="pddm", paper=HUANG_2016),
+        Component("pml_ext_pddm.distances:MahalanobisDistance", name="mahalanobis", paper=HUANG_2016),
         Component("pml_ext_pddm.miners:HardQuadrupletMiner", name="hard-quadruplet", paper=HUANG_2016),
     ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from pml_ext.plugin import (
     BaseDistance,
+    EuclideanDistance,
     NormalizedRows,
     RunView,
     autocast_off,
@@ -208,3 +209,51 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 learned={"learned score": self},
             )
         }
+
+
+class MahalanobisDistance(EuclideanDistance):
+    r"""A learned distance that is the same everywhere, which Sec. 1 holds against :class:`PDDMDistance`.
+
+    .. math:: D_{ij} = \|L (f(x_i) - f(x_j))\|_2 = \sqrt{(f(x_i) - f(x_j))^T M (f(x_i) - f(x_j))}, \quad M = L^T L
+
+    with normalized embeddings and a square matrix L, which starts as the identity: the Euclidean distance. Smaller
+    means nearer. Use it wherever PML takes a distance, as that of its triplet loss, and give its parameters to an
+    optimizer. A run whose loss has one also tests by it.
+
+    *Cost:* one product of ``B x D x D`` for each side beyond the Euclidean distance.
+
+    Args:
+        embedding_size: D.
+        kwargs: as in PML's distances: ``power``, ``collect_stats``.
+
+    Example:
+        >>> MahalanobisDistance(embedding_size=8)(torch.randn(4, 8)).shape
+        torch.Size([4, 4])
+
+    *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
+    """
+
+    def __init__(self, embedding_size: int, **kwargs: Any) -> None:
+        check_count(self, "embedding_size", embedding_size)
+        super().__init__(**kwargs)
+        self.embedding_size = embedding_size
+        self.linear = nn.Linear(embedding_size, embedding_size, bias=False)
+        nn.init.eye_(self.linear.weight)
+
+    @property
+    def metric(self) -> MahalanobisDistance:
+        """Itself: a run also tests by it, and a query searches by it."""
+        return self
+
+    def _mapped(self, embeddings: Tensor) -> Tensor:
+        return embeddings @ self.linear.weight.to(embeddings.dtype).T
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``[B, R]`` distances of normalized rows."""
+        query = self._mapped(query_emb)
+        return super().compute_mat(query, query if ref_emb is query_emb else self._mapped(ref_emb))
+
+    def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``[N]`` distances of row with row."""
+        distance: Tensor = super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))
+        return distance

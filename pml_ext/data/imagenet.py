@@ -22,7 +22,8 @@ ABOUT = About(
     ),
     layout="train/n01440764/*.JPEG and val/n01440764/*.JPEG, as torchvision.datasets.ImageNet unpacks them",
     counts={"train": Count(667_289, 500), "gallery": Count(638_878, 500), "query": Count(25_000, 500)},
-    note="Classes in the order of their WordNet ids. split = 'pddm': 800 classes train, 200 are tested.",
+    note="Classes in the order of their WordNet ids. split = 'pddm': 800 classes train, 200 are tested; "
+    "for zero-shot learning hierarchy = 'wordnet.is_a.txt', the list of parents and children that ImageNet publishes.",
 )
 PDDM: Counts = {"train": Count(None, 800), "test": Count(None, 200)}
 

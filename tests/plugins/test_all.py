@@ -15,12 +15,14 @@ from pml_ext import (
     AngularTripletLoss,
     BatchAllTripletLoss,
     CBMLLoss,
+    ClusteringLoss,
     DensityRegularizer,
     EntropyRegularizer,
     GlobalOrthogonalRegularizer,
     HardPairMiner,
     HardQuadrupletMiner,
     LocalPositiveMiner,
+    MahalanobisDistance,
     MetricVarianceRegularizer,
     MultipleLosses,
     NPairAngularLoss,
@@ -89,6 +91,7 @@ COMPONENTS = {
     },
     "CBMLLoss, quadratic": CBMLLoss(statistics=(0.7, 0.2, 0.1, 0.3)),
     "SoftmaxLoss": SoftmaxLoss(400, SIZE),
+    "ClusteringLoss": ClusteringLoss(),
     **{
         f"BatchAllTripletLoss, {kind}, {triplets}, {positives}": BatchAllTripletLoss(0.2, kind, triplets, positives)
         for kind in ("hinge", "squared-hinge", "ratio", "soft")
@@ -118,6 +121,7 @@ COMPONENTS = {
     "HardQuadrupletMiner": Mined(AngularTripletLoss(), HardQuadrupletMiner()),
     "HardQuadrupletMiner, per class": Mined(pddm(normalize_scores=False), HardQuadrupletMiner(per_class=True)),
     "AnchorSwapMiner": Mined(AngularTripletLoss(), AnchorSwapMiner(HardQuadrupletMiner(num_quadruplets=99))),
+    "MahalanobisDistance": TripletMarginLoss(distance=MahalanobisDistance(SIZE)),
     "PDDMDistance": Mined(AngularTripletLoss(), HardQuadrupletMiner(PDDMDistance(SIZE))),
     **{
         f"{c.__name__}, {size}": c(tile_size=size)

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from pml_ext import PDDMDistance
+from pml_ext import MahalanobisDistance, PDDMDistance
 from pml_ext.benchmark import peak_bytes
+from pml_ext.testing import check_component
 
 from . import loops
 
@@ -122,3 +123,18 @@ def test_a_trace_serves_other_sizes(method, example, sizes, position):
         inputs = [points(count, seed=9 + number) for number, count in enumerate(counts)]
         found, wanted = (getattr(module, method)(*inputs) for module in (traced, distance))
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_the_mahalanobis_distance_equals_a_loop_and_passes_the_kit():
+    distance = MahalanobisDistance(6).double()
+    x, y = points(), points(4, seed=2)
+    unit = [torch.nn.functional.normalize(each) for each in (x, y)]
+    torch.testing.assert_close(distance(x, y), torch.cdist(*unit))  # it starts as the Euclidean one
+    with torch.no_grad():
+        distance.linear.weight.copy_(torch.randn(6, 6, generator=torch.Generator().manual_seed(5)))
+    form = distance.linear.weight.T @ distance.linear.weight
+    wanted = [[(a - b) @ form @ (a - b) for b in unit[1]] for a in unit[0]]
+    torch.testing.assert_close(distance(x, y), torch.tensor(wanted, dtype=torch.float64).sqrt())
+    torch.testing.assert_close(distance.pairwise_distance(*(each[:4] for each in unit)), distance(x[:4], y).diagonal())
+    assert distance.metric is distance
+    check_component(MahalanobisDistance, embedding_size=8)

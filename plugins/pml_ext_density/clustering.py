@@ -1,0 +1,177 @@
+"""The structured clustering loss, which Table I has beside density adaptivity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, relu
+
+from pml_ext.plugin import (
+    BaseMetricLossFunction,
+    FullPrecisionForward,
+    LossSettings,
+    apart,
+    check_batch,
+    check_count,
+    check_number,
+    euclidean_distances,
+    normalize,
+    reduced,
+)
+
+
+class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+    r"""Structured clustering loss by facility location (Song et al. 2017): classes are to be the best clustering.
+
+    .. math::
+        \Big[ \max_{|S| = |Y|} \big( F(X, S) + \gamma \, (1 - \mathrm{NMI}(g(S), y)) \big) - \tilde F(X, y) \Big]_+,
+        \quad F(X, S) = -\sum_i \min_{j \in S} \|x_i - x_j\|_2, \quad
+        \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
+
+    for normalized embeddings x: S are medoids, as many as the batch has classes, and :math:`g(S)` is the medoid nearest
+    to each embedding. The maximum is approximated as in the paper: medoids are added one by one, the best first, and
+    then exchanged with the members of their own cluster, all clusters one after another, ``refinements`` times. In the
+    exchange F is that of the cluster, and NMI that of all embeddings assigned anew. The maximum has no gradient, the
+    distances to its medoids and to those of the classes have one.
+
+    The value is one number for the batch, a sum over its embeddings. There are no references and no ``indices_tuple``.
+
+    *Cost:* of a batch of B with K classes: one product of ``B x D x B``, and to find the medoids, without gradient, K
+    of ``B x B x B`` at most, and ``refinements`` more in all. Meant for batches of some hundred images.
+
+    *Pair with:* a sampler of several images per class; no miner.
+
+    Args:
+        margin: :math:`\gamma`, 0 or more. The paper does not print its own; 1 here.
+        refinements: rounds of exchange, 1 or more; 5 in the authors' program.
+        kwargs: as in PML's losses: ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``, ``reducer``.
+
+    Raises:
+        ValueError: a setting outside its range; in a call, no labels, references or an ``indices_tuple``.
+
+    Example:
+        >>> ClusteringLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
+        torch.Size([])
+
+    *Source:* Song et al., Deep Metric Learning via Facility Location, 2017, https://arxiv.org/abs/1612.01213.
+    """
+
+    capabilities = frozenset({"labels"})
+    expected_failed_checks: ClassVar[dict[str, str]] = {
+        "check_reducers": "the loss is one number for the batch",
+        "check_no_loop_over_anchors": "medoids are found one after another, each by those before it",
+        "check_no_host_sync": "the members of clusters are listed, and classes are counted",
+    }
+
+    def __init__(self, margin: float = 1.0, refinements: int = 5, **kwargs: Unpack[LossSettings]) -> None:
+        check_number(self, "margin", margin, least=0)
+        check_count(self, "refinements", refinements)
+        super().__init__(**kwargs)
+        self.margin, self.refinements = margin, refinements
+        self.add_to_recordable_attributes(list_of_names=["margin"], is_stat=False)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: Any = None,
+        ref_emb: Any = None,
+        ref_labels: Any = None,
+    ) -> Any:
+        """Return the loss; see the class."""
+        if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
+            raise ValueError("ClusteringLoss takes embeddings and labels, no indices_tuple and no references")
+        check_batch(embeddings, labels)
+        return apart(super().forward, embeddings, labels)  # which medoids there are follows from the distances
+
+    def compute_loss(
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
+    ) -> dict[str, dict[str, Any]]:
+        """One value for the batch."""
+        if len(embeddings) == 0:
+            return reduced(embeddings.sum())
+        distances = euclidean_distances(normalize(embeddings))
+        _, classes = torch.unique(labels.to(distances.device), return_inverse=True)
+        with torch.no_grad():
+            found = facility_locations(distances.detach(), classes, self.margin, self.refinements)
+            true = class_medoids(distances.detach(), classes)
+            nearest = distances.detach()[found].argmin(0)
+            moved = torch.zeros(1, len(classes), dtype=distances.dtype, device=distances.device)
+            penalty = 1 - agreement(moved, nearest, classes)[0]
+        places = torch.arange(len(classes), device=distances.device)
+        predicted, wanted = distances[places, found[nearest]].sum(), distances[places, true[classes]].sum()
+        return reduced(relu(self.margin * penalty - predicted + wanted))
+
+
+def class_medoids(distances: Tensor, classes: Tensor) -> Tensor:
+    """Return the member of each class with the least sum of distances to the others, ``[K]``; classes 0 to K - 1."""
+    members = one_hot(classes).T.bool()
+    sums = (distances * (classes[:, None] == classes)).sum(0)
+    return torch.where(members, sums, torch.inf).argmin(1)
+
+
+def facility_locations(distances: Tensor, classes: Tensor, margin: float, refinements: int) -> Tensor:
+    """Return medoids ``[K]``, as many as classes, that nearly maximize F + margin (1 - NMI); see the class.
+
+    Distances are ``[B, B]``; classes ``[B]``, from 0 to K - 1. *Source:* Algorithms 1 and 2 of the paper.
+    """
+    number = int(classes.max()) + 1
+    nearest, owner = torch.full_like(distances[0], torch.inf), torch.zeros_like(classes)
+    chosen: list[Tensor] = []
+    free = torch.zeros_like(distances[0])  # minus infinity for those that are chosen
+    for place in range(number):
+        moved = (distances < nearest).to(distances.dtype)
+        score = margin * (1 - agreement(moved, owner, classes)) - torch.minimum(distances, nearest).sum(1)
+        best = (score + free).argmax()
+        chosen.append(best)
+        free = free.index_fill(0, best, -torch.inf)
+        owner = torch.where(distances[best] < nearest, place, owner)
+        nearest = torch.minimum(nearest, distances[best])
+    medoids = torch.stack(chosen)
+    for _ in range(refinements if number > 1 else 0):
+        clusters = distances[medoids].argmin(0)
+        for place in range(number):
+            inside = clusters == place
+            rest = distances[medoids].index_fill(0, torch.tensor([place], device=medoids.device), torch.inf)
+            nearest, owner = rest.min(0).values, rest.argmin(0)
+            members = inside.nonzero()[:, 0]
+            near = distances[members]
+            moved = torch.where(owner < place, near < nearest, near <= nearest).to(distances.dtype)
+            score = margin * (1 - agreement(moved, owner, classes)) - near[:, members].sum(1)
+            if len(members):  # none, where an equal embedding is an earlier medoid
+                medoids = medoids.index_fill(0, torch.tensor([place], device=medoids.device), members[score.argmax()])
+    return medoids
+
+
+def agreement(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
+    r"""Return the NMI of classes and clusters after some points go to a new cluster together, of C moves, ``[C]``.
+
+    .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
+
+    which is 1 where both are one group. Counts of what stays follow from products with the indicators of groups, so
+    that no table of clusters x classes is formed.
+
+    Args:
+        moved: 1 for a point that goes to the new cluster, else 0, ``[C, B]``.
+        clusters: before the move, ``[B]``, from 0.
+        classes: ``[B]``, from 0.
+    """
+    size, width = moved.shape[1], int(classes.max()) + 1
+    _, both = torch.unique(clusters * width + classes, return_inverse=True)
+
+    def entropy(groups: Tensor, *new: Tensor) -> Tensor:
+        indicators = one_hot(groups).to(moved.dtype)
+        stays = indicators.sum(0) - moved @ indicators
+        counts = torch.cat([stays, *new], dim=1)
+        return math.log(size) - torch.xlogy(counts, counts).sum(1) / size
+
+    of_classes = moved @ one_hot(classes).to(moved.dtype)
+    counts = one_hot(classes).sum(0).to(moved.dtype)
+    by_cluster, by_both = entropy(clusters, moved.sum(1, keepdim=True)), entropy(both, of_classes)
+    by_class = math.log(size) - torch.xlogy(counts, counts).sum() / size
+    total = by_cluster + by_class
+    value = 2 * (total - by_both) / torch.where(total > 0, total, 1)
+    return torch.where(total > 1e-12, value, 1).clamp(0, 1)
