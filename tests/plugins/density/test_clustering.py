@@ -95,9 +95,11 @@ def test_value_and_gradient_equal_a_loop(settings, shape):
     assert max(values) > 0.1 or shape in ((12, 12), (9, 1)) or settings.get("margin") == 0
 
 
-def test_the_kit_finds_nothing():
-    settings, converged = [{"margin": [1.0, 4.0]}], ["refinements"]  # more rounds than are needed change nothing
-    check_component(ClusteringLoss, reference=reference, settings=settings, without_effect=converged)
+def test_checks_of_the_kit():
+    checks = ["check_reference", "check_call_forms", "check_dtypes", "check_gradients", "check_degenerate_batches"]
+    checks += ["check_torch_func", "check_state_dict", "check_order_does_not_matter", "check_settings"]
+    converged = ["refinements"]  # more rounds than are needed change nothing
+    check_component(ClusteringLoss, reference=reference, without_effect=converged, checks=checks)
 
 
 def test_agreement_after_moves_is_scikit_learns():
