@@ -34,13 +34,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel
 from torch import Tensor
 
 from .checksums import sha256_of
-from .errors import ConfigError, DataError, UnwritableError, shortened
+from .errors import ConfigError, DataError, UnwritableError, needs_extra, shortened
 from .files import alone_in, write_atomically, writing
 from .search import FaissIndex, chosen_factory
+
+with needs_extra("train", "a collection"):
+    from pydantic import BaseModel
 
 COLLECTION = "collection"  # the folder in a run's folder
 DATABASE = "images.sqlite"
