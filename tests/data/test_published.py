@@ -229,7 +229,7 @@ def test_tables_that_do_not_serve(tmp_path, row, message):
 
 
 def test_tables_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="no column split among label, path; wanted label, path, split"):
+    with pytest.raises(DataError, match="no column split among label, path; wanted label, path and split"):
         table(path=str(table_of(tmp_path, ["1,a"], "label,path")))
     with pytest.raises(DataError, match=r"absent.csv: cannot be read as a table"):
         table(path=str(tmp_path / "absent.csv"))
