@@ -150,7 +150,7 @@ def test_what_does_not_go_with_clusters(overrides, text):
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("data.pseudo.clusters=10", "refuses batches of 60 from"),
+        ("data.pseudo.clusters=10", "10 classes x m = 3 gives at most 30 images a batch"),
         ("data.pseudo.clusters=9999", r"data.pseudo.clusters: found 9999, and there are \d+ training images"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_damaged_recipe_is_taken_or_refused_in_a_line():
         ),
         ("loss.mvc_weight=" + "9" * 5000, r"integer"),
         ("loss.mvc_weight=" + "[" * 3000, r"nested too deep"),
-        ("loss.name=" + "x" * 9000, r"no loss 'xxx"),
+        ("loss.name=" + "x" * 9000, r"^--set loss.name=xxx"),
     ],
 )
 def test_what_came_through_raw(override, wanted):

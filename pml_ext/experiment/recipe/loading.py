@@ -226,10 +226,8 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
             raise ConfigError(f"{file}: {where}extends: {error}") from None
         more.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
         if parent.startswith(PIPELINES):
-            images = merged(images, more["data"]["images"])
-            base = merged(base, {"origin": more.get("origin", {})})  # of images too
-        else:
-            base = merged(base, more)
+            images = merged(images, more.pop("data", {}).get("images", {}))
+        base = merged(base, more)
     result = merged(base, tables)
     if images:
         own = tables["data"].get("images", {}) if isinstance(tables.get("data"), dict) else {}
