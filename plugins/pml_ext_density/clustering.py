@@ -64,6 +64,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         "check_reducers": "the loss is one number for the batch",
         "check_no_loop_over_anchors": "medoids are found one after another, each by those before it",
         "check_no_host_sync": "the members of clusters are listed, and classes are counted",
+        "check_settings": "refinements changes the medoids only where an exchange improves them",
     }
 
     def __init__(self, margin: float = 1.0, refinements: int = 5, **kwargs: Unpack[LossSettings]) -> None:
