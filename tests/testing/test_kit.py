@@ -173,7 +173,12 @@ def test_a_mean_taken_inside_is_found_beside_a_regularizer_too(regularizer):
 def test_targets():
     assert [name for name, _ in components_of("cbml")] == ["cbml", "hard-pair", "metric-variance", "softmax"]
     assert [name for name, _ in components_of("pml_ext_cbml")] == ["cbml", "hard-pair", "metric-variance", "softmax"]
-    assert {name for name, _ in components_of("pddm")} == {"hard-quadruplet", "pddm (distance)", "pddm (loss)"}
+    assert {name for name, _ in components_of("pddm")} == {
+        "hard-quadruplet",
+        "mahalanobis",
+        "pddm (distance)",
+        "pddm (loss)",
+    }
     assert components_of("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
     assert components_of("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
     assert ("GoodLoss", planted.GoodLoss) in components_of("planted")
