@@ -264,7 +264,7 @@ def test_every_key_that_names_something_is_known():
     used = set(itertools.chain.from_iterable(names_in(name) for name in registry.recipes()))
     assert {what for what, _ in used} >= {"loss", "miner", "regularizer", "sampler", "data set", "trunk"}
     for what, name in used - {("sampler", "shuffle")}:
-        assert name.startswith("timm/") or registry.find(what, name)
+        assert name.startswith(("timm/", "folder:")) or registry.find(what, name)
 
 
 # Instances

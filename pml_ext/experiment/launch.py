@@ -133,7 +133,11 @@ def execute(
     folder, more = plan.folder, ""
     metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
     if resume and rank() == 0 and (folder / RECIPE).exists():
-        table, epochs = plan.recipe.schedule, read_toml(folder / RECIPE, "run")["schedule"]["epochs"]
+        table = plan.recipe.schedule
+        try:
+            epochs = read_toml(folder / RECIPE, "run")["schedule"]["epochs"]
+        except (DamagedError, KeyError):  # it is written again
+            epochs = table.epochs
         if epochs < table.epochs:
             falls = ", the learning rate falls along the longer cosine" if table.name == "cosine" else ""
             more = f"{table.epochs} epochs in place of {epochs}{falls}; metrics and report are made again"

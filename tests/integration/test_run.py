@@ -399,7 +399,7 @@ def test_after_a_resume_inside_an_epoch_the_pace_is_that_of_the_iterations_since
 
 
 def test_batches_that_the_data_cannot_give(tmp_path):
-    with pytest.raises(ConfigError, match=r"refuses batches of 75 from \d+ images of 10 classes: .*m_per_class"):
+    with pytest.raises(ConfigError, match=r"found batch_size = 75; 10 classes x m = 8 gives at most 80 images"):
         quick(tmp_path / "a", "sampler.batch_size=75")
     with pytest.raises(ConfigError, match=r"1 batches of 5000 need more than the \d+ training images"):
         quick(tmp_path / "b", "sampler={name='shuffle', batch_size=5000}", "sampler.iterations=1")
@@ -490,7 +490,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys)
     summary = read_json(out / "summary.json")
     (failure,) = summary.pop("failures")
     assert (failure["recipe"], failure["seed"], failure["folder"]) == (f"{recipe}@75", 0, str(out / "75"))
-    assert failure["error"].startswith("sampler: pml/m-per-class refuses batches of 75")
+    assert failure["error"].startswith("sampler: found batch_size = 75; 10 classes x m = 8")
     assert list(summary) == [f"{recipe}@80"]
     assert (out / "80" / "metrics.json").exists()
     assert not (out / "75").exists()
