@@ -495,7 +495,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, monkeypatch, capsys)
     assert (out / "80" / "metrics.json").exists()
     assert not (out / "75").exists()
     assert "after training" in written.out
-    assert f"warning: {recipe}@75, seed 0, in {out / '75'} failed: sampler: pml/m-per-class refuses" in written.err
+    assert f"warning: {recipe}@75, seed 0, in {out / '75'} failed: sampler: found batch_size = 75" in written.err
     assert written.err.splitlines()[-1].startswith(f"pml-ext: 1 of 2 runs failed: {recipe}@75, seed 0")
     assert "Traceback" not in written.err
     with pytest.raises(FailedRunsError, match="2 of 2 runs failed") as caught:
