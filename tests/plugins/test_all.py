@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
+from pytorch_metric_learning.reducers import MeanReducer
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -121,7 +122,7 @@ COMPONENTS = {
     "HardQuadrupletMiner": Mined(AngularTripletLoss(), HardQuadrupletMiner()),
     "HardQuadrupletMiner, per class": Mined(pddm(normalize_scores=False), HardQuadrupletMiner(per_class=True)),
     "AnchorSwapMiner": Mined(AngularTripletLoss(), AnchorSwapMiner(HardQuadrupletMiner(num_quadruplets=99))),
-    "MahalanobisDistance": TripletMarginLoss(distance=MahalanobisDistance(SIZE)),
+    "MahalanobisDistance": TripletMarginLoss(distance=MahalanobisDistance(SIZE), reducer=MeanReducer()),
     "PDDMDistance": Mined(AngularTripletLoss(), HardQuadrupletMiner(PDDMDistance(SIZE))),
     **{
         f"{c.__name__}, {size}": c(tile_size=size)
