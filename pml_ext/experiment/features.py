@@ -63,13 +63,8 @@ class FeatureCache:
         workers: int = 0,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._trunk, self._device, self._batch_size, self._workers, self._tell = (
-            trunk,
-            device,
-            batch_size,
-            workers,
-            tell,
-        )
+        self._trunk, self._device, self._tell = trunk, device, tell
+        self._batch_size, self._workers = batch_size, workers
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in trunk.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -100,8 +95,8 @@ class FeatureCache:
                 self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
             for part in from_ranks(self._computed(images, own, keys, files)):
                 found |= part
-        with collection.transaction() as current:
-            vectors = torch.from_numpy(current.vectors)
+            with collection.transaction() as current:
+                vectors = torch.from_numpy(current.vectors)
         return Features(vectors, torch.tensor([found[key] for key in keys]))
 
     @torch.no_grad()

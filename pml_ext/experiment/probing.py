@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ def probe(
     probes = []
     for trunk in trunks:
         name, _, weights = trunk.partition("=")
-        table = f'{{name="{name}"' + (f', weights="{weights}"' if weights else "") + "}"
+        table = f"{{name={json.dumps(name)}" + (f", weights={json.dumps(weights)}" if weights else "") + "}"
         settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
         about = _about(settings, device, data)
         place = out / re.sub(r"[^\w.=-]+", "-", trunk)
@@ -82,8 +83,10 @@ def probe(
         results = {"frozen": [result["frozen"]], "pca": [result["pca"]]}
         folders, gain = [place / "frozen"], {}
         if head is not None:
-            there = place / "head"
-            heads = train(head, there, 0, seeds, device, data, settings, there.exists(), listener)
+            heads = []
+            for seed in range(seeds):
+                there = place / f"head-{seed}"
+                heads += train(head, there, seed, 1, device, data, settings, there.exists(), listener)
             results = {row: [each[row] for each in heads] for row in ("frozen", "pca")}
             results["head"] = [each["after"] for each in heads]
             folders += [Path(each["folder"]) for each in heads]

@@ -118,7 +118,7 @@ def profile_recipe(
         while len(batches) < steps:
             batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
         objective, held = run.objective(stage, recorded=True)
-        reader, numbers = run.reader(), itertools.count(1)
+        reader, numbers = run.reader() if run.frozen else None, itertools.count(1)
         features = reader if isinstance(reader, FeatureReader) else None
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
         drawn, workers = epoch_batches(batches, run.seed, run.epoch), recipe.data.workers

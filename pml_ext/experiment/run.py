@@ -471,7 +471,8 @@ class Run(View):
                 epochs = getattr(part, "T_max", None)
                 part.load_state_dict(state["parts"][name])
                 if epochs is not None and epochs != part.T_max:
-                    stretch(part, epochs)
+                    networks = name in ("trunk_optimizer schedule", "embedder_optimizer schedule")
+                    stretch(part, epochs, self.stages.of(max(1, state["epoch"])).lr_factor if networks else 1.0)
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
                 checkpoint.set_state_of_sampler(stage.sampler, sampler)
             checkpoint.set_random_state(state["ranks"][self.rank] if "ranks" in state else state["random"])

@@ -140,12 +140,15 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
     return None
 
 
-def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int) -> None:
-    """Let a cosine schedule end after more epochs, the learning rate now as if it had been so from the beginning."""
+def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
+    """Let a cosine schedule end after more epochs, the learning rate now as if it had been so from the beginning.
+
+    The ``factor`` is the stage's.
+    """
     schedule.T_max = epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
     for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
-        group["lr"] = base * share
+        group["lr"] = base * share * factor
 
 
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
@@ -159,8 +162,8 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
             raise ConfigError(f"{text}; make batch_size or iterations smaller")
         return torch.utils.data.RandomSampler(range(len(images))), iterations
     classes, m = len(np.unique(images.labels)), table.settings.get("m")
-    if isinstance(m, int) and m > 0:
-        most = min(table.batch_size, classes * m) // m * m
+    if table.name == "pml/m-per-class" and isinstance(m, int) and m > 0:
+        most = max(m, min(table.batch_size, classes * m) // m * m)
         if most != table.batch_size:
             limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
             raise ConfigError(

@@ -18,6 +18,7 @@ from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.experiment import checkpoint, train
 from pml_ext.experiment.features import FeatureCache
 from pml_ext.experiment.recipe.schema import ModelTable
+from pml_ext.experiment.stages import stretch
 from pml_ext.models import convnet, embedder, fit_whitened_pca, freeze
 from pml_ext.retrieval import load_run
 
@@ -94,6 +95,21 @@ def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
     assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
     frozen, _ = finished(tmp_path / "only", 'stages=[{epochs=4, freeze="trunk", loss={name="cbml"}}]', *run)
     assert "0.weight" in frozen["trunk"]
+
+
+def test_a_longer_cosine_keeps_the_factor_of_its_stage():
+    parameter, rates = nn.Parameter(torch.zeros(())), []
+    for epochs in (4, 8):
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        optimizer.param_groups[0]["lr"] *= 0.1
+        for _ in range(3):
+            optimizer.step()
+            schedule.step()
+        if epochs == 4:
+            stretch(schedule, 8, 0.1)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(rates[1])
 
 
 def test_parts_of_a_trunk_are_frozen_by_patterns():

@@ -33,7 +33,8 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
             f"--images {place}: no such folder or table; wanted a folder of images, or a .csv table of them"
         )
     pairs = (override.partition("=") for override in overrides)
-    given = {key.strip().removeprefix("data."): toml_value(text.strip()) for key, _, text in pairs if "data." in key}
+    named = {key.strip(): toml_value(text.strip()) for key, _, text in pairs}
+    given = {key.removeprefix("data."): value for key, value in named.items() if key.startswith("data.")}
     options = {key: value for key, value in given.items() if key not in DataTable.model_fields and "." not in key}
     table = place.suffix.lower() == ".csv"
     name = f"{'table' if table else 'folder'}:{place}"

@@ -1,0 +1,50 @@
+"""Frozen trunks beside each other: the table, the files, and nothing finished is done again."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from pml_ext.cli import main
+from pml_ext.errors import ConfigError
+from pml_ext.experiment.probing import probe
+from pml_ext.experiment.run import Run
+
+QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    trained, train, out = [], Run.train, tmp_path / "out"
+    monkeypatch.setattr(Run, "train", lambda run, resume=False: trained.append(run.folder) or train(run, resume))
+    for seeds, new in ((2, 6), (2, 0), (3, 2)):
+        trained.clear()
+        found = probe("digits", ["convnet", "mlp"], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)
+        assert len(trained) == new
+        assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [("convnet", seeds), ("mlp", seeds)]
+    for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
+        runs = [json.loads((out / folder / "metrics.json").read_text()) for folder in each.folders[1:]]
+        for metric in ("recall_at_1", "map_at_r", "nmi"):
+            for row, phase in (("frozen", "frozen"), ("pca", "pca"), ("head", "after")):
+                mean = sum(run[phase][metric] for run in runs) / 3
+                assert about["metrics"][row][metric]["mean"] == pytest.approx(mean)
+            gain = sum(run["after"][metric] - run["frozen"][metric] for run in runs) / 3
+            assert about["gain"][metric]["mean"] == pytest.approx(gain)
+    with (out / "probe.csv").open() as file:
+        assert [(row["trunk"], row["row"]) for row in csv.DictReader(file)] == [
+            (trunk, row) for trunk in ("convnet", "mlp") for row in ("frozen", "pca", "head")
+        ]
+    assert "<h2>convnet</h2>" in (out / "probe.html").read_text()
+
+
+def test_wrong_trunks_are_one_line(tmp_path, monkeypatch, capsys):
+    command = ["pml-ext", "probe", "digits", "--trunks", "convnett", "--out", str(tmp_path / "wrong")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "no trunk 'convnett'; nearest: convnet" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--trunks: found none"):
+        probe("digits", [], tmp_path)
