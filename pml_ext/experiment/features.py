@@ -20,11 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..collection import Collection, Facts, path_bytes
+from ..collection import Collection, Facts, Vectors, path_bytes
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError
 from .batches import Batches, Watched, loader_of
+
+_PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
 
 class Features:
@@ -87,6 +89,7 @@ class FeatureCache:
         with collection.locked() if rank() == 0 else contextlib.nullcontext():
             if rank() == 0:
                 collection.create(replace=True)
+                collection.compact()
             found = from_rank_0(collection.find(files)[0] if rank() == 0 else None)
             first = {key: index for index, key in reversed([*enumerate(keys)])}  # equal images have one feature
             missing = sorted(first[key] for key in files if key not in found)
@@ -98,6 +101,25 @@ class FeatureCache:
             with collection.transaction() as current:
                 vectors = torch.from_numpy(current.vectors)
         return Features(vectors, torch.tensor([found[key] for key in keys]))
+
+    def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
+        """Return the features of those files that the collection has, as they are now, by their place in the list."""
+        if not self.collection.exists:
+            return {}
+        keys = [_file_key(path) + _PLAIN for path in paths]
+        found, _, vectors = self.collection.find(dict(zip(keys, map(_facts_of, paths), strict=True)))
+        return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
+
+    def keep(self, paths: Sequence[Path], features: Tensor) -> None:
+        """Write the features of files, ``[N, F]``, without those that are NaN or infinite."""
+        rows = features.float().cpu().numpy()
+        finite = [(path, row) for path, row in zip(paths, rows, strict=True) if np.isfinite(row).all()]
+        if finite:
+            if not self.collection.exists:
+                self.collection.place.mkdir(parents=True, exist_ok=True)
+                self.collection.create(replace=False)
+            keys, facts = zip(*((_file_key(path) + _PLAIN, _facts_of(path)) for path, _ in finite), strict=True)
+            self.collection.append(keys, facts, np.stack([row for _, row in finite]))
 
     @torch.no_grad()
     def _computed(
@@ -138,15 +160,20 @@ def _keys(images: LabeledImages) -> list[bytes]:
         pixels: Any = images.images
         keys = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
     else:
-        keys = [path_bytes(os.path.realpath(path)) for path in images.paths]
+        keys = [_file_key(path) for path in images.paths]
     boxes = [b""] * len(keys) if images.boxes is None else [repr(box.tolist()).encode() for box in images.boxes]
     return [key + b"\0" + box for key, box in zip(keys, boxes, strict=True)]
 
 
+def _file_key(path: str | Path) -> bytes:
+    return path_bytes(os.path.realpath(path))
+
+
 def _facts(images: LabeledImages, index: int) -> Facts:
-    if images.paths is None:
-        return 0, 0
-    path = Path(images.paths[index])
+    return (0, 0) if images.paths is None else _facts_of(Path(images.paths[index]))
+
+
+def _facts_of(path: Path) -> Facts:
     try:
         about = path.stat()
     except OSError:

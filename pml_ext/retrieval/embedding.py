@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, che
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import ConfigError, DataError, UnwritableError
+from ..experiment.features import FeatureCache
 from ..files import write_atomically
-from ..network import Network
+from ..network import Network, Preprocessing
 from .reading import Images, Listing, as_tensor, default_workers, list_folder, read_batches, several
 
 READ = 64  # images per batch of a reading worker
@@ -66,6 +68,7 @@ class ImageEmbedder:
         replace: bool = True,  # whether to replace a collection of other weights in that place
         workers: int | None = None,
         listener: Listener | None = None,
+        frozen: bool = False,  # whether the trunk is, so that runs may have kept the features of files
     ) -> None:
         self.run, self.network, self.device = run, network, device
         self._replace, self._workers, self._listener = replace, workers, listener
@@ -81,6 +84,15 @@ class ImageEmbedder:
         identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self.collection = Collection(place, run, identity, network.embedding_size)
         self._memory_format = self._choose_memory_format()
+        self._frozen = frozen and self.precision == "float32"
+
+    @functools.cached_property
+    def _features(self) -> FeatureCache | None:
+        """Features that runs share."""
+        if not self._frozen:
+            return None
+        about = [self.network.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
+        return FeatureCache(self.network.trunk, self.network.features, about, self.device, READ)
 
     # Single images
 
@@ -116,8 +128,12 @@ class ImageEmbedder:
         known |= {key: torch.from_numpy(vector) for key, (_, vector) in new.items()}
         missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
         if missing:
-            inputs = [image if isinstance(image, Tensor) else self._image(image) for image in missing.values()]
-            known |= zip(missing, self._forward(torch.stack(inputs)), strict=True)
+            ready = self._from_features([image for image in missing.values() if isinstance(image, Path)])
+            known |= {key: ready[image] for key, image in missing.items() if isinstance(image, Path) and image in ready}
+            rest = {key: image for key, image in missing.items() if key not in known}
+            inputs = [image if isinstance(image, Tensor) else self._image(image) for image in rest.values()]
+            if inputs:
+                known |= zip(rest, self._forward(torch.stack(inputs)), strict=True)
             kept = [key for key in missing if isinstance(key, bytes) and known[key].isfinite().all()]
             new |= {key: (facts[key], known[key].cpu().numpy()) for key in kept}
             self._keep(new, WRITTEN)
@@ -190,18 +206,29 @@ class ImageEmbedder:
                 vectors.update(zip(waiting, itertools.count(first)))
                 waiting.clear()
 
+        def take(rows: Mapping[int, Vectors]) -> None:
+            for number, row in rows.items():
+                if np.isfinite(row).all():
+                    waiting[number] = row
+                else:
+                    not_finite.append(number)
+
+        for start in range(0, len(paths) if self._features is not None else 0, WRITTEN):
+            ready = self._from_features(paths[start : start + WRITTEN])
+            own = zip(numbers[start:], paths[start : start + WRITTEN], strict=False)
+            take({number: ready[path].cpu().numpy() for number, path in own if path in ready})
+            write()
+        numbers = [number for number in numbers if number not in vectors and number not in not_finite]
+        paths = [listing.folder / listing.names[number] for number in numbers]
         workers = default_workers(len(paths)) if workers is None else workers
         batches = read_batches(paths, self.channels, self.transform, min(batch_size, READ), workers, self.device)
         try:
             for images, read, bad in batches:
                 unreadable |= {numbers[place]: why for place, why in bad.items()}
                 done += len(read) + len(bad)
-                rows = self._forward(images).cpu().numpy() if images is not None else ()
-                for place, row in zip(read, rows, strict=True):
-                    if np.isfinite(row).all():
-                        waiting[numbers[place]] = row
-                    else:
-                        not_finite.append(numbers[place])
+                if images is not None:
+                    rows = self._forward(images, [paths[place] for place in read]).cpu().numpy()
+                    take({numbers[place]: row for place, row in zip(read, rows, strict=True)})
                 now = time.perf_counter()
                 if len(waiting) >= WRITTEN or now - last >= SECONDS:
                     write()
@@ -241,11 +268,24 @@ class ImageEmbedder:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _forward(self, images: Tensor) -> Tensor:
-        """Return L2-normalized embeddings, ``[B, D]``, float32."""
+    def _forward(self, images: Tensor, files: Sequence[Path] = ()) -> Tensor:
+        """Return L2-normalized embeddings, ``[B, D]``, float32; keep the features of files if the trunk is frozen."""
         with autocast(self.device, self.precision):
-            embeddings: Tensor = self.network(images.to(self.device, memory_format=self._memory_format))
+            features = self.network.trunk(images.to(self.device, memory_format=self._memory_format))
+            if files and self._features is not None:
+                self._features.keep(files, features)
+            embeddings: Tensor = self.network.embedder(features)
         return nn.functional.normalize(embeddings.float())
+
+    @torch.no_grad()
+    def _from_features(self, files: Sequence[Path]) -> dict[Path, Tensor]:
+        """Return the embeddings of files whose features are kept; none without a frozen trunk."""
+        features = self._features.of_files(files) if self._features is not None and files else {}
+        if not features:
+            return {}
+        rows = torch.from_numpy(np.stack([*features.values()])).to(self.device)
+        embeddings = nn.functional.normalize(self.network.embedder(rows).float())
+        return {files[place]: row for place, row in zip(features, embeddings, strict=True)}
 
     @torch.no_grad()
     def _choose_memory_format(self) -> torch.memory_format:

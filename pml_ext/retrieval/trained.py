@@ -102,7 +102,8 @@ class TrainedRun:
         self.network = network.to(self.device).eval()
         place = folder / COLLECTION if store is None else Path(store)
         precision, own = self.recipe.engine.precision, store is None
-        given = self.device, self.identity, precision, place, own, workers, listener
+        frozen = self.recipe.model.freeze == "trunk"
+        given = self.device, self.identity, precision, place, own, workers, listener, frozen
         self._images = ImageEmbedder(folder, self.network, *given)
         self.transform, self.collection = self._images.transform, self._images.collection
         self._gallery: Gallery | None = None

@@ -285,3 +285,30 @@ def test_weights_come_from_a_file(tmp_path):
     }.items():
         with pytest.raises(ConfigError, match=wanted):
             finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")
+
+
+@pytest.mark.usefixtures("without_report")
+def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatch):
+    """Files that the run has read do not go through the trunk again; new ones do, once for all runs of the trunk."""
+    photos, passed = tmp_path / "photos", []
+    for number in range(24):
+        (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"class-{number % 4}" / f"{number}.png")
+    data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
+    overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
+    overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
+    train("cbml/digits", overrides=["model.trunk.width=8", *overrides], out=tmp_path / "run")
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
+    expected = load_run(tmp_path / "run", store=tmp_path / "apart")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    expected = expected.embed_folder(photos)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for images in ([photos / "class-1" / "1.png"], photos):
+        run = load_run(tmp_path / "run", store=tmp_path / f"store {len(str(images))}")
+        run.trunk.register_forward_hook(lambda _, inputs, __: passed.append(len(inputs[0])))
+        passed.clear()
+        found = run.embed(images)
+        own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-1/1.png"]
+        torch.testing.assert_close(found, expected.embeddings[own], atol=1e-5, rtol=0)
+        assert sum(passed) == (images == photos)
