@@ -116,7 +116,8 @@ def bench(
 
     Args:
         losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss), such as
-            ``"pml/multi-similarity"``; None for every registered one, PML's left out, that needs no settings.
+            ``"pml/multi-similarity"``; a second loss of a class is called ``CBMLLoss 2``; None for every
+            registered one, PML's left out, that needs no settings.
         shapes: the batches.
         repeats: rounds; in each, every function runs once. A slow one has three.
         device: as in :func:`pml_ext.devices.choose_device`.
@@ -131,9 +132,12 @@ def bench(
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
     lowest: Compute = tiled_floor if tiled else floor
+    names = [loss if isinstance(loss, str) else type(loss).__name__ for loss in chosen]
+    counts = [names[:place].count(name) for place, name in enumerate(names)]
+    names = [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
     measured: dict[Shape, dict[str, Compute]] = {}
     for shape in shapes:
-        functions = {loss if isinstance(loss, str) else type(loss).__name__: _built(loss, shape) for loss in chosen}
+        functions = {name: _built(loss, shape) for name, loss in zip(names, chosen, strict=True)}
         measured[shape] = {FLOOR: lowest, **{name: function.to(place) for name, function in functions.items()}}
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

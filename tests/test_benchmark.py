@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from pml_ext import benchmark, registry
+from pml_ext import CBMLLoss, benchmark, registry
 from pml_ext.benchmark import Shape, bench
 from pml_ext.errors import ConfigError, UnknownNameError
 
@@ -20,6 +20,11 @@ def test_a_loss_beside_pmls_and_the_floor():
         assert row.rounds == 3
         assert row.milliseconds > 0
         assert row.to_floor == pytest.approx(row.milliseconds / rows[0].milliseconds)
+
+
+def test_losses_of_one_class_have_rows_of_their_own():
+    losses = [CBMLLoss(), CBMLLoss(mining=False), "cbml"]
+    assert [row.loss for row in bench(losses, SMALL, repeats=1, device="cpu")][1:] == ["CBMLLoss", "CBMLLoss 2", "cbml"]
 
 
 def test_the_floors_are_their_formula():

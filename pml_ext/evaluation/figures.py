@@ -133,7 +133,8 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     figure, (axes,) = panels_of(5.2, 1, 3.4)
     _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
-    axes.set_xscale("log", base=2)
+    if len(ks) > 1:
+        axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
     finish(axes, legend=True, xlabel="K", ylabel="Recall@K, %")

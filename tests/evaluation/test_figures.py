@@ -89,6 +89,15 @@ def test_curves_over_epochs_have_a_panel_per_metric():
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["test images", "held out"]
 
 
+def test_a_recall_curve_of_one_k_is_drawn_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = figures.recall_curve({"after": {1: 0.5}})
+        pixels(figure)
+    assert figure.axes[0].get_xscale() == "linear"
+    assert figures.recall_curve({"after": {1: 0.5, 2: 0.75}}).axes[0].get_xscale() == "log"
+
+
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 @pytest.mark.parametrize(("noise", "size"), [(0, 1), (1e-7, 1), (0, 1e30)])
 def test_collapsed_embeddings_are_one_point_with_a_note(method, noise, size):
