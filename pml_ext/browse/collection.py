@@ -21,10 +21,11 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import DataError
-from ..evaluation import default_neighbors
-from ..evaluation.figures import ONE_POINT, directions, flattened, some_of
+from ..evaluation.projection import ONE_POINT, directions, flattened
+from ..evaluation.sampling import some_of
 from ..files import read_json
 from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
+from ..search import nearest_of
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
 MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # of the leave-one-out search in a large collection
@@ -108,7 +109,7 @@ class Collection:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[some_of(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
-        distances, nearest = default_neighbors().search(self.embeddings[chosen], 2, self.embeddings)
+        distances, nearest = nearest_of(self.embeddings[chosen], 2, self.embeddings)
         own = nearest[:, 0] == chosen  # an exact duplicate may come before the image itself
         others = torch.where(own, nearest[:, 1], nearest[:, 0]).tolist()
         apart = torch.where(own, distances[:, 1], distances[:, 0]).tolist()

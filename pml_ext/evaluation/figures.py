@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
 from .fonts import drawable, families
 from .neighbors import matrix_under
+from .projection import ONE_POINT, directions, flattened
+from .sampling import some_of as some_of
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
-ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
 _STYLES = ((BLUE, "o-"), (ORANGE, "s--"), (GRAY, "^:"), (RIGHT, "d-."))
 _SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
 Parts = Mapping[str, tuple[Tensor, Tensor]]
@@ -46,37 +46,6 @@ class PlainFigure(Figure):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
             super().draw(renderer)
-
-
-def some_of(count: int, most: int, seed: int) -> Tensor:
-    """Return at most ``most`` of the numbers below ``count``, drawn at random, in rising order."""
-    if count <= most:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
-
-
-def directions(points: Tensor) -> Tensor:
-    """Return rows ``[N, D]`` of length 1, on the CPU; float64 keeps lengths of collapsed embeddings from overflow."""
-    return torch.nn.functional.normalize(points.detach().cpu().double()).float()
-
-
-def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
-    """Return unit vectors ``[N, D]`` in two dimensions, ``[N, 2]``: zeros where they are one point.
-
-    ``method`` is ``"tsne"``, or ``"pca"``, which up to 10 points have anyway.
-    """
-    if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
-        return np.zeros((len(points), 2), dtype=np.float32)
-    if method == "tsne" and len(points) > 10:
-        from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
-        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
-            return tsne.fit_transform(points)  # type: ignore[no-any-return]
-    from sklearn.decomposition import PCA
-
-    return PCA(2, random_state=seed).fit_transform(points)  # type: ignore[no-any-return]
 
 
 def panels_of(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
@@ -226,10 +195,10 @@ def projections(
 
 def _at_most(image: Tensor, side: int) -> Tensor:
     """Return an image on the CPU whose longer side has at most ``side`` pixels."""
-    from torchvision.transforms.v2.functional import resize  # takes a second
-
     if (scale := side / max(image.shape[-2:])) < 1:
-        image = resize(image, [max(1, round(scale * length)) for length in image.shape[-2:]], antialias=True)
+        size = [max(1, round(scale * length)) for length in image.shape[-2:]]
+        pixels = torch.nn.functional.interpolate(image[None].float(), size, mode="bilinear", antialias=True)
+        image = pixels[0].round().to(image.dtype)
     return image.detach().cpu()
 
 

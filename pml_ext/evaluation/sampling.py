@@ -1,11 +1,13 @@
-"""A sample of images to test with."""
+"""Samples of images."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 PER_CLASS = 20
 
@@ -37,3 +39,10 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = P
     candidates = np.flatnonzero(place < per_class)
     chosen = candidates[np.lexsort((place[candidates], of_class[candidates]))[:most]]
     return np.sort(chosen)
+
+
+def some_of(count: int, most: int, seed: int) -> Tensor:
+    """Return at most ``most`` of the numbers below ``count``, drawn at random, in rising order."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values

@@ -10,25 +10,27 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL.Image import Image
-from sklearn.cluster import HDBSCAN
 from torch import Tensor
 
 from ..collection import Embedded, class_of
 from ..errors import ConfigError
 from ..evaluation import default_neighbors, kmeans
-from ..evaluation.figures import some_of
-from ..evaluation.sheets import CELL, contact_sheet
+from ..evaluation.sampling import some_of
 from ..files import write_atomically
 from .pictures import PictureReader
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 AUTO = "auto"
 NOISE = -1  # the number of images that HDBSCAN puts in no cluster
 SMALLEST = 5  # images of a cluster of HDBSCAN, at least
 DENSE = 8000  # images that HDBSCAN compares with each other: 8 s and 1.3 GB; of more, this number is drawn
+SPARSE = 4000  # images up to which a tree takes no longer than a matrix of their distances, and no memory
 SHEET = 60  # images of a cluster on its contact sheet
 SHEETS = 100  # clusters that have one
 _TABLE = "clusters.csv"
@@ -115,8 +117,11 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
 
 
 def _by_density(points: Tensor, smallest: int) -> NDArray[np.int64]:
+    from sklearn.cluster import HDBSCAN  # 90 MB, and a second, that other uses of clusters do without
+
     drawn = some_of(len(points), DENSE, seed=0)
-    search = HDBSCAN(min_cluster_size=smallest, algorithm="brute", copy=True)
+    algorithm = "ball_tree" if len(drawn) <= SPARSE else "brute"
+    search = HDBSCAN(min_cluster_size=smallest, algorithm=algorithm, copy=True)
     labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)
     if len(drawn) == len(points):
         return labels
@@ -195,6 +200,8 @@ def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> Non
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image:
     """Draw a contact sheet; images of other classes than the cluster's are framed red."""
+    from ..evaluation.sheets import CELL, contact_sheet
+
     embedded, shown = grouping.embedded, cluster.members[:SHEET]
     title = cluster.title + ", nearest to its center first" * (cluster.number != NOISE)
     files = [embedded.folder / embedded.paths[member] for member in shown]

@@ -1,0 +1,34 @@
+"""Embeddings in two dimensions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
+
+
+def directions(points: Tensor) -> Tensor:
+    """Return rows ``[N, D]`` of length 1, on the CPU; float64 keeps lengths of collapsed embeddings from overflow."""
+    return torch.nn.functional.normalize(points.detach().cpu().double()).float()
+
+
+def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
+    """Return unit vectors ``[N, D]`` in two dimensions, ``[N, 2]``: zeros where they are one point.
+
+    ``method`` is ``"tsne"``, or ``"pca"``, which up to 10 points have anyway.
+    """
+    if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
+        return np.zeros((len(points), 2), dtype=np.float32)
+    if method == "tsne" and len(points) > 10:
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
+        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
+            return tsne.fit_transform(points)  # type: ignore[no-any-return]
+    centered = torch.from_numpy(points - points.mean(axis=0))
+    axes = torch.linalg.svd(centered, full_matrices=False).Vh[:2]
+    return (centered @ axes.T).numpy()  # type: ignore[no-any-return]
