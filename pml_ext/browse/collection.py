@@ -64,10 +64,22 @@ class Collection:
         self.clusters: Callable[[int | str], Grouping] = functools.lru_cache(2)(functools.partial(group, embedded))
         self.projection = functools.cache(self._projection)
         self.leave_one_out = functools.cache(self._leave_one_out)
-        self.jpeg = functools.lru_cache(4096)(self._jpeg)
+        self.jpeg = functools.lru_cache(1024)(self._jpeg)
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @functools.cached_property
+    def trained(self) -> dict[str, bool | None]:
+        """Whether the run was trained on each class; None where it has no record."""
+        names = {_comparable(name) for name in read_json(self.run.folder / "network.json").get("class_names", ())}
+        return {name: _comparable(name) in names if names else None for name in self.class_names}
+
+    def shown(self, unseen: bool) -> Tensor:
+        """Return the numbers of all images, or of those of classes that the run was not trained on."""
+        if not unseen:
+            return torch.arange(len(self))
+        return torch.tensor([self.trained.get(name) is False for name in self.classes]).nonzero().flatten()
 
     def nearest(self, number: int, k: int) -> list[Neighbor]:
         """Return the nearest other images of one of the folder, by its embedding: its file may be gone."""
@@ -90,11 +102,13 @@ class Collection:
         named = [(number, self.paths[number], self.classes[number], distance) for number, distance in found]
         return [Neighbor(*each, each[2] == query if each[2] and query else None) for each in named]
 
-    def _projection(self, method: str) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
+    def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""
-        chosen = some_of(len(self), MAP_LIMITS[method], seed=0)
+        shown = self.shown(unseen)
+        chosen = shown[some_of(len(shown), MAP_LIMITS[method], seed=0)]
         points = directions(self.embeddings[chosen]).numpy()
-        note = f"{len(chosen):,} of {len(self):,} images, drawn at random" if len(chosen) < len(self) else "All images"
+        note = f"{len(chosen):,} of {len(shown):,} images" if len(chosen) < len(shown) else "All images"
+        note += " of unseen classes" * unseen + ", drawn at random" * (len(chosen) < len(shown))
         if len(points) < 2 or bool(np.ptp(points, axis=0).max() <= ONE_POINT):
             return chosen.numpy(), np.full((len(points), 2), 0.5, dtype=np.float32), f"{note}; they lie on one point"
         flat = flattened(points, method)
@@ -113,12 +127,10 @@ class Collection:
         own = nearest[:, 0] == chosen  # an exact duplicate may come before the image itself
         others = torch.where(own, nearest[:, 1], nearest[:, 0]).tolist()
         apart = torch.where(own, distances[:, 1], distances[:, 0]).tolist()
-        trained = {_comparable(name) for name in read_json(self.run.folder / "network.json").get("class_names", ())}
-        seen = {name: _comparable(name) in trained if trained else None for name in self.class_names}
         pairs = []
         for query, other, distance in zip(chosen.tolist(), others, apart, strict=True):
             name = self.classes[query]
-            pairs.append(Pair(query, other, distance, name == self.classes[other], seen[name]))
+            pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
         note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
         note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
         return sorted(pairs, key=lambda pair: pair.distance), note

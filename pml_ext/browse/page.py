@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import colorsys
 import random
 import re
 import secrets
@@ -17,14 +16,18 @@ from PIL import Image
 from ..data.reading import FORMATS
 from ..errors import ConfigError, DataError, PmlExtError, needs_extra
 from ..evaluation.fonts import drawable
-from ..retrieval import SHEET, thumbnail
+from ..retrieval import SHEET, Grouping, thumbnail
+from ..retrieval.clusters import Cluster
 from .collection import Collection, Neighbor, Pair, jpeg
 
 with needs_extra("train", "pml-ext browse"):
     import jinja2
 
 MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
-SHOWN, PAIRS, CARDS, LEGEND = 48, 60, 300, 20  # photographs to click, pairs on a page, clusters, names beside a map
+SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs on a page, clusters
+# Paul Tol's bright colors, which color-blind people tell apart too; each comes in four shapes.
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+LEGEND = 4 * len(COLORS)  # names beside a map
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -61,6 +64,7 @@ class Page:
                 "kind": _choice(options, "kind", self.kinds),
                 "clusters": int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters,
                 "open": options.get("open", ""),
+                "unseen": options.get("unseen") == "1" and False in self.collections[run].trained.values(),
             }
             return self._render(tab, values), 200
         except PmlExtError as error:
@@ -113,22 +117,28 @@ class Page:
             for each in self.collections
         ]
 
-    def sample(self) -> list[int]:
+    def sample(self, unseen: bool) -> list[int]:
         """Return the numbers of some images, drawn at random, to click on."""
-        count = len(self.collections[0])
-        return sorted(random.sample(range(count), min(SHOWN, count)))
+        numbers = self.collections[0].shown(unseen).tolist()
+        return random.sample(numbers, min(SHOWN, len(numbers)))
 
-    def answers(self, run: int, kind: str) -> list[Pair]:
+    def answers(self, run: int, kind: str, unseen: bool) -> list[Pair]:
         """Return the right answers, the wrong ones, or the disputed ones, which only the other run has right."""
         collection = self.collections[run]
-        pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
+        pairs = [pair for pair in collection.leave_one_out()[0] if not unseen or pair.trained is False]
+        pairs = [pair for pair in pairs if pair.right == (kind == "right")]
         if kind != "disputed":
             return pairs
         other = self.collections[1 - run]
         right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
         return [pair for pair in pairs if collection.paths[pair.query] in right]
 
-    def map(self, run: int, method: str, color: str, clusters: int | str) -> dict[str, Any]:
+    def shown_clusters(self, run: int, grouping: Grouping, unseen: bool) -> list[Cluster]:
+        """Return the clusters, or those most of whose images are of classes that the run was not trained on."""
+        numbers = set(self.collections[run].shown(unseen).tolist())
+        return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
+
+    def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
         """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
         collection, gray = self.collections[run], ""
         names = list(collection.classes)
@@ -136,12 +146,12 @@ class Page:
             grouping, gray = collection.clusters(clusters), "in no cluster"
             titles = {each.number: each.title if each.number >= 0 else gray for each in grouping.clusters}
             names = [titles[cluster] for cluster in grouping.numbers.tolist()]
-        numbers, places, note = collection.projection(method)
+        numbers, places, note = collection.projection(method, unseen)
         ranked = [name for name, _ in Counter(names[number] for number in numbers.tolist()).most_common()]
         ranks = {name: rank for rank, name in enumerate(ranked)}
-        groups = [(drawable(name) or "no class", _color(-1 if name == gray else ranks[name])) for name in ranked]
+        groups = [(drawable(name) or "no class", *_mark(-1 if name == gray else ranks[name])) for name in ranked]
         points = [
-            [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(Path(collection.paths[number]).name)]
+            [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(collection.paths[number])]
             for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
         ]
         return {"run": run, "points": points, "groups": groups, "legend": LEGEND, "note": note}
@@ -160,7 +170,6 @@ def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
     return value
 
 
-def _color(rank: int) -> str:
-    """Return the color of a rank, far from those of neighboring ranks; gray for -1."""
-    rgb = colorsys.hls_to_rgb((0.58 + 0.618034 * rank) % 1, (0.45, 0.6, 0.35)[rank // 8 % 3], 0.65)
-    return "#a0aec0" if rank < 0 else "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+def _mark(rank: int) -> tuple[str, int]:
+    """Return the color and the shape of a rank, a gray disk for -1."""
+    return ("#a0aec0", 0) if rank < 0 else (COLORS[rank % len(COLORS)], rank // len(COLORS) % 4)

@@ -12,18 +12,28 @@ const place = ([x, y]) => [
   margin(canvas.height) + top_ + (1 - y) * side() * scale,
 ];
 
+// A disk, a square, a triangle, a diamond: corners in units of the disk's radius.
+const SHAPES = [[], [[-0.9, -0.9], [0.9, -0.9], [0.9, 0.9], [-0.9, 0.9]], [[0, -1.2], [1.1, 0.8], [-1.1, 0.8]],
+  [[0, -1.3], [1.1, 0], [0, 1.3], [-1.1, 0]]];
+
+function mark(context, x, y, radius, [, color, shape]) {
+  context.beginPath();
+  if (shape === 0) context.arc(x, y, radius, 0, 7);
+  for (const [right, down] of SHAPES[shape]) context.lineTo(x + right * radius, y + down * radius);
+  context.closePath();
+  context.fillStyle = color;
+  context.fill();
+}
+
 function draw() {
   canvas.width = canvas.clientWidth * ratio;
   canvas.height = canvas.clientHeight * ratio;
   paper.clearRect(0, 0, canvas.width, canvas.height);
   data.points.forEach((point, index) => {
     const [x, y] = place(point);
-    paper.beginPath();
-    paper.arc(x, y, (index === near ? 8 : 4) * ratio, 0, 7);
-    paper.fillStyle = data.groups[point[3]][1];
     paper.globalAlpha = index === near ? 1 : 0.8;
-    paper.fill();
-    if (index === near) { paper.lineWidth = 2 * ratio; paper.strokeStyle = "#1a202c"; paper.stroke(); }
+    mark(paper, x, y, (index === near ? 8 : 4) * ratio, data.groups[point[3]]);
+    if (index === near) { paper.lineWidth = 2 * ratio; paper.strokeStyle = getComputedStyle(box).color; paper.stroke(); }
   });
   paper.globalAlpha = 1;
 }
@@ -54,13 +64,14 @@ function show(event) {
   hover.style.top = `${Math.min(event.clientY - edges.top + 12, edges.height - 200)}px`;
 }
 
-for (const [name, color] of data.groups.slice(0, data.legend)) {
-  const entry = document.createElement("span"), dot = document.createElement("i");
-  dot.style.background = color;
-  entry.append(dot, name);
+for (const group of data.groups.slice(0, data.legend)) {
+  const entry = document.createElement("span"), dot = document.createElement("canvas");
+  dot.width = dot.height = 24;
+  mark(dot.getContext("2d"), 12, 12, 8, group);
+  entry.append(dot, group[0]);
   legend.append(entry);
 }
-if (data.groups.length > data.legend) legend.append(`and ${data.groups.length - data.legend} more`);
+if (data.groups.length > data.legend) legend.append(`and ${data.groups.length - data.legend} more, whose marks repeat these`);
 
 canvas.addEventListener("pointermove", (event) => {
   if (from && event.buttons) {

@@ -19,6 +19,15 @@ if (form) {
   });
   document.addEventListener("paste", (event) => send(event.clipboardData.files));
 }
-for (const select of document.querySelectorAll("form[data-auto] select")) {
-  select.addEventListener("change", () => select.form.requestSubmit());
+for (const input of document.querySelectorAll("form[data-auto] :is(select, [type=checkbox])")) {
+  input.addEventListener("change", () => input.form.requestSubmit());
 }
+// A page that takes time to compute: the one before says so until it comes.
+const busy = document.getElementById("busy");
+let waiting = 0;
+const wait = () => { waiting = setTimeout(() => { busy.hidden = false; busy.scrollIntoView({ block: "nearest" }); }, 150); };
+document.addEventListener("submit", wait);
+document.addEventListener("click", (event) => {
+  if (event.target.closest("a[href]") && !(event.ctrlKey || event.metaKey || event.shiftKey)) wait();
+});
+window.addEventListener("pageshow", () => { clearTimeout(waiting); busy.hidden = true; });
