@@ -41,3 +41,11 @@ def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
     with needs_extra("train", "a trunk"):
         from .models import builtin_trunks
     return builtin_trunks()
+
+
+@hookimpl
+def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
+    """TensorBoard, Weights & Biases, MLflow and Trackio."""
+    from .trackers import builtin_trackers
+
+    return builtin_trackers()

@@ -80,3 +80,13 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
     ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
     ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where named.
     """
+
+
+@hookspec
+def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Return factories of :class:`pml_ext.plugin.Tracker` by name, for a recipe's ``[track]`` and ``--track``.
+
+    ``factory(folder, recipe, **options)`` is called in the process that writes a run, once or again where it is
+    resumed: with the run's folder, the settings of the recipe by dotted key, and the table's keys that its signature
+    names. One that names ``iteration`` and ``epoch`` gets the last ones of the checkpoint from which the run goes on.
+    """

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from .settings import check_flag as check_flag
     from .settings import check_number as check_number
     from .settings import check_tile_size as check_tile_size
+    from .trackers import Tracker as Tracker
 
 __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")
 

@@ -10,19 +10,19 @@ from .common import AsJson, print_json, print_table, stdout
 
 WIDTH = 100  # characters of a line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
-What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks"]
+What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "trackers"]
 
 
 def list_names(
     what: Annotated[What | None, typer.Argument(help="What to list; losses and recipes if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets, trunks.
+    """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets ...
 
     A recipe is the TOML description of a run. A table is one of a paper: its recipes at the paper's scale and on small
     data, whether the README has results, and where there is no recipe, why. A pipeline prepares images. A trunk is the
-    network that turns an image into features; the embedder on top makes the embedding of them. With --json and no name,
-    everything is listed.
+    network that turns an image into features; the embedder on top makes the embedding of them. A tracker takes the
+    numbers of a run while it trains. With --json and no name, everything is listed.
     """
     kinds = [what] if what else get_args(What) if as_json else ["losses", "recipes"]
     listed = {each: _entries(each) for each in kinds}
@@ -65,12 +65,14 @@ def _entries(what: str) -> list[dict[str, Any]]:
 
         files = pipelines().items()
         return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
-    factories = registry.factories("data set" if what == "datasets" else "trunk")
+    factories = registry.factories("data set" if what == "datasets" else what[:-1])
     entries = [_factory(name, each, each.__module__.partition(".")[0]) for name, each in factories.items()]
     if what == "datasets":
         from ..data import PATH_FACTORIES
 
         return entries + [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
+    if what == "trackers":
+        return entries
     from ..models import TIMM, timm_trunk
 
     return [*entries, _factory(f"{TIMM}NAME", timm_trunk)]

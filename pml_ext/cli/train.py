@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,6 +64,10 @@ def train(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the tests before training, and all figures but three.")
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="A tracker: tensorboard (the default), wandb, mlflow, trackio, or a plugin's; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
@@ -86,6 +91,8 @@ def train(
             stderr().print("\n".join(lines), soft_wrap=True)
     if recipe is None:
         raise ConfigError("wanted a recipe, or --images FOLDER; type: pml-ext train cbml/digits")
+    if track:
+        settings = [f"track={json.dumps(track)}", *settings]
     if quick:
         settings = [f"evaluation.{each}" for each in ("baselines=false", "figures=few", "training_images=0")] + settings
     with Progress() as bar:

@@ -79,6 +79,6 @@ def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
     except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(shortened(f"{place / 'recipe.toml'}: not the recipe of a run ({one_line(error)})")) from None
     metrics = read_metrics(place / "metrics.json")
-    for key in ("paper", "description"):
+    for key in ("paper", "description", "track"):
         tables.pop(key, None)
     return name, seed, flat(tables), metrics

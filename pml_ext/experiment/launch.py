@@ -101,7 +101,8 @@ def _check_same(plan: Plan) -> None:
         raise ConfigError(f"{folder} holds a run with seed {seed}, not {plan.seed}; type --seed {seed}")
     old, new = flat(tables), flat(plan.recipe.as_dict())
     for key in [*old, *new]:
-        if old.get(key) != new.get(key) and not (key == "schedule.epochs" and _extends(old, new)):
+        free = key.startswith("track") or (key == "schedule.epochs" and _extends(old, new))
+        if old.get(key) != new.get(key) and not free:
             there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
             raise ConfigError(f"{saved}: {there}; resume it with the same")
 

@@ -1,4 +1,4 @@
-"""Records of a run: numbers of every iteration and epoch, in SQLite and CSV files by record-keeper, and TensorBoard."""
+"""Records of a run: numbers of every iteration and epoch, in SQLite and CSV files by record-keeper, and in trackers."""
 
 from __future__ import annotations
 
@@ -12,52 +12,57 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import one_line
+from ..errors import ConfigError, MissingExtraError, one_line
 from ..files import write_text
+from ..trackers import Tracker, of_epochs
 from .engine import Step
 
 Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
+RECORDS = "records"
 ITERATION = "~iteration~"  # record-keeper's name for the column that counts
 VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
 TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
-_BY_EPOCH = "accuracies"  # tables whose names begin so count epochs
 _SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who watch
 
 
 class Records:
-    """The records of a run, in ``records/`` and ``tensorboard/``.
+    """The records of a run: by record-keeper in ``records/``, and in its trackers.
 
-    Rows are kept in memory and written together, at the end of an epoch or after 30 seconds. What an earlier process
-    recorded after ``iteration`` and ``epoch`` is deleted. An error of the disk, or a damaged database, is a warning and
+    Values are kept in memory and written together, at the end of an epoch or after 30 seconds. What an earlier process
+    recorded after ``iteration`` and ``epoch`` is deleted. A tracker that fails is told of and left out from then on; it
     never ends a training.
+
+    Args:
+        folder: of the run.
+        iteration: the last of the checkpoint from which the run goes on; 0 for a new run.
+        epoch: likewise.
+        warn: called with a text.
+        trackers: factories by name, called without arguments.
     """
 
     def __init__(
-        self, folder: Path, iteration: int, epoch: int, warn: Callable[[str], None] = lambda text: None
+        self,
+        folder: Path,
+        iteration: int,
+        epoch: int,
+        warn: Callable[[str], None] = lambda text: None,
+        trackers: Mapping[str, Callable[[], Tracker]] = MappingProxyType({}),
     ) -> None:
-        # Not imported above: TensorBoard takes half a second, and commands that only read a run do not need it.
-        from record_keeper import RecordWriter
-        from torch.utils.tensorboard import SummaryWriter
-
         self._folder, self._warn = folder / "records", warn
-        self._database = self._folder / "logs.db"
         self._rows: list[tuple[int, Rows]] = []
         self._saved = time.monotonic()
-        self._events: dict[bool, Any] = {}  # by whether epochs are counted; each purges from its own step on
-        with self._forgiving():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if self._database.exists():
-                self._cut_back(iteration, epoch)
-            self._writer = RecordWriter(str(self._folder))
-            self._events[False] = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
-            self._events[True] = SummaryWriter(str(folder / "tensorboard/epochs"), purge_step=epoch + 1)
+        self._trackers: dict[str, Tracker] = {}
+        for name, factory in {RECORDS: lambda: RecordKeeper(self._folder, iteration, epoch, warn), **trackers}.items():
+            with self._forgiving(name):
+                self._trackers[name] = factory()
 
     def add(self, number: int, rows: Rows) -> None:
         """Record values of an iteration, or of an epoch for tables whose name begins with "accuracies"."""
@@ -67,40 +72,65 @@ class Records:
 
     def save(self) -> None:
         """Write what was added since the last time."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         rows, self._rows, self._saved = self._rows, [], time.monotonic()
-        if not self._events:
-            return
-        with self._forgiving():
-            summaries = []
-            for number, tables in rows:
-                summary = Summary()
-                for name, row in tables.items():
-                    table = re.sub(r"\W", "_", name)  # record-keeper does not quote it
-                    for column, value in row.items():
-                        cell = _cell(value)
-                        self._writer.append(table, column, cell, number)
-                        if cell is not None:
-                            summary.value.add(tag=f"{table}/{column}", simple_value=cell)
-                summaries.append((self._events[any(name.startswith(_BY_EPOCH) for name in tables)], summary, number))
-            try:
-                self._writer.save_records()
-            finally:
-                self._writer.records.clear()  # else rows that could not be written are kept for ever
-            for events, *summary_and_number in summaries:  # add_scalar takes 50 microseconds for each value
-                events.file_writer.add_summary(*summary_and_number)
-            for events in self._events.values():
-                events.flush()
+        flattened = [(number, _flattened(tables)) for number, tables in rows]
+        for name, tracker in [*self._trackers.items()]:
+            with self._forgiving(name):
+                for number, values in flattened:
+                    tracker.log(values, number)
+                getattr(tracker, "flush", lambda: None)()
 
     def close(self) -> None:
         """Write what is left, and the CSV files with one header each."""
         self.save()
-        with self._forgiving():
-            for events in self._events.values():
-                events.close()
-            self._events = {}
-            write_csv_files(self._folder)
+        if RECORDS in self._trackers:
+            with self._forgiving(RECORDS):
+                write_csv_files(self._folder)
+
+    def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
+        """Write what is left and end the trackers; see :meth:`pml_ext.trackers.Tracker.finish`."""
+        self.close()
+        for name, tracker in [*self._trackers.items()]:
+            with self._forgiving(name):
+                tracker.finish(status, metrics, report)
+
+    @contextlib.contextmanager
+    def _forgiving(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (ConfigError, MissingExtraError):
+            raise
+        except Exception as error:  # of anybody's code
+            self._trackers.pop(name, None)
+            self._warn(f"{name}: what happens is not recorded there ({one_line(error)}); training goes on without")
+
+
+class RecordKeeper:
+    """Tracker that writes record-keeper's tables, in SQLite."""
+
+    def __init__(self, folder: Path, iteration: int, epoch: int, warn: Callable[[str], None]) -> None:
+        from record_keeper import RecordWriter
+
+        self._folder, self._warn, self._database = folder, warn, folder / "logs.db"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._database.exists():
+            self._cut_back(iteration, epoch)
+        self._writer = RecordWriter(str(folder))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Take the values of a step; NaN is nothing."""
+        for name, value in values.items():
+            self._writer.append(*name.split("/", 1), None if value != value else value, step)
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        try:
+            self._writer.save_records()
+        finally:
+            self._writer.records.clear()  # else rows that could not be written are kept for ever
+
+    def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
+        """Do nothing: all is written."""
 
     def _cut_back(self, iteration: int, epoch: int) -> None:
         """Delete the rows after a checkpoint; put a damaged database aside."""
@@ -109,7 +139,7 @@ class Records:
                 if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(problem)
                 for table in _tables(connection):
-                    last = 0 if table == TEST else epoch if table.startswith(_BY_EPOCH) else iteration
+                    last = 0 if table == TEST else epoch if of_epochs(table) else iteration
                     connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
                     connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
                     if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
@@ -120,13 +150,6 @@ class Records:
             os.replace(self._database, aside)
             begin = f"it is now {aside.name}, and the records begin with iteration {iteration + 1}"
             self._warn(f"{self._database} is damaged ({one_line(error)}); {begin}")
-
-    @contextlib.contextmanager
-    def _forgiving(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, sqlite3.Error, UnicodeError) as error:
-            self._warn(f"{self._folder}: records are not written ({one_line(error)}); training goes on without")
 
 
 def write_csv_files(folder: Path) -> None:
@@ -152,11 +175,15 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
     return [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
 
 
-def _cell(value: Any) -> Any:
-    """Return a number as the database has it: truth values are 0 and 1, and NaN is nothing."""
-    if isinstance(value, int):
-        return int(value) if -(1 << 63) <= value < 1 << 63 else float(value)
-    return None if value != value else value
+def _flattened(tables: Rows) -> dict[str, float]:
+    """Return values by table and column, ``"loss_histories/total_loss"``; truth values are 0 and 1."""
+    values: dict[str, float] = {}
+    for name, row in tables.items():
+        table = re.sub(r"\W", "_", name)  # record-keeper does not quote it
+        for column, value in row.items():
+            huge = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
+            values[f"{table}/{column}"] = int(value) if isinstance(value, int) and not huge else float(value)
+    return values
 
 
 class RecordedValues:

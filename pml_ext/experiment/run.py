@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..checksums import SUMS, read_sums, replace_file, write_sums
 from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
-from ..errors import ConfigError, DataError, TrainingError, TrainingWarning, shortened
+from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, shortened
 from ..files import left_over
 from ..models import fit_whitened_pca
 from . import checkpoint, signals
@@ -29,7 +29,7 @@ from .batches import BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, bad_weight
 from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before, recall_by_class
 from .features import FeatureReader
-from .recipe import Recipe, plugins_in
+from .recipe import Recipe, build_tracker, flat, plugins_in
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, stretch, with_clusters
@@ -134,7 +134,8 @@ class Run(View):
         self._begin(resume)
         within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
         before, epochs = self.stages.iterations_until(self.epoch) + within, self.epochs
-        records = Records(self.folder, before, self.epoch, self._warn) if self.rank == 0 else None
+        records = self._records(before) if self.rank == 0 else None
+        status, metrics = "failed", dict[str, Any]()
         reader = self.reader()
         begun = time.perf_counter()
         try:
@@ -156,11 +157,21 @@ class Run(View):
                         self.listener.step(f"epoch {self.epoch} of {epochs}: loss {mean:.4f}, {pace}")
                     within = 0
                 signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
-            return from_rank_0(self._finish(records) if records is not None else None)  # type: ignore[no-any-return]
+            metrics = from_rank_0(self._finish(records) if records is not None else None)
+            status = "finished"
+            return metrics  # type: ignore[no-any-return]
+        except StoppedError:
+            status = "stopped"
+            raise
         finally:
             reader.close()
             if records is not None:
-                records.close()
+                records.finish(status, metrics, self.folder / REPORT)
+
+    def _records(self, iteration: int) -> Records:
+        given = self.folder, flat(self.recipe.as_dict()), iteration, self.epoch
+        trackers = {table.name: functools.partial(build_tracker, table, *given) for table in self.recipe.track}
+        return Records(self.folder, iteration, self.epoch, self._warn, trackers)
 
     def reader(self) -> BatchReader | FeatureReader:
         """Return the reader of training batches: of images, or of the features that a frozen trunk gives."""

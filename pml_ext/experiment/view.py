@@ -49,7 +49,7 @@ class View:
         self.rank, self.processes = rank(), num_processes()
         self.epoch = 0
         tables = recipe.as_dict()
-        del tables["schedule"]["epochs"]  # a run may get more of them
+        del tables["schedule"]["epochs"], tables["track"]  # a run may get more epochs, and other trackers
         self.identity = checkpoint.identity(tables, seed)
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)

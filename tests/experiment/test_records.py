@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext.experiment.engine import Step
 from pml_ext.experiment.records import RecordedValues, Records, loss_series
+from pml_ext.trackers.tensorboard import TensorBoard
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
 LABELS = torch.arange(12) // 3
@@ -44,6 +45,10 @@ def scalars(folder):
         for tag in events.Tags()["scalars"]:
             found[tag] = sorted({(each.step, each.value) for each in events.Scalars(tag)})
     return found
+
+
+def opened(folder, iteration, epoch, warn=print):
+    return Records(folder, iteration, epoch, warn, {"tensorboard": lambda: TensorBoard(folder, iteration, epoch)})
 
 
 @pytest.fixture
@@ -109,7 +114,7 @@ def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
 
 
 def test_tables_csv_and_events_say_the_same(tmp_path):
-    records = Records(tmp_path, 0, 0)
+    records = opened(tmp_path, 0, 0)
     records.add(1, {"loss_histories": {"total_loss": 2.5}, "metric_loss_X": {"pairs": 3, "term": 0.25}})
     records.add(2, {"loss_histories": {"total_loss": 1.5}, "metric_loss_X": {"pairs": 4, "late": 9.0}})
     records.save()
@@ -134,7 +139,7 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
 
 
 def record(folder, first, last, warn=None):
-    records = Records(folder, first - 1, (first - 1) // 2, *([warn] if warn else []))
+    records = opened(folder, first - 1, (first - 1) // 2, *([warn] if warn else []))
     for iteration in range(first, last + 1):
         records.add(iteration, {"loss_histories": {"total_loss": iteration / 4, "flag": True}})
         if iteration % 2 == 0:
@@ -190,7 +195,7 @@ def test_a_damaged_database_is_put_aside(tmp_path, content):
 
 def test_records_are_never_in_the_way(tmp_path):
     words = []
-    records = Records(tmp_path / "run", 0, 0, words.append)
+    records = opened(tmp_path / "run", 0, 0, words.append)
     records.add(1, {"t": {"a": 1}})
     records.save()  # TensorBoard's thread has written its events
     shutil.rmtree(tmp_path / "run")

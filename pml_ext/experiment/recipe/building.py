@@ -33,8 +33,10 @@ if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show
 
     from ...data import DataSplits, Pipeline
     from ...network import Network, Preprocessing
+    from ...trackers import Tracker
 
 _FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
+_FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
     "labels": [label for label in range(4096) for _ in range(2)],
@@ -106,6 +108,15 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     if is_file(file) and not trained:
         load_weights(trunk, str(file))
     return trunk
+
+
+def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
+    """Build a tracker from ``[track]``; the others as :func:`pml_ext.hookspecs.pml_ext_trackers` has them."""
+    factory = registry.factory("tracker", table.name)
+    filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}
+    options = _options("track", table.name, factory, _FILLED_FOR_TRACKER, table.settings)
+    taken = registry.settings_of(factory)
+    return factory(**{name: value for name, value in filled.items() if name in taken}, **options)  # type: ignore[no-any-return]
 
 
 def build_network(
@@ -269,6 +280,10 @@ def check_names(recipe: Recipe) -> None:
     with _located("model.trunk.name"):
         factory = _trunk_factory(trunk.name)
     _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
+    for tracker in recipe.track:
+        with _located("track.name"):
+            factory = registry.factory("tracker", tracker.name)
+        _options("track", tracker.name, factory, _FILLED_FOR_TRACKER, tracker.settings)
     optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1])
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""

@@ -122,8 +122,9 @@ def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         elif isinstance(each, str) and last in _NAMES_ALONE:
             yield last, each
         elif isinstance(each, str) and last == "name" and owners:
-            kind = "data set" if owners[-1] == "data" else owners[-1].rsplit("_", 1)[-1]
-            if kind in ("data set", "trunk", *registry.KINDS):
+            last_owner = owners[-1].rsplit("_", 1)[-1]
+            kind = {"data": "data set", "track": "tracker"}.get(last_owner, last_owner)
+            if kind in ("data set", "trunk", "tracker", *registry.KINDS):
                 yield kind, each
 
 

@@ -15,7 +15,7 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "S
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
 Count = Annotated[int, Field(ge=1)]
-_NO_SETTINGS = ("description", "paper")  # keys of a recipe that are no tables of settings
+_NO_SETTINGS = ("description", "paper", "track")  # keys of a recipe that are no tables of settings
 
 
 class Table(BaseModel):
@@ -47,6 +47,8 @@ class NamedTable(Table):
 
 
 _name_alone = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+
+_listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 
 
 class ImagesTable(Table):
@@ -332,6 +334,7 @@ class Recipe(Table):
     schedule: ScheduleTable
     engine: EngineTable = EngineTable()
     evaluation: EvaluationTable = EvaluationTable()
+    track: Annotated[list[Annotated[NamedTable, _name_alone]], _listed] = [NamedTable(name="tensorboard")]
     paper: PaperTable | None = None
 
     @model_validator(mode="before")

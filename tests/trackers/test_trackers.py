@@ -1,0 +1,219 @@
+"""Trackers: the same values at the same steps in all of them, resumed runs, and trackers that fail."""
+
+import json
+import sqlite3
+import sys
+from contextlib import closing
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError, StoppedError
+from pml_ext.experiment import train
+from pml_ext.experiment.run import Silence
+from pml_ext.trackers import of_epochs
+
+SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]
+SHORT += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"]
+pytestmark = pytest.mark.usefixtures("without_report")
+
+
+def of_tensorboard(folder):
+    found = {}
+    for place in ("tensorboard", "tensorboard/epochs"):
+        events = EventAccumulator(str(folder / place)).Reload()
+        for tag in events.Tags()["scalars"]:
+            found[tag] = {each.step: pytest.approx(each.value, rel=1e-6) for each in events.Scalars(tag)}
+    return found
+
+
+def of_record_keeper(folder):
+    found = {}
+    with closing(sqlite3.connect(folder / "records" / "logs.db")) as database:
+        database.row_factory = sqlite3.Row
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            for row in database.execute(f'SELECT * FROM "{table}"') if table != "sqlite_sequence" else ():
+                step = row["~iteration~"]
+                for column in [*row.keys()]:
+                    if column not in ("id", "~iteration~") and row[column] is not None:
+                        found.setdefault(f"{table}/{column}", {})[step] = row[column]
+    return found
+
+
+def finished(folder, *settings, **more):
+    (result,) = train("cbml/digits", overrides=[*SHORT, *settings], out=folder, **more)
+    return result
+
+
+PLUGIN = """
+    from pml_ext.plugin import hookimpl
+
+    seen = []
+
+    class Kept:
+        def __init__(self, folder, recipe, tag="none"):
+            self.folder, self.recipe, self.tag, self.values, self.ends = folder, recipe, tag, {}, []
+            seen.append(self)
+
+        def log(self, values, step):
+            for name, value in values.items():
+                assert step not in self.values.setdefault(name, {})
+                self.values[name][step] = value
+
+        def finish(self, status, metrics, report):
+            self.ends.append((status, "after" in metrics))
+
+    class Broken(Kept):
+        def log(self, values, step):
+            self.values[step] = None
+            raise RuntimeError("the server is gone")
+
+        finish = log
+
+    class NeverBegins:
+        def __init__(self, folder, recipe):
+            raise OSError("no network")
+
+    @hookimpl
+    def pml_ext_trackers():
+        return {"kept": Kept, "broken": Broken, "never": NeverBegins}
+"""
+
+
+@pytest.fixture
+def seen(install_plugin):
+    """The trackers of a plugin, as they are made."""
+    install_plugin("others", PLUGIN)
+    registry.unregister_local()
+    registry.plugins()
+    yield sys.modules["others"].seen
+    registry.unregister_local()
+
+
+def test_a_plugins_tracker_has_the_values_of_record_keeper_and_tensorboard(tmp_path, seen):
+    finished(tmp_path / "run", 'track=["tensorboard", {name="kept", tag="mine"}]')
+    (kept,) = seen
+    assert kept.values == of_record_keeper(tmp_path / "run") == of_tensorboard(tmp_path / "run")
+    assert sorted(kept.values["loss_histories/total_loss"]) == [1, 2, 3, 4, 5, 6]
+    assert sorted(kept.values["accuracies_validation/map_at_r"]) == [1, 2]
+    assert (kept.folder, kept.tag, kept.recipe["loss.name"]) == (tmp_path / "run", "mine", "cbml")
+    assert kept.ends == [("finished", True)]
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["plugins"]["others"] == {
+        "distribution": "others",
+        "version": "1.0",
+    }
+
+
+def test_trackers_that_fail_are_told_of_once_and_change_nothing_else(tmp_path, seen):
+    result = finished(tmp_path / "run", 'track=["broken", "never", "kept"]')
+    broken, kept = seen
+    plain = finished(tmp_path / "plain", "track=[]")
+    assert result["warnings"] == [
+        "never: what happens is not recorded there (OSError: no network); training goes on without",
+        "broken: what happens is not recorded there (RuntimeError: the server is gone); training goes on without",
+    ]
+    assert len(broken.values) == 1
+    assert kept.values == of_record_keeper(tmp_path / "run") == of_record_keeper(tmp_path / "plain")
+    assert not (tmp_path / "run" / "tensorboard").exists()
+    states = [torch.load(tmp_path / name / "checkpoints" / "model.pt", weights_only=True) for name in ("run", "plain")]
+    assert all(torch.equal(value, states[1]["trunk"][name]) for name, value in states[0]["trunk"].items())
+    assert result["after"] == plain["after"]
+
+
+def test_a_run_that_is_stopped_and_resumed_says_so_and_may_change_its_trackers(tmp_path, seen):
+    class Stops(Silence):
+        def iteration(self, epoch, done, *_):
+            if (epoch, done) == (2, 1):
+                raise StoppedError(2, "stopped")
+
+    with pytest.raises(StoppedError):
+        finished(tmp_path / "run", "track=kept", listener=Stops())
+    finished(tmp_path / "run", 'track=["kept", "tensorboard"]', resume=True)
+    assert [each.ends for each in seen] == [[("stopped", False)], [("finished", True)]]
+    assert sorted(seen[1].values["loss_histories/total_loss"]) == [4, 5, 6]
+
+
+def test_a_wrong_name_or_setting_is_refused_before_training(tmp_path):
+    with pytest.raises(ConfigError, match=r"track.name: no tracker 'wandbb'; nearest: wandb"):
+        finished(tmp_path / "run", "track=wandbb")
+    with pytest.raises(ConfigError, match="track.projekt"):
+        finished(tmp_path / "run", "track={name='wandb', projekt='x'}")
+
+
+def entries_of_a_log(content):
+    """The entries of a log in LevelDB's format, after a header of 7 bytes: blocks of 32 KiB, records of parts."""
+    place, entry = 7, b""
+    while place + 7 <= len(content):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        entry += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield entry
+            entry = b""
+
+
+def test_weights_and_biases_offline_has_the_same_values(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert not finished(tmp_path / "run", 'track=["wandb", "tensorboard"]')["warnings"]
+    found = {}
+    for data in entries_of_a_log(next((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")).read_bytes()):
+        record = Record.FromString(data)
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for name in [name for name in items if "/" in name]:
+            step = items["epoch" if of_epochs(name) else "iteration"]
+            found.setdefault(name, {})[step] = items[name]
+    assert found == of_tensorboard(tmp_path / "run")
+
+
+def test_mlflow_has_the_same_values_once_where_a_run_is_resumed(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+    class Stops(Silence):
+        def iteration(self, epoch, done, *_):
+            if (epoch, done) == (2, 2):
+                raise StoppedError(2, "stopped")
+
+    with pytest.raises(StoppedError):
+        finished(tmp_path / "run", 'track=["mlflow", "tensorboard"]', listener=Stops())
+    result = finished(tmp_path / "run", 'track=["mlflow", "tensorboard"]', resume=True)
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("pml-ext").experiment_id])
+    found = {}
+    for name in run.data.metrics:
+        history = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
+        found[name] = dict(history)
+        assert len(found[name]) == len(history)
+    assert found.pop("after/map_at_r") == {0: result["after"]["map_at_r"]}
+    assert {name: values for name, values in found.items() if "histories" in name or "accuracies" in name} == {
+        name: values
+        for name, values in of_tensorboard(tmp_path / "run").items()
+        if "histories" in name or "accuracies" in name
+    }
+    assert run.info.status == "FINISHED"
+    assert run.data.params["loss.name"] == "cbml"
+
+
+def test_trackio_has_the_same_values(tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    from trackio.sqlite_storage import SQLiteStorage
+
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "store")
+    finished(tmp_path / "run", 'track=["trackio", "tensorboard"]')
+    name = json.loads((tmp_path / "run" / "trackers.json").read_text())["trackio"]
+    found = {}
+    for row in SQLiteStorage.get_logs("pml-ext", name):
+        for key in [key for key in row if key.startswith(("loss_histories/", "accuracies_"))]:
+            found.setdefault(key, {})[row["step"]] = row[key]
+    expected = of_tensorboard(tmp_path / "run")
+    assert found == {key: values for key, values in expected.items() if key.startswith(("loss_h", "accuracies_"))}
