@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_ext import (
     CBMLLoss,
@@ -294,3 +295,22 @@ def test_views_that_do_not_fit():
         SelfSupervisedLoss(CBMLLoss())(x, torch.arange(10))
     with pytest.raises(TypeError, match="symmetric of SelfSupervisedLoss must be True or False"):
         SelfSupervisedLoss(CBMLLoss(), symmetric=2)
+
+
+class Synchronizations(TorchDispatchMode):
+    """The operators for which a GPU's results are waited for: a number, or a list of unknown length."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        assert function.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2")
+        return function(*arguments, **(settings or {}))
+
+
+@pytest.mark.parametrize("name", ["cbml", "tiled-multi-similarity"])
+def test_a_step_waits_for_no_result(name):
+    """The others list positive pairs once, unless they are compiled; see docs/scale.md."""
+    loss, embeddings = registry.build(name, "loss"), torch.randn(24, 8, requires_grad=True)
+    loss(embeddings, torch.arange(24) // 4).backward()
+    with Synchronizations():
+        loss(embeddings, torch.arange(24) // 4).backward()
+    with Synchronizations(), pytest.raises(AssertionError):
+        torch.arange(3).nonzero()

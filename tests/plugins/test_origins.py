@@ -26,7 +26,9 @@ def settings(tables):
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_setting_of_a_recipe_that_names_a_table_has_an_origin(name):
     for full, tables in variant_tables(name).items():
-        resolved = flat(Recipe.model_validate(tables).model_dump(exclude={"description", "paper", "track"}, exclude_none=True))
+        resolved = flat(
+            Recipe.model_validate(tables).model_dump(exclude={"description", "paper", "track"}, exclude_none=True)
+        )
         without = [key for key in resolved if not origin_of(key, tables.get("origin", {}))]
         assert without == [], full
 
