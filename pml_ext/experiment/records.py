@@ -88,8 +88,9 @@ class Records:
                 write_csv_files(self._folder)
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Write what is left and end the trackers; see :meth:`pml_ext.trackers.Tracker.finish`."""
-        self.close()
+        """End the trackers, for a finished run after :meth:`close`; see :meth:`pml_ext.trackers.Tracker.finish`."""
+        if status != "finished":
+            self.close()
         for name, tracker in [*self._trackers.items()]:
             with self._forgiving(name):
                 tracker.finish(status, metrics, report)
