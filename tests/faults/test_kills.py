@@ -48,6 +48,13 @@ def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, names)
     assert kills.difference(whole.folder, out) == ""
 
 
+def test_a_finished_run_writes_no_records_any_more(whole):
+    """With ``metrics.json`` a run is finished: what is killed in writing a file of records would stay."""
+    rest = whole.places[place(whole, "after replace metrics.json") :]
+    assert rest
+    assert not [name for name in rest if name.endswith((".csv", "in the database"))]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_a_run_with_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd, number):
     """Right after an iteration, in a validation, and in the test at the end, by turns."""
