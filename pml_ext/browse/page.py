@@ -16,6 +16,7 @@ from PIL import Image
 from ..data.reading import FORMATS
 from ..errors import ConfigError, DataError, PmlExtError, needs_extra
 from ..evaluation.fonts import drawable
+from ..evaluation.projection import COLORS, SHAPES, mark
 from ..retrieval import SHEET, Grouping, thumbnail
 from ..retrieval.clusters import Cluster
 from .collection import Collection, Neighbor, Pair, jpeg
@@ -25,9 +26,8 @@ with needs_extra("train", "pml-ext browse"):
 
 MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
 SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs on a page, clusters
-# Paul Tol's bright colors, which color-blind people tell apart too; each comes in four shapes.
-COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-LEGEND = 4 * len(COLORS)  # names beside a map
+LEGEND = SHAPES * len(COLORS)  # names beside a map
+GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
@@ -149,7 +149,8 @@ class Page:
         numbers, places, note = collection.projection(method, unseen)
         ranked = [name for name, _ in Counter(names[number] for number in numbers.tolist()).most_common()]
         ranks = {name: rank for rank, name in enumerate(ranked)}
-        groups = [(drawable(name) or "no class", *_mark(-1 if name == gray else ranks[name])) for name in ranked]
+        marks = [GRAY if name == gray else mark(rank) for rank, name in enumerate(ranked)]
+        groups = [(drawable(name) or "no class", *each) for name, each in zip(ranked, marks, strict=True)]
         points = [
             [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(collection.paths[number])]
             for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
@@ -168,8 +169,3 @@ def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
     if (value := options.get(name, known[0])) not in known:
         raise ConfigError(f"{name}={value[:20]}: wanted one of {', '.join(known)}")
     return value
-
-
-def _mark(rank: int) -> tuple[str, int]:
-    """Return the color and the shape of a rank, a gray disk for -1."""
-    return ("#a0aec0", 0) if rank < 0 else (COLORS[rank % len(COLORS)], rank // len(COLORS) % 4)

@@ -107,7 +107,8 @@ def train(
         print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
     elif first and results:
         _print_summary(results, summarize(results)) if several else _print_metrics(results[0])
-        train, test = (sum(result["seconds"][part] for result in results) for part in ("train", "test"))
+        train = sum(result["seconds"]["train"] for result in results)
+        test = sum(sum(result["seconds"].values()) for result in results) - train
         if test > train and not quick:
             say(f"tests took {test:.0f} s, training {train:.0f} s: --quick leaves out the tests before training")
         for result in results:

@@ -13,11 +13,12 @@ from torch import Tensor
 from ..errors import needs_extra
 from .fonts import drawable, families
 from .neighbors import matrix_under
-from .projection import ONE_POINT, directions, flattened
+from .projection import ONE_POINT, directions, flattened, mark
 from .sampling import some_of as some_of
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
+    from matplotlib.markers import MarkerStyle
     from matplotlib.patches import Rectangle
     from matplotlib.text import Text
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
 _STYLES = ((BLUE, "o-"), (ORANGE, "s--"), (GRAY, "^:"), (RIGHT, "d-."))
+_MARKERS = "os^D"  # by the number of a class's shape
+_LEGEND = 10  # classes in a legend at most
 _SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
 Parts = Mapping[str, tuple[Tensor, Tensor]]
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -60,7 +63,7 @@ def finish(axes: Any, legend: bool = False, **labels: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     if legend:
-        axes.legend(frameon=False, fontsize=8, loc="best")
+        axes.legend(fontsize=8, loc="best", framealpha=0.8, edgecolor="none")
 
 
 def _note(axes: Any, text: str) -> None:
@@ -77,7 +80,7 @@ def loss_curves(series: Series) -> Figure:
 
     ``series`` is ``{name: (iterations, values)}``.
     """
-    figure, panels = panels_of(min(3.2 * max(1, len(series)) + 0.6, 13), len(series), 2.9)
+    figure, panels = panels_of(min(3.4 * max(1, len(series)), 13), len(series))
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
         window = np.ones(max(1, len(values) // 20))  # fewer values at the ends
         smoothed = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
@@ -89,7 +92,7 @@ def loss_curves(series: Series) -> Figure:
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     """Draw metrics over the epochs, ``{metric: {images: (epochs, fractions)}}``: panels of lines."""
-    figure, row = panels_of(3.8 * len(panels) + 0.4, len(panels))
+    figure, row = panels_of(3.6 * len(panels), len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         _percent_lines(axes, curves)
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -99,7 +102,7 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw Recall@K over K: ``{label: {K: fraction}}``."""
-    figure, (axes,) = panels_of(5.2, 1, 3.4)
+    figure, (axes,) = panels_of(3.6, 1)
     _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
     if len(ks) > 1:
@@ -124,7 +127,7 @@ def similarity_distributions(
         learned: learned metrics of parts, whose values are drawn instead, on a scale of their own.
     """
     learned = learned or {}
-    figure, panels = panels_of(4.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
+    figure, panels = panels_of(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = some_of(len(labels), max_items, seed)
         points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
@@ -167,26 +170,34 @@ def projections(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
-        class_names: names by label, for a legend where there are at most 10 classes.
+        class_names: names by label, for a legend of the 10 most frequent classes.
         method: principal components, or t-SNE with them as its start.
         max_items: largest number of rows per part; a larger part is sampled at random.
         seed: of that draw and of t-SNE.
     """
-    figure, panels = panels_of(5.2 * len(parts) + 1.0, len(parts), 4.9)
+    named = 1.1 if len(class_names) else 0.0  # inches for names
+    shapes = [style.get_path().transformed(style.get_transform()) for style in map(MarkerStyle, _MARKERS)]
+    figure, panels = panels_of(3.6 * len(parts) + named, len(parts), 3.7)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = some_of(len(labels), max_items, seed)
-        classes, colors = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
+        classes, ranks = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
         flat = flattened(directions(embeddings[chosen]).numpy(), method, seed)
         how = {"pca": "principal components", "tsne": "t-SNE"}[method]
         if not flat.any():
             how = "collapsed"
             _note(axes, "all images lie on one point")
-        palette = "tab10" if len(classes) <= 10 else "tab20" if len(classes) <= 20 else "turbo"
-        drawn = axes.scatter(flat[:, 0], flat[:, 1], c=colors, cmap=palette, s=9, alpha=0.85, linewidths=0)
-        if len(classes) <= 10 and len(class_names) and axes is panels[-1]:
-            handles = drawn.legend_elements(num=list(range(len(classes))))[0]
-            names = [str(class_names[label]) for label in classes]
-            axes.legend(handles, names, frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        marks = [mark(rank) for rank in range(len(classes))]
+        drawn = axes.scatter(*flat.T, c=[marks[rank][0] for rank in ranks], s=14, alpha=0.85, linewidths=0)
+        drawn.set_paths([shapes[marks[rank][1]] for rank in ranks])
+        if named and axes is panels[-1]:
+            order = np.bincount(ranks).argsort(kind="stable")[::-1][:_LEGEND]
+            for rank in sorted(order):
+                color, shape = marks[rank]
+                style = {"color": color, "marker": _MARKERS[shape], "linestyle": "", "markersize": 5}
+                axes.plot([], [], label=str(class_names[classes[rank]]), **style)
+            heading = f"{_LEGEND} of {len(classes)} classes" if len(classes) > _LEGEND else None
+            at = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+            axes.legend(title=heading, frameon=False, fontsize=8, title_fontsize=8, **at)
         axes.set(xticks=[], yticks=[])
         axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
         axes.spines[:].set_visible(False)
@@ -226,7 +237,7 @@ def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
             right, bottom = left + scale * image.shape[-1], top + scale * image.shape[-2]
             shown = _at_most(image, _SHOWN).expand(3, -1, -1).permute(1, 2, 0).numpy()
             axes.imshow(shown, interpolation="nearest", extent=(left, right, bottom, top))
-            axes.text(left + 0.5, top - 0.03, caption, fontsize=6.5, color=color, ha="center", va="bottom")
+            axes.text(left + 0.5, top - 0.03, caption, fontsize=7.5, color=color, ha="center", va="bottom")
             frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)
             axes.add_patch(frame)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")

@@ -7,7 +7,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# Paul Tol's bright colors, which color-blind people tell apart too; classes beyond them have other shapes.
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+SHAPES = 4
 ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
+
+
+def mark(rank: int) -> tuple[str, int]:
+    """Return the color of the class of a rank, and the number of its shape."""
+    return COLORS[rank % len(COLORS)], rank // len(COLORS) % SHAPES
 
 
 def directions(points: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ class RunHistory:
     warnings: list[str] = field(default_factory=list)
     train_seconds: float = 0.0
     test_seconds: float = 0.0
+    baseline_seconds: float = 0.0  # of tests before training
     collapsed: bool = False  # at the end of the last epoch
     skipped: int = 0  # iterations that were left out, since something was not finite
     pseudo_labels: NDArray[np.int64] | None = None  # clusters of the training images, where these are their labels
@@ -200,7 +201,7 @@ class Run(View):
                 self._history.metrics = {**metrics_before(self)}
                 untrained = {"embeddings": self.embeddings(self.queries).cpu(), "of": self.identity}
                 checkpoint.save(self.checkpoint("before"), untrained)
-                self._history.test_seconds += time.perf_counter() - started
+                self._history.baseline_seconds += time.perf_counter() - started
             self.relabel(self.stages[0])
             self.call_parts("prepare")
         if resume and within.exists():
@@ -339,7 +340,11 @@ class Run(View):
         if history.skipped:
             skipped = f"{history.skipped} of {self.stages.iterations_until(self.epoch)} iterations were left out"
             self._warn(f"{skipped}, since a loss, an embedding or a gradient was not finite")
-        seconds = {"train": history.train_seconds, "test": history.test_seconds + time.perf_counter() - started}
+        seconds = {
+            "baselines": history.baseline_seconds,
+            "train": history.train_seconds,
+            "test": history.test_seconds + time.perf_counter() - started,
+        }
         result = {
             "recipe": self.name,
             "seed": self.seed,
@@ -487,7 +492,7 @@ class Run(View):
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
                 checkpoint.set_state_of_sampler(stage.sampler, sampler)
             checkpoint.set_random_state(state["ranks"][self.rank] if "ranks" in state else state["random"])
-            self._history = RunHistory(**{name: state[name] for name in vars(self._history)})
+            self._history = RunHistory(**{name: state[name] for name in vars(self._history) if name in state})
         self.epoch = state["epoch"]
         self.changed()
 

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.browse.page import COLORS, Page
+from pml_ext.browse.page import Page
 from pml_ext.browse.server import application
 
 for package in ("starlette", "uvicorn", "python_multipart"):
@@ -142,20 +142,6 @@ def test_unseen_classes_only(served):
     assert text.count("(an unseen class)") == int(re.search(r"1 to (\d+) of", text)[1])
     _, text = read(served, "/clusters?clusters=10&unseen=1")
     assert re.search(r" [1-3] clusters? of one by k-means, mostly of unseen classes", text)
-
-
-def test_colors_differ_for_color_blind_eyes_too():
-    """In Lab, by the matrices of Machado et al. (2009), severity 1, for red-blind and green-blind eyes."""
-    red_blind = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    green_blind = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    to_lab = np.array([[0, 116, 0], [500, -500, 0], [0, 200, -200]])
-    bytes_of = np.array([[*bytes.fromhex(color[1:])] for color in COLORS]) / 255
-    linear = ((bytes_of + 0.055) / 1.055) ** 2.4
-    for seen in (np.eye(3), red_blind, green_blind):
-        lab = np.cbrt((linear @ np.array(seen).T).clip(0, 1) @ to_xyz.T / to_xyz.sum(axis=1)) @ to_lab.T
-        apart = np.linalg.norm(lab[:, None] - lab[None], axis=2) + 1000 * np.eye(len(lab))
-        assert apart.min() > 12
 
 
 def test_a_query_by_upload(served):

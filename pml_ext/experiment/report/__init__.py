@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import tomli_w
 import torch
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from ...errors import ConfigError, UnknownNameError, one_line
@@ -43,6 +45,7 @@ PHASES = {
     "shortlist": "trained network, learned metric on a shortlist",
 }
 WORST = 10  # classes in a table
+_PICTURE = 96  # pixels of a picture in a table, twice what it is shown with
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
 Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
 
@@ -238,7 +241,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         else:
             write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
     drawing = time.perf_counter() - begun
-    seconds, table, warnings = metrics["seconds"], view.recipe.evaluation, list(metrics["warnings"])
+    table, warnings = view.recipe.evaluation, list(metrics["warnings"])
     chosen = f", chosen by {table.select} on {table.validated_on}" if table.select else ""
     if table.select_on == "test":
         chosen = f", chosen by {table.select} on the test images"
@@ -252,11 +255,11 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     text = environment.get_template("report.html.jinja").render(
         title=metrics["recipe"],
         subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
-        f"{seconds['train']:.1f} s of training, {seconds['test']:.1f} s of testing, {drawing:.1f} s of figures, "
         f"epoch {metrics['best_epoch']} "
         f"of {view.recipe.schedule.epochs}{chosen}.",
         headline=headline(view, metrics),
         commands=next_commands(view),
+        phases=dict(metrics["seconds"], figures=drawing),
         tables=[
             metrics_table(view, metrics),
             *class_tables(view),
@@ -294,14 +297,40 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:
-    """Return the worst classes by Recall@1, and the most frequent confusions."""
+    """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
     by_class = recall_by_class(view)
-    worst = [[name, _percent(value)] for name, value in by_class.items()][:WORST]
+    worst = [[name, _percent(value), *_taken_for(view, name)] for name, value in [*by_class.items()][:WORST]]
     more = f"The {len(worst)} worst of {len(by_class)} classes; metrics.json has all." if len(by_class) > WORST else ""
-    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1"], worst, more)
+    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], worst, more)
     if found := confusions(view):
         rows = [[f"{query} taken for {other}", str(count)] for query, other, count in found]
-        yield ReportTable("The most frequent confusions", ["class of the query, of its nearest image", "times"], rows)
+        yield ReportTable("The most frequent confusions", ["", "times"], rows)
+
+
+def _taken_for(view: View, name: str) -> list[str]:
+    """Return pictures of a query of a class, a wrong one where there is one, and of its nearest image if that is wrong.
+
+    The class that most queries are taken for goes first.
+    """
+    queries, others = view.images(view.queries), view.images(view.gallery_of(view.queries))
+    result = nearest(view, view.queries)
+    own = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
+    wrong = [(number, int(result.indices[number, 0])) for number in own if not bool(result.right[number, 0])]
+    if not wrong:
+        return [_picture(queries.image(own[0]), name), ""]
+    often = Counter(int(others.labels[other]) for _, other in wrong).most_common(1)[0][0]
+    query, other = next(pair for pair in wrong if int(others.labels[pair[1]]) == often)
+    taken = str(others.class_names[often])
+    return [_picture(queries.image(query), name), Markup("{} {}").format(_picture(others.image(other), taken), taken)]
+
+
+def _picture(image: Tensor, name: str) -> Markup:
+    """Return a small picture of an image, uint8 ``[C, H, W]``, for a table."""
+    shown, buffer = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()), io.BytesIO()
+    shown.thumbnail((_PICTURE, _PICTURE))
+    shown.save(buffer, "PNG")
+    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return Markup('<img class="photographs" alt="{}" src="{}">').format(name, source)
 
 
 def _percent(value: float | None, bold: bool = False) -> str:
