@@ -135,6 +135,8 @@ def test_a_terminal_has_a_bar():
             2,
             "--set schedule.epochs=x: schedule.epochs: found 'x'",
         ),
+        (["train", "cbml/digits", "--set", "schedule.epoch=3"], 2, "--set schedule.epoch=3: schedule: no key 'epoch'"),
+        (["train", "--images", "table:{tmp}/none.csv"], 2, "none.csv: no such folder or table"),
         (["show", "cbmll"], 2, "nearest: cbml"),
         (["train", "cbml/1@"], 2, "no variant 'cbml/1@'; variants: cbml/1"),
         (["train", "cbml/digits", "--seeds", "0"], 2, "--seeds 0: wanted 1 or more"),

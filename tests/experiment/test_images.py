@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,6 +168,7 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
         for number in range(images):
             Image.new("RGB", (40, 50), (9 * label, number, 0)).save(tmp_path / f"class{label:02d}" / f"{number}.png")
     settings, lines = settings_for(tmp_path, options)
+    assert settings_for(Path(f"folder:{tmp_path}"), options) == (settings, lines)
     found = dict(setting.split("=") for setting in settings)
     assert found["data.image_size"] == "32"
     assert {key: found.get(key) for key in wanted} == wanted

@@ -28,6 +28,9 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
+    kind, _, path = str(place).partition(":")
+    if kind in ("folder", "table") and not place.exists():  # as recipes write it
+        place = Path(path)
     if not place.exists():
         raise DataError(
             f"--images {place}: no such folder or table; wanted a folder of images, or a .csv table of them"

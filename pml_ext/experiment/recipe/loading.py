@@ -51,8 +51,9 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
 def _told_of_options(text: str, overrides: Iterable[str]) -> str:
     """Return an error's text with the option that caused it, ``--set KEY=VALUE``, in place of the recipe's file."""
     for override in overrides:
-        key = re.escape(override.partition("=")[0].strip())
-        if match := re.match(rf"\S+\.toml: (?={key}\b)", text):
+        key = override.partition("=")[0].strip()
+        table, _, last = map(re.escape, key.rpartition("."))
+        if match := re.match(rf".+?\.toml: (?={re.escape(key)}\b|({table}: )?no key '{last}')", text):
             return f"--set {override}: {text[match.end() :]}"
     return text
 
