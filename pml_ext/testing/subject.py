@@ -163,5 +163,14 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
     return Subject(cls.__name__, kind, make, size, classes, cls, settings)
 
 
+def with_noise(component: Any) -> Any:
+    """Return a component with noise added to its parameters, which may all be equal at first."""
+    generator = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for parameter in component.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.1)
+    return component
+
+
 def _in_float64(component: Any) -> Any:
     return component.double() if isinstance(component, torch.nn.Module) else component

@@ -1,41 +1,84 @@
-"""Bugs as authors make them, one in each component, for the checks to find. Importable by other processes."""
+"""Components with one bug each, of the kinds that authors of plugins make, and the right ones that they derive from.
 
+``python tests/testing/planted.py`` prints which of its fast checks finds each, and the share that is found.
+"""
+
+import collections
+import copy
 import logging
+import random
+import threading
+import warnings
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+from pytorch_metric_learning import distances, reducers
 from torch import nn
 from torch.utils.data import Sampler
 
-from pml_ext.plugin import LabeledRegularizer, PairLoss, pair_masks, per_anchor
-from pml_ext.testing import checks_of
+from pml_ext import registry
+from pml_ext.plugin import (
+    BaseDistance,
+    BaseMetricLossFunction,
+    BaseMiner,
+    BaseReducer,
+    BaseRegularizer,
+    CosineSimilarity,
+    EuclideanDistance,
+    FullPrecisionForward,
+    FullPrecisionMining,
+    GramCosineSimilarity,
+    LabeledRegularizer,
+    PairLoss,
+    masked_mean,
+    masked_min,
+    matrix_of,
+    pair_masks,
+    per_anchor,
+    reduced,
+    to_full_precision,
+)
+from pml_ext.testing import check_component
 
-LONG = {"check_compile", "check_torch_func", "check_memory_growth", "check_saved_bytes", "check_pml_trainer"}
-FAULTS = []  # class, the check that finds it, a pattern of the message, whether no other check fails, the slow form
+softplus, normalize = nn.functional.softplus, nn.functional.normalize
 
 
-def short_checks(kind, *more):
-    """The names of the checks of a kind that take little time, and of further ones."""
-    return [check.__name__ for check in checks_of(kind) if check.__name__ in more or check.__name__ not in LONG]
+class Planted(NamedTuple):
+    """A class with a bug, the check that finds it (``check_reference`` for a wrong equation), and how it says so."""
+
+    cls: Any
+    kind: str
+    words: str
+    check: str
+    text: str
 
 
-def found_by(check, text, alone=False, **given):
-    """Class decorator: plant the class."""
-
-    def plant(component):
-        FAULTS.append((component, check, text, alone, given))
-        return component
-
-    return plant
+PLANTED: dict[str, Planted] = {}
 
 
-def full(embeddings):
-    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+def planted(words: str, check: str, text: str = ""):
+    """Class decorator: enter the class into the table of planted bugs."""
+
+    def enter(cls):
+        PLANTED[cls.__name__] = Planted(cls, registry.kind_of(cls), words, check, text)
+        return cls
+
+    return enter
 
 
-def similarities(embeddings, ref_emb):
-    return nn.functional.normalize(embeddings) @ nn.functional.normalize(ref_emb).T
+def plant(name: str, base: type, words: str, check: str, text: str = ""):
+    """Return a function that plants a bug: an override or two of a right component."""
+
+    def override(**overrides):
+        globals()[name] = planted(words, check, text)(type(name, (base,), {"__module__": __name__, **overrides}))
+
+    return override
+
+
+def eye(matrix):
+    """Return the mask of each image's pair with itself."""
+    return torch.eye(*matrix.shape, dtype=torch.bool, device=matrix.device)
 
 
 class Identity(torch.autograd.Function):
@@ -56,428 +99,401 @@ class Identity(torch.autograd.Function):
         return tangent.clone()
 
 
-# Components without a fault
+# Right losses: one equation on `PairLoss` and by hand, with settings, with two terms, and with a center per class.
 
 
-class GoodLoss(losses.BaseMetricLossFunction):
-    """One value an anchor, the mean over negatives minus the mean over positives of the similarity."""
+def loop(embeddings, labels, indices_tuple=None, alpha=2.0, beta=10.0, margin=0.5, weight=1.0, kind="plain", tile=4):
+    """Return the deviance, one anchor after the other."""
+    points = embeddings / embeddings.norm(dim=1, keepdim=True)
+    masks = pair_masks(points @ points.T, labels, indices_tuple)
+    total = 0 * embeddings.sum()
+    for i in range(len(points)):
+        near, far = (points[mask[i]] @ points[i] - margin for mask in masks)
+        value = (1 + (-alpha * near).exp()).log().sum() / max(1, len(near))
+        value = weight * (value + (1 + (beta * far).exp()).log().sum() / max(1, len(far)))
+        total = total + (value**2 if kind == "square" else value)
+    return total / len(points)
 
+
+class Equation:
+    """The binomial deviance of an anchor's similarities, and its settings."""
+
+    def __init__(self, alpha: float = 2.0, beta: float = 10.0, margin: float = 0.5, **kwargs):
+        super().__init__(**kwargs)
+        self.alpha, self.beta, self.margin = alpha, beta, margin
+
+    def values(self, matrix, positives, negatives):
+        return self.pull(matrix - self.margin, positives) + self.push(matrix - self.margin, negatives)
+
+    def pull(self, gap, positives):
+        return masked_mean(softplus(-self.alpha * gap), positives)
+
+    def push(self, gap, negatives):
+        return masked_mean(softplus(self.beta * gap), negatives)
+
+
+class Deviance(Equation, PairLoss):
+    """The equation on the base of pair losses."""
+
+    def equation(self, pairs):
+        return per_anchor(self.values(pairs.matrix, pairs.positives, pairs.negatives))
+
+
+@planted("stays in half precision and in autocast", "check_dtypes", "compute it in float32 or float64|autocast changes")
+class InHalf(Equation, BaseMetricLossFunction):
     capabilities = frozenset({"labels", "indices_tuple", "references"})
 
-    def values(self, s, positives, negatives):
-        means = [(s * mask).sum(1) / mask.sum(1).clamp(min=1) for mask in (positives, negatives)]
-        return torch.where(positives.any(1) & negatives.any(1), means[1] - means[0] + 1, 0 * s.sum(1))
-
-    def pairs(self, *batch, references):
-        return pair_masks(*batch, references=references)
-
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        with torch.autocast("cpu", enabled=False):
-            s = self.distance(full(embeddings), full(ref_emb))
-        masks = self.pairs(s, labels, indices_tuple, ref_labels, references=ref_emb is not embeddings)
-        return per_anchor(self.values(s, *masks))
+        if len(embeddings) == 0 or len(ref_emb) == 0:
+            return self.zero_losses()
+        matrix, references = self.similarity(embeddings, ref_emb)
+        masks = self.masks(matrix, labels, indices_tuple, ref_labels, references)
+        return self.packed(self.values(matrix, *masks), labels)
+
+    def similarity(self, embeddings, ref_emb):
+        return matrix_of(self.distance, embeddings, ref_emb)
+
+    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
+        return pair_masks(matrix, labels, indices_tuple, ref_labels, references=references)
+
+    def packed(self, values, labels):
+        return per_anchor(values)
 
     def get_default_distance(self):
-        return distances.CosineSimilarity()
+        return GramCosineSimilarity()
 
 
-class Weighted(GoodLoss):
+class ByHand(FullPrecisionForward, InHalf):
+    """The equation without the base of pair losses."""
+
+
+class Weighted(ByHand):
     """Settings that act, and one that changes how and not what."""
 
-    def __init__(self, margin: float = 1.0, weight: float = 1.0, kind: str = "plain", tile: int = 4, **kwargs):
+    def __init__(self, weight: float = 1.0, kind: str = "plain", tile: int = 4, **kwargs):
         super().__init__(**kwargs)
-        self.margin, self.weight, self.kind, self.tile = margin, weight, kind, tile
+        self.weight, self.kind, self.tile = weight, kind, tile
 
-    def values(self, s, positives, negatives):
-        values = self.weight * super().values(s, positives, negatives) + self.margin - 1
-        values = values.where(positives.any(1) & negatives.any(1), 0)
+    def values(self, *matrices):
+        values = self.weight * super().values(*matrices)
         return values.square() if self.kind == "square" else values
 
 
-def slow(embeddings, labels, indices_tuple=None, margin=1.0, weight=1.0, kind="plain", tile=4):
-    """The same, one anchor after the other."""
-    x = [e / e.norm() for e in embeddings]
-    positives, negatives = pair_masks(embeddings @ embeddings.T, labels, indices_tuple)
-    total = 0 * embeddings.sum()
-    for i in range(len(x)):
-        near, far = ([x[i] @ x[j] for j in range(len(x)) if mask[i, j]] for mask in (positives, negatives))
-        if near and far:
-            value = weight * (sum(far) / len(far) - sum(near) / len(near) + 1) + margin - 1
-            total = total + (value**2 if kind == "square" else value)
-    return total / len(x)
-
-
-class GoodProxies(losses.BaseMetricLossFunction):
-    """A center per class; without references."""
-
-    capabilities = frozenset({"labels"})
-
-    def __init__(self, size=8, count=6, **kwargs):
-        super().__init__(**kwargs)
-        self.proxies = nn.Parameter(torch.randn(count, size))
-
-    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        if ref_emb is not embeddings:
-            raise ValueError("no references")
-        with torch.autocast("cpu", enabled=False):
-            logits = full(embeddings) @ self.proxies.T
-            return per_anchor(nn.functional.cross_entropy(logits, labels.long(), reduction="none"))
-
-
-class GoodPairs(GoodLoss):
+class TwoTerms(ByHand):
     """Values of positive and of negative pairs, two sub-losses."""
 
-    def terms(self, s, positives, negatives):
-        names = {"pull": ("pos_pair", positives, 1 - s), "push": ("neg_pair", negatives, s)}
+    def values(self, matrix, positives, negatives):
+        terms = {"pull": ("pos_pair", positives, 1 - matrix), "push": ("neg_pair", negatives, matrix)}
         return {
-            name: {"losses": x[mask], "indices": torch.where(mask), "reduction_type": kind}
-            for name, (kind, mask, x) in names.items()
+            name: {"losses": values[mask], "indices": torch.where(mask), "reduction_type": kind}
+            for name, (kind, mask, values) in terms.items()
         }
 
-    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        s = similarities(embeddings, ref_emb)
-        return self.terms(s, *self.pairs(s, labels, indices_tuple, ref_labels, references=ref_emb is not embeddings))
+    def packed(self, values, labels):
+        return values
 
     def _sub_loss_names(self):
         return ["pull", "push"]
 
 
-class GoodMiner(miners.BaseMiner):
-    """Positives that are farther, and negatives that are nearer, than the middle of the distances."""
+class ByNames(ByHand):
+    """The loss by hand, which compares the names of classes itself."""
 
-    capabilities = frozenset({"labels", "references"})
+    def names(self, labels):
+        return labels
 
-    def same(self, labels, ref_labels):
-        return labels[:, None] == ref_labels
+    def equal(self, mine, theirs):
+        return self.names(mine)[:, None] == self.names(theirs)
 
-    def matrix(self, embeddings, ref_emb):
-        return self.distance(embeddings.float(), ref_emb.float())
-
-    def get_default_distance(self):
-        return distances.CosineSimilarity()
-
-    def mine(self, embeddings, labels, ref_emb, ref_labels):
-        s = self.matrix(embeddings, ref_emb)
-        same = self.same(labels, ref_labels)
-        positives = same & (s < s.mean())
-        if ref_emb is embeddings:
-            positives = positives & ~torch.eye(len(s), dtype=torch.bool, device=s.device)
-        return (*torch.where(positives), *torch.where(~same & (s > s.mean())))
+    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
+        if indices_tuple is not None:
+            return super().masks(matrix, labels, indices_tuple, ref_labels, references)
+        same = self.equal(labels, ref_labels)
+        return (same if references else same & ~eye(same)), ~same
 
 
-class GoodBatches(Sampler):
-    """Batches drawn at random, from a generator of its own."""
+class Centers(FullPrecisionForward, BaseMetricLossFunction):
+    """Cross-entropy over the cosine similarities to a learned center per class."""
 
-    def __init__(self, labels, batch_size, length_before_new_iter=24):
-        self.labels, self.batch_size, self.length = labels, batch_size, length_before_new_iter
-        self.generator = torch.Generator().manual_seed(0)
+    capabilities = frozenset({"labels"})
 
-    def __len__(self):
-        return self.length // self.batch_size
+    def __init__(self, embedding_size: int, num_classes: int, scale: float = 10.0, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding_size, self.num_classes, self.scale = embedding_size, num_classes, scale
+        self.centers = nn.Parameter(torch.randn(num_classes, embedding_size))
 
-    def __iter__(self):
-        for _ in range(self.length // self.batch_size):
-            yield torch.randperm(len(self.labels), generator=self.generator)[: self.batch_size].tolist()
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        if ref_emb is not embeddings:
+            raise ValueError("Centers compares with its centers; leave out ref_emb")
+        x, centers = (normalize(e) for e in (embeddings, self.centers.to(embeddings.dtype)))
+        rows = self.rows(labels)
+        return per_anchor(nn.functional.cross_entropy(self.scale * x @ centers.T, rows, reduction="none"))
 
-    def state_dict(self):
-        return {"generator": self.generator.get_state()}
-
-    def load_state_dict(self, state):
-        self.generator.set_state(state["generator"])
-
-
-GOOD = [GoodLoss, GoodProxies, GoodMiner, GoodBatches]
-
-# Losses: values
+    def rows(self, labels):
+        return labels.long()
 
 
-@found_by("check_reference", "the value is", reference=slow)
-class OwnPositive(GoodLoss):
-    def values(self, s, positives, negatives):
-        return super().values(s, positives | torch.eye(len(s), dtype=torch.bool, device=s.device), negatives)
+class Ramp(Deviance):
+    """A weight that grows with the steps of training, which are counted and saved."""
+
+    capabilities = Deviance.capabilities | {"state"}
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def values(self, *matrices):
+        if self.training and torch.is_grad_enabled():
+            self.steps = self.steps + 1
+        return super().values(*matrices) * (self.steps / 1000).clamp(max=1)
 
 
-@found_by("check_gradients", "differs from finite differences", alone=True)
-class GradientCut(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) + super().values(s.detach(), *masks)
+class MomentumCenters(Centers):
+    """Centers that follow the means of the classes."""
 
+    capabilities = Centers.capabilities | {"state"}
 
-@found_by("check_call_forms", r"no gradient .* look for detach\(\), torch.no_grad\(\)")
-class Detached(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s.detach(), *masks)
+    def __init__(self, embedding_size: int, num_classes: int, momentum: float = 0.9, **kwargs):
+        super().__init__(embedding_size, num_classes, **kwargs)
+        del self.centers
+        self.momentum = momentum
+        self.register_buffer("centers", torch.randn(num_classes, embedding_size))
 
-
-@found_by("check_order_does_not_matter", "the order of the batch changes the loss", alone=True)
-class NotInvariantToOrder(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) * torch.linspace(0.5, 1.5, len(s), dtype=s.dtype, device=s.device)
-
-
-@found_by("check_order_does_not_matter", "the order of the batch changes the loss")
-class RightForSortedLabelsAlone(GoodLoss):
     def compute_loss(self, embeddings, labels, *more):
-        return super().compute_loss(embeddings, labels.sort().values, *more)
+        terms = super().compute_loss(embeddings, labels, *more)
+        if self.training and torch.is_grad_enabled() and len(labels):
+            here = nn.functional.one_hot(labels.long(), self.num_classes).to(self.centers.dtype)
+            means = here.T @ embeddings.detach().to(self.centers.dtype) / here.sum(0).clamp(min=1)[:, None]
+            rate = (1 - self.momentum) * here.any(0)[:, None]
+            self.centers = self.centers + rate * (means - self.centers)
+        return terms
 
 
-@found_by("check_memory_growth", "times the memory; form no triplets", alone=True)
-class CubicMemory(GoodLoss):
+# Losses: the equation and its settings. Nothing but a reference knows the paper.
+
+REFERENCE = "check_reference"
+
+plant("MeanOfSome", ByHand, "anchors without a positive are left out of the mean", REFERENCE)(
+    values=lambda self, matrix, positives, negatives: (
+        ByHand.values(self, matrix, positives, negatives) * positives.any(1) / positives.any(1).double().mean()
+    )
+)
+plant("MeanOfPairs", Deviance, "the mean of all negative pairs, not of each anchor's", REFERENCE)(
+    push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum() / far.sum().clamp(min=1)
+)
+plant("SumForMean", Deviance, "a sum where the paper has a mean", REFERENCE)(
+    push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum(1)
+)
+plant("AlphaSquared", Deviance, "alpha is squared", REFERENCE)(
+    pull=lambda self, gap, near: masked_mean(softplus(-(self.alpha**2) * gap), near)
+)
+plant("AlphaForBeta", Deviance, "alpha stands where beta belongs", "check_settings", "beta changes neither")(
+    push=lambda self, gap, far: masked_mean(softplus(self.alpha * gap), far)
+)
+
+
+@planted("a margin of 0 is taken for no margin given", "check_settings", "margin=0 gives what the default does")
+class MarginOrDefault(Deviance):
+    def __init__(self, margin: float = 0.5, **kwargs):
+        super().__init__(margin=margin or 0.5, **kwargs)
+
+
+@planted("divides by the norm of the whole batch", REFERENCE)
+class WholeNorm(ByHand):
+    def similarity(self, embeddings, ref_emb):
+        norms = (embeddings.norm() * ref_emb.norm()).clamp(min=1e-12)
+        return embeddings @ ref_emb.T / norms, ref_emb is not embeddings
+
+
+plant("ZeroForMasked", Deviance, "masked entries are 0, which is more than the hardest negative", REFERENCE)(
+    push=lambda self, gap, far: softplus(self.beta * (gap * far).amax(1)) * far.any(1)
+)
+
+
+@planted("an equal image is taken for the image itself", REFERENCE)
+class EqualIsItself(ByHand):
+    def masks(self, matrix, *batch):
+        positives, negatives = super().masks(matrix, *batch)
+        return positives & (matrix < 1 - 1e-6), negatives
+
+
+# Losses: gradients, order, cost.
+
+plant("GradientCut", ByHand, "half of the value has no gradient", "check_gradients", "differs from finite differences")(
+    values=lambda self, s, *masks: (ByHand.values(self, s, *masks) + ByHand.values(self, s.detach(), *masks)) / 2
+)
+plant("Detached", ByHand, "no gradient at all", "check_call_forms", r"no gradient .* look for detach\(\)")(
+    values=lambda self, s, *masks: ByHand.values(self, s.detach(), *masks)
+)
+plant("ReferencesDetached", ByHand, "references get no gradient", "check_gradients", "the gradient of ref_emb")(
+    similarity=lambda self, x, y: ByHand.similarity(self, x, y if y is x else y.detach())
+)
+
+
+@planted("a hook bounds the gradient of the embeddings", "check_gradients")
+class HookBounds(ByHand):
+    def similarity(self, embeddings, ref_emb):
+        matrix, references = super().similarity(embeddings, ref_emb)
+        if matrix.requires_grad:
+            matrix.register_hook(lambda slope: slope.clamp(-0.01, 0.01))
+        return matrix, references
+
+
+ORDER = "check_order_does_not_matter"
+plant("SortedLabels", ByHand, "right for sorted labels alone", ORDER, "the order of the batch changes the loss")(
+    compute_loss=lambda self, x, labels, *more: ByHand.compute_loss(self, x, labels.sort().values, *more)
+)
+
+
+@planted("takes each pair once, from the image that comes first", ORDER)
+class EachPairOnce(Deviance):
+    def values(self, matrix, positives, negatives):
+        if matrix.shape[0] == matrix.shape[1]:
+            positives, negatives = positives.triu(), negatives.triu()
+        return super().values(matrix, positives, negatives)
+
+
+@planted("forms all triplets", "check_memory_growth", "times the memory; form no triplets")
+class CubicMemory(ByHand):
     def values(self, s, positives, negatives):
         cube = (s[:, :, None] - s[:, None]) * (positives[:, :, None] & negatives[:, None])
         return super().values(s, positives, negatives) + 0 * cube.sum((1, 2))
 
 
-@found_by("check_saved_bytes", "matrices of B x B; tiles can be computed again", alone=True)
-class HoardsMatrices(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s + 1e-3 * sum(torch.sin(k * s) for k in range(1, 100)), *masks)
+plant("HoardsMatrices", ByHand, "saves a hundred matrices", "check_saved_bytes", "tiles can be computed again")(
+    values=lambda self, s, *masks: ByHand.values(self, s + 1e-3 * sum(torch.sin(k * s) for k in range(1, 100)), *masks)
+)
 
 
-@found_by("check_no_loop_over_anchors", "a loop over", alone=True)
-class LoopOverAnchors(GoodLoss):
+@planted("goes through the anchors in Python", "check_no_loop_over_anchors", "a loop over")
+class LoopOverAnchors(ByHand):
     def values(self, *matrices):
         rows = zip(*(matrix.split(1) for matrix in matrices), strict=True)
         return torch.cat([super(LoopOverAnchors, self).values(*row) for row in rows])
 
 
-# Losses: labels, tuples, references
+# Losses: what is kept between calls.
+
+CALLS = "check_calls_are_independent"
 
 
-@found_by("check_labels_are_used", "labels are ignored")
-class LabelsIgnored(GoodLoss):
-    def pairs(self, s, labels, indices_tuple, *ref_labels, references):
-        made = torch.arange(len(s), device=s.device) // 2
-        return super().pairs(s, made, indices_tuple, made, references=references)
+@planted("the masks of pairs are kept by the length of the batch", CALLS)
+class MasksKeptByLength(ByHand):
+    _kept = None
+
+    def masks(self, matrix, *batch):
+        if self._kept is None or self._kept[0].shape != matrix.shape:
+            self._kept = super().masks(matrix, *batch)
+        return self._kept
 
 
-@found_by("check_names_of_classes", r"IndexError: .* \(at planted.py:\d+\)")
-class LabelsAsIndex(GoodLoss):
-    def compute_loss(self, embeddings, labels, *more):
-        counts = torch.zeros(len(labels), device=labels.device).index_add(0, labels, torch.ones_like(labels).float())
-        return per_anchor(super().compute_loss(embeddings, labels, *more)["loss"]["losses"] / counts[labels])
+@planted("a moving mean of similarities moves the margin, and is not saved", "check_state_dict", "the next loss is")
+class MovingMargin(Deviance):
+    _mean = 0.0
+
+    def values(self, matrix, *masks):
+        self._mean = 0.9 * self._mean + 0.1 * matrix.mean().item()
+        return super().values(matrix - self._mean, *masks)
 
 
-@found_by("check_indices_tuple_of_pairs", "the positive pairs that a miner chose are ignored")
-class MinedPositivesIgnored(GoodLoss):
-    def compute_loss(self, embeddings, labels, indices_tuple, *more):
-        if indices_tuple is not None and len(indices_tuple) == 4:
-            same = (labels[:, None] == labels).fill_diagonal_(False)
-            indices_tuple = (*torch.where(same), *indices_tuple[2:])
-        return super().compute_loss(embeddings, labels, indices_tuple, *more)
+@planted("similarities are kept while the same tensor object comes in", CALLS)
+class KeptByObject(ByHand):
+    _of = _matrix = None
+
+    def similarity(self, embeddings, ref_emb):
+        if ref_emb is embeddings and self._of is embeddings:
+            return self._matrix, False
+        self._of = embeddings
+        matrix, references = super().similarity(embeddings, ref_emb)
+        self._matrix = matrix.detach()
+        return matrix, references
 
 
-@found_by("check_indices_tuple_of_pairs", "the negative pairs that a miner chose are ignored", alone=True)
-class MinedNegativesIgnored(GoodLoss):
-    def compute_loss(self, embeddings, labels, indices_tuple, *more):
-        if indices_tuple is not None and len(indices_tuple) == 4:
-            indices_tuple = (*indices_tuple[:2], *torch.where(labels[:, None] != labels))
-        return super().compute_loss(embeddings, labels, indices_tuple, *more)
+@planted("is switched off for good by an empty batch", CALLS)
+class OffAfterEmpty(ByHand):
+    _off = False
 
-
-@found_by("check_indices_tuple_of_triplets", "the triplets that a miner chose are ignored")
-class MinedTripletsIgnored(GoodLoss):
-    def compute_loss(self, embeddings, labels, indices_tuple, *more):
-        triplets = indices_tuple is not None and len(indices_tuple) == 3
-        return super().compute_loss(embeddings, labels, None if triplets else indices_tuple, *more)
-
-
-@found_by("check_references", "ref_emb is accepted and ignored", alone=True)
-class ReferencesIgnored(GoodLoss):
-    capabilities = frozenset({"labels", "indices_tuple"})
-
-    def compute_loss(self, embeddings, labels, indices_tuple, *references):
-        return super().compute_loss(embeddings, labels, indices_tuple, embeddings, labels)
-
-
-@found_by("check_references", "say references=True to pair_masks")
-class ReferencesWithoutTheDiagonal(GoodLoss):
-    def pairs(self, s, *batch, references):
-        own = torch.eye(*s.shape, dtype=torch.bool, device=s.device)
-        return [mask & ~own for mask in super().pairs(s, *batch, references=references)]
-
-
-@found_by("check_references", "references")
-class LabelsOfTheBatchForReferences(GoodLoss):
-    def pairs(self, s, labels, indices_tuple, ref_labels, references):
-        mine = labels if ref_labels is not None and len(ref_labels) == len(labels) else ref_labels
-        return super().pairs(s, labels, indices_tuple, mine, references=references)
-
-
-@found_by("check_inputs_unchanged", "changes labels in place")
-class SortsLabelsInPlace(GoodLoss):
-    def compute_loss(self, embeddings, labels, *more):
-        same = super().compute_loss(embeddings, labels.clone(), *more)
-        labels -= labels.min() - 1
-        return same
-
-
-@found_by("check_inputs_unchanged", r"changes indices_tuple\[0\] in place")
-class IndicesInPlace(GoodLoss):
-    def compute_loss(self, embeddings, labels, indices_tuple, *more):
-        terms = super().compute_loss(embeddings, labels, indices_tuple, *more)
-        if indices_tuple is not None:
-            indices_tuple[0].zero_()
-        return terms
-
-
-# Losses: devices and numbers
-
-
-@found_by("check_devices", r"at planted.py:\d+ mixes a tensor", alone=True)
-class ForgetsTheDevice(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) + torch.zeros(len(s))
-
-
-@found_by("check_devices", r"call \.cpu\(\) first")
-class Numpy(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) * torch.from_numpy(np.exp(-s.detach().numpy())).to(s).mean()
-
-
-@found_by("check_no_host_sync", r"a copy to the CPU at planted.py:\d+")
-class CopiesToTheCPU(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) * (1 + 0 * s.detach().cpu().max().to(s.device))
-
-
-@found_by("check_no_host_sync", r"a value read at planted.py:\d+", alone=True)
-class CallsItem(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) * (1 if s.max().item() < 10 else 2)
-
-
-@found_by("check_no_host_sync", r"a value read at planted.py:\d+", alone=True)
-class WaitsInTheBackward(GoodLoss):
-    class Clipped(Identity):
-        @staticmethod
-        def backward(ctx, grad):
-            return grad if grad.abs().max().item() < 10 else grad / 2
-
-    def values(self, s, *masks):
-        return super().values(self.Clipped.apply(s), *masks)
-
-
-@found_by("check_dtypes", "compute it in float32 or float64", alone=True)
-class SummedInHalfPrecision(GoodLoss):
     def compute_loss(self, embeddings, *more):
-        return per_anchor(super().compute_loss(embeddings, *more)["loss"]["losses"].to(embeddings.dtype))
+        self._off = self._off or len(embeddings) == 0
+        return self.zero_losses() if self._off else super().compute_loss(embeddings, *more)
 
 
-@found_by("check_dtypes", "autocast changes the loss")
-class InsideAutocast(GoodLoss):
-    def compute_loss(self, embeddings, labels, indices_tuple, *references):
-        s = similarities(full(embeddings), full(embeddings)).to(full(embeddings).dtype)
-        return per_anchor(self.values(s, *pair_masks(s, labels, indices_tuple)))
+TENSORS = "check_tensors_are_registered"
 
 
-@found_by("check_dtypes", "torch.float32 embeddings give")
-class Overflows(GoodLoss):
-    def values(self, s, *masks):
-        return super().values(s, *masks) + 0 * (200 * s).exp().sum(1)
-
-
-@found_by("check_degenerate_batches", "all at zero gives .* not finite; norms and roots want eps")
-class NoEpsBelowANorm(GoodLoss):
-    def compute_loss(self, embeddings, *more):
-        unit = embeddings / embeddings.float().norm(dim=1)[:, None]
-        return per_anchor(super().compute_loss(embeddings, *more)["loss"]["losses"] + unit.sum(1) * 0)
-
-
-@found_by("check_degenerate_batches", "exact duplicates gives a gradient that is not finite")
-class RootOfZero(GoodLoss):
-    def compute_loss(self, embeddings, *more):
-        squares = (embeddings[:, None] - embeddings).square().sum(2)
-        own = torch.eye(len(squares), dtype=torch.bool, device=squares.device)
-        return per_anchor(squares.masked_fill(own, 1).sqrt().sum(1))
-
-
-@found_by("check_degenerate_batches", "a batch without negatives gives -inf")
-class LogOfNone(GoodLoss):
-    def values(self, s, positives, negatives):
-        return super().values(s, positives, negatives) + (s.exp() * negatives).sum(1).log()
-
-
-@found_by("check_degenerate_batches", "a batch without positives gives nan")
-class MeanOfNone(GoodLoss):
-    def values(self, s, positives, negatives):
-        return 1 + (s * negatives).sum(1) / negatives.sum(1).clamp(min=1) - (s * positives).sum(1) / positives.sum(1)
-
-
-@found_by("check_degenerate_batches", r"RuntimeError: .*shape.* \(at planted.py:\d+\)")
-class EqualClassesAlone(GoodLoss):
-    def values(self, s, positives, negatives):
-        hardest = s[positives].reshape(len(s), each).amin(1) if (each := int(positives[0].sum())) else 0 * s.sum(1)
-        return super().values(s, positives, negatives) - 0.1 * hardest
-
-
-@found_by("check_degenerate_batches", r"RuntimeError: min.* \(at planted.py:\d+\)", alone=True)
-class CrashesWithoutPositives(GoodLoss):
-    def values(self, s, positives, negatives):
-        return super().values(s, positives, negatives) + 0 * s[positives].min()
-
-
-# Losses: what they keep
-
-
-@found_by("check_state_dict", "the next loss is")
-class StateNotSaved(GoodLoss):
-    mean = 0.0
-
-    def values(self, s, *masks):
-        self.mean = 0.9 * self.mean + 0.1 * s.detach().mean()
-        return super().values(s, *masks) * (1 + self.mean)
-
-
-@found_by("check_pickle", "it cannot be copied or pickled", alone=True)
-class CannotBePickled(GoodLoss):
+@planted("a warm-up counts calls in a tensor that nobody saves", TENSORS, r"calls of .*register_buffer\('calls'")
+class WarmUp(Deviance):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.function = lambda x: x
+        self.calls = torch.zeros((), dtype=torch.int16)
+
+    def values(self, *matrices):
+        self.calls += 1
+        return super().values(*matrices) * (self.calls / 1000).clamp(max=1)
 
 
-@found_by("check_eval_keeps_state", r"in eval\(\) mode changes seen of its state", alone=True)
-class MovesInEval(GoodLoss):
+@planted("keeps its last value with its graph", TENSORS, r"leaves its graph in the attribute last .* detach\(\)")
+class KeepsGraph(Deviance):
+    def values(self, *matrices):
+        self.last = super().values(*matrices)
+        return self.last
+
+
+class Parameter(ByHand):
+    """A loss with a learned weight."""
+
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.register_buffer("seen", torch.zeros(()))
+        self.scale = nn.Parameter(torch.tensor(1.5))
 
-    def values(self, *batch):
+    def values(self, *matrices):
+        return self.weight() * super().values(*matrices)
+
+    def weight(self):
+        return self.scale
+
+
+PARAMETERS = "check_parameters_get_gradients", "the parameters scale get no gradient"
+plant("WeightAsNumber", Parameter, "a learned weight is read as a number", *PARAMETERS)(
+    weight=lambda self: float(self.scale)
+)
+
+
+@planted("a parameter is found in a list beside the module", "check_torch_func", "torch.func.grad")
+class ParameterBeside(Parameter):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.known = [self.scale]
+
+    def weight(self):
+        return self.known[0]
+
+
+class Buffer(ByHand):
+    """A loss with an unused number in its state."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer("seen", self.first())
+
+    def first(self):
+        return torch.zeros(())
+
+
+@planted("counts calls in eval() too", "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state")
+class MovesInEval(Buffer):
+    def values(self, *matrices):
         self.seen = self.seen + 1
-        return super().values(*batch)
+        return super().values(*matrices)
 
 
-@found_by("check_tensors_are_registered", r"weights of .*register_buffer\('weights'")
-class TensorBesideTheModule(GoodLoss):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.weights = torch.linspace(1, 2, 3)
+plant("EmptyBuffer", Buffer, "an empty buffer stops the records", "check_pml_trainer", "Tensor with 0 elements cannot")(
+    first=lambda self: torch.zeros(0)
+)
 
 
-@found_by("check_tensors_are_registered", r"leaves its graph in the attribute last .* detach\(\)")
-class KeepsTheGraph(GoodLoss):
-    def values(self, s, *masks):
-        self.last = s
-        return super().values(s, *masks)
-
-
-@found_by("check_parameters_get_gradients", "the parameters scale get no gradient")
-class UnusedParameter(GoodLoss):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = nn.Parameter(torch.ones(2))
-
-
-@found_by("check_pml_trainer", "a Tensor with 0 elements cannot be converted", alone=True)
-class EmptyBuffer(GoodLoss):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.register_buffer("queue", torch.zeros(0))
-
-
-@found_by("check_pml_trainer", "the recorded attribute hardest", alone=True)
-class RecordsAVector(GoodLoss):
+@planted("records a vector", "check_pml_trainer", "the recorded attribute hardest")
+class RecordsVector(ByHand):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.add_to_recordable_attributes(name="hardest")
@@ -487,90 +503,333 @@ class RecordsAVector(GoodLoss):
         return super().values(s, *masks)
 
 
-@found_by("check_determinism", "draw by torch's generators")
-class RandomByNumpy(GoodLoss):
-    def values(self, *batch):
-        return super().values(*batch) * (1 + np.random.rand())
+PICKLE = "check_pickle"
+plant("UnpickledAsDefault", Deviance, "is unpickled with the settings' defaults", PICKLE)(
+    __reduce__=lambda self: (type(self), ())
+)
 
 
-@found_by("check_globals_unchanged", "it seeds the global generator of torch")
-class SeedsTheWorld(GoodLoss):
-    def values(self, *batch):
-        torch.manual_seed(0)
-        return super().values(*batch)
+@planted("deepcopy shares the centers", PICKLE)
+class CopySharesCenters(Centers):
+    def __deepcopy__(self, memo):
+        other = copy.copy(self)
+        other._parameters = dict(self._parameters)
+        return other
 
 
-# Losses: the dictionary of PML, torch's transforms, and promises
+@planted("holds a lambda", PICKLE, "it cannot be copied or pickled")
+class CannotBePickled(ByHand):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.function = lambda x: x
 
 
-@found_by("check_reducers", "reduced already, so that a reducer", alone=True)
-class MeanInside(GoodLoss):
-    def compute_loss(self, *batch):
-        value = super().compute_loss(*batch)["loss"]["losses"].mean()
-        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+# Losses: labels, a miner's tuple, references.
+
+NAMES = "check_names_of_classes"
+plant("NamesInFloat32", ByNames, "compares names in float32", NAMES)(names=lambda self, labels: labels.float())
+plant("NamesInInt16", ByNames, "compares names in int16", NAMES)(names=lambda self, labels: labels.short())
+plant("NamesInBytes", ByNames, "compares names in uint8", NAMES)(names=lambda self, labels: labels.to(torch.uint8))
+plant("NamesInInt32", ByNames, "compares names in int32", NAMES)(names=lambda self, labels: labels.int())
+plant("NamesByRemainder", ByNames, "names 1,009 apart are one", "check_sizes")(names=lambda self, labels: labels % 1009)
 
 
-@found_by("check_reducers", "sub-loss 'push' is reduced already beside 'pull'")
-class OneTermReduced(GoodPairs):
-    def terms(self, *batch):
-        terms = super().terms(*batch)
-        push = {"losses": terms["push"]["losses"].mean(), "indices": None, "reduction_type": "already_reduced"}
-        return terms | {"push": push}
+@planted("weighs classes by the order of their names", NAMES)
+class WeighedByName(ByHand):
+    def packed(self, values, labels):
+        if labels is None:
+            return per_anchor(values)
+        return per_anchor(values * (1 + labels.unique(return_inverse=True)[1] / 10))
 
 
-@found_by("check_indices_belong_to_values", "do not belong to its values")
-class IndicesShifted(GoodLoss):
-    def compute_loss(self, *batch):
-        terms = super().compute_loss(*batch)
-        terms["loss"]["indices"] = terms["loss"]["indices"].roll(1)
-        return terms
+@planted("counts classes by their names", NAMES, r"IndexError: .* \(at planted.py:\d+\)")
+class LabelsAsIndex(ByHand):
+    def packed(self, values, labels):
+        counts = torch.zeros(len(labels), device=labels.device).index_add(0, labels, torch.ones_like(labels).float())
+        return per_anchor(values / counts[labels])
 
 
-@found_by("check_indices_belong_to_values", "'pull' says neg_pair, but its indices are of images of one")
-class KindsSwapped(GoodPairs):
-    def terms(self, *batch):
-        terms = super().terms(*batch)
-        terms["pull"]["reduction_type"], terms["push"]["reduction_type"] = "neg_pair", "pos_pair"
-        return terms
+class Tuples(ByHand):
+    """The loss by hand, with a step in which a miner's tuple passes."""
+
+    def masks(self, matrix, labels, indices_tuple, *more):
+        if indices_tuple is not None and labels is not None:
+            indices_tuple = self.mined(indices_tuple, labels[:, None] == labels)
+        return super().masks(matrix, labels, indices_tuple, *more)
 
 
-@found_by("check_call_forms", r"sub_loss_names\(\) says \['loss'\]; name them in _sub_loss_names")
-class NamesForgotten(GoodPairs):
-    def _sub_loss_names(self):
-        return ["loss"]
+PAIRS, TRIPLETS = "check_indices_tuple_of_pairs", "check_indices_tuple_of_triplets"
+plant("MinedPositivesIgnored", Tuples, "all positive pairs, whatever is mined", PAIRS, "the positive pairs that")(
+    mined=lambda self, t, same: (*torch.where(same.fill_diagonal_(False)), *t[2:]) if len(t) == 4 else t
+)
+plant("MinedNegativesIgnored", Tuples, "all negative pairs, whatever is mined", PAIRS, "the negative pairs that")(
+    mined=lambda self, t, same: (*t[:2], *torch.where(~same)) if len(t) == 4 else t
+)
+plant("MinedTripletsIgnored", Tuples, "all pairs, whatever triplets are mined", TRIPLETS, "the triplets that a miner")(
+    mined=lambda self, t, same: t if len(t) == 4 else None
+)
+plant("TripletsSwapped", Tuples, "reads a tuple of three as anchor, negative, positive", TRIPLETS)(
+    mined=lambda self, t, same: t if len(t) == 4 else (t[0], t[2], t[1])
+)
 
 
-@found_by("check_call_forms", r"returns a tensor of shape \(\); wanted {'loss'")
-class AValueAlone(GoodLoss):
-    def compute_loss(self, *batch):
-        return super().compute_loss(*batch)["loss"]["losses"].mean()
+@planted("an image is a positive of itself", PAIRS)
+class ItselfIsPositive(ByHand):
+    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
+        positives, negatives = super().masks(matrix, labels, indices_tuple, ref_labels, references)
+        return positives | eye(matrix) if not references and indices_tuple is None else positives, negatives
 
 
-@found_by("check_call_forms", "has reduction_type 'anchor'; wanted")
-class KindOfItsOwn(GoodLoss):
-    def compute_loss(self, *batch):
-        return {"loss": super().compute_loss(*batch)["loss"] | {"reduction_type": "anchor"}}
+@planted("compares with the batch, whatever the references", "check_references", "ref_emb is accepted and ignored")
+class ReferencesIgnored(ByHand):
+    capabilities = frozenset({"labels", "indices_tuple"})
+
+    def compute_loss(self, embeddings, labels, indices_tuple, *references):
+        return super().compute_loss(embeddings, labels, indices_tuple, embeddings, labels)
 
 
-@found_by("check_call_forms", r"SystemExit: no such mode \(at planted.py:\d+\)")
-class Exits(GoodLoss):
-    def values(self, *batch):
+plant("LeavesOutRow", ByHand, "leaves out the reference in the same row", "check_references", "references=True to")(
+    masks=lambda self, matrix, *batch: ByHand.masks(self, matrix, *batch[:3], False)
+)
+
+
+@planted("takes the batch's labels for as many references", "check_references", "references")
+class LabelsOfBatch(ByHand):
+    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
+        mine = labels if ref_labels is not None and len(ref_labels) == len(labels) else ref_labels
+        return super().masks(matrix, labels, indices_tuple, mine, references)
+
+
+# Losses: modes, threads, devices, numbers.
+
+MODES, DTYPES, DEGENERATE = "check_modes", "check_dtypes", "check_degenerate_batches"
+
+
+@planted("drops a tenth of the coordinates in training", MODES)
+class DropsCoordinates(ByHand):
+    def similarity(self, embeddings, ref_emb):
+        kept = nn.functional.dropout(embeddings, 0.1, self.training)
+        return super().similarity(kept, kept if ref_emb is embeddings else ref_emb)
+
+
+@planted("looks at half of the columns where no gradient is wanted", MODES)
+class CheapWithoutGradient(Deviance):
+    def push(self, gap, negatives):
+        some = torch.arange(gap.shape[1]) % 2 == 0
+        return super().push(gap, negatives if torch.is_grad_enabled() else negatives & some)
+
+
+@planted("is right in the thread that made it", MODES, "another thread changes")
+class OfOneThread(Deviance):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._thread = threading.get_ident()
+
+    def push(self, gap, negatives):
+        return super().push(gap if threading.get_ident() == self._thread else gap / 2, negatives)
+
+
+@planted("makes a tensor on the CPU", "check_devices", r"at planted.py:\d+ mixes a tensor")
+class ForgetsDevice(ByHand):
+    def values(self, s, *masks):
+        return super().values(s, *masks) + torch.zeros(len(s))
+
+
+@planted("goes by way of NumPy", "check_devices", r"call \.cpu\(\) first")
+class Numpy(ByHand):
+    def values(self, s, *masks):
+        return super().values(s, *masks) * torch.from_numpy(np.exp(-s.detach().numpy())).to(s).mean()
+
+
+WAITS = "check_no_host_sync"
+plant("CallsItem", ByHand, "looks at the largest similarity", WAITS, r"a value read at planted.py:\d+")(
+    values=lambda self, s, *masks: ByHand.values(self, s, *masks) * (1 if s.max().item() < 10 else 2)
+)
+
+
+@planted("looks at the largest gradient", WAITS, r"a value read at planted.py:\d+")
+class WaitsInBackward(ByHand):
+    class Clipped(Identity):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad if grad.abs().max().item() < 10 else grad / 2
+
+    def values(self, s, *masks):
+        return super().values(self.Clipped.apply(s), *masks)
+
+
+plant("Overflows", ByHand, "an exponential that float32 does not hold", DTYPES, "torch.float32 embeddings give")(
+    values=lambda self, s, *masks: ByHand.values(self, s, *masks) + 0 * (200 * s).exp().sum(1)
+)
+
+
+@planted("a batch in half precision leaves the centers in half precision", DTYPES, "leave centers in torch.bfloat16")
+class CentersCast(Centers):
+    def forward(self, embeddings, *args, **kwargs):
+        self.centers.data = self.centers.data.to(embeddings.dtype)
+        return super().forward(embeddings, *args, **kwargs)
+
+
+plant("NoEpsBelowNorm", ByHand, "divides by a norm of 0", DEGENERATE, "all at zero gives .* not finite; norms")(
+    similarity=lambda self, x, y: ((x / x.norm(dim=1)[:, None]) @ (y / y.norm(dim=1)[:, None]).T, y is not x)
+)
+plant("RootOfEqual", ByHand, "the root of a distance of 0", DEGENERATE, "duplicates gives a gradient that is not")(
+    similarity=lambda self, x, y: (
+        -(x[:, None] - y).square().sum(2).masked_fill(eye(x @ y.T) & (y is x), 1).sqrt(),
+        y is not x,
+    )
+)
+plant("LogOfNone", ByHand, "the logarithm of no negatives", DEGENERATE, "a batch without negatives gives -inf")(
+    push=lambda self, gap, far: (gap.exp() * far).sum(1).log()
+)
+plant("MeanOfNone", ByHand, "the mean of no positives", DEGENERATE, "a batch without positives gives nan")(
+    pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / near.sum(1)
+)
+plant("MinimumOfNone", ByHand, "the least of no positives", DEGENERATE, r"RuntimeError: min.* \(at planted.py:\d+\)")(
+    pull=lambda self, gap, near: ByHand.pull(self, gap, near) + 0 * gap[near].min()
+)
+
+
+NAN = "check_nan_shows"
+plant("NanIsZero", ByHand, "puts 0 for NaN among the embeddings", NAN)(
+    forward=lambda self, x, *args, **kwargs: ByHand.forward(self, x.nan_to_num(), *args, **kwargs)
+)
+
+
+@planted("leaves out references that are not finite", NAN)
+class NanDropsOut(ByHand):
+    def forward(self, embeddings, labels=None, indices_tuple=None, ref_emb=None, ref_labels=None):
+        if ref_emb is not None and indices_tuple is None:
+            kept = ref_emb.isfinite().all(1)
+            ref_emb, ref_labels = ref_emb[kept], ref_labels[kept]
+        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+
+MANY = "check_many_references"
+plant("CountsInFloat16", Deviance, "counts pairs in float16", MANY)(
+    push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum(1) / far.half().sum(1).clamp(min=1).to(gap.dtype)
+)
+plant("First128", Deviance, "looks at the first 128 references only", MANY)(
+    values=lambda self, *matrices: Deviance.values(self, *(each[:, :128] for each in matrices))
+)
+plant("First64", ByHand, "looks at the first 64 coordinates only", "check_dimensions")(
+    similarity=lambda self, x, y: ByHand.similarity(self, z := x[:, :64], z if y is x else y[:, :64])
+)
+
+
+@planted("computes 64 anchors at a time and forgets the rest", "check_sizes")
+class ForgetsRest(Deviance):
+    def values(self, *matrices):
+        starts = range(0, max(1, len(matrices[0]) - 63), 64)
+        values = torch.cat([super(ForgetsRest, self).values(*(each[i : i + 64] for each in matrices)) for i in starts])
+        return nn.functional.pad(values, (0, len(matrices[0]) - len(values)))
+
+
+@planted("more than 256 columns are thinned at random", "check_sizes")
+class ThinsColumns(Deviance):
+    def values(self, *matrices):
+        keep = torch.randperm(matrices[0].shape[1], device=matrices[0].device)[:256]
+        return super().values(*(each[:, keep.sort()[0]] for each in matrices))
+
+
+# Losses: arguments, inputs, globals.
+
+ARGUMENTS, INPUTS, GLOBALS = "check_arguments", "check_inputs_unchanged", "check_globals_unchanged"
+plant("OwnSimilarity", ByHand, "distance= changes nothing", ARGUMENTS, "distance= changes nothing")(
+    similarity=lambda self, x, y: (normalize(x) @ normalize(y).T, y is not x)
+)
+plant("MeanInside", ByHand, "reducer= changes nothing", "check_reducers", "reduced already, so that a reducer")(
+    packed=lambda self, values, labels: reduced(values.mean())
+)
+
+
+@planted("embedding_reg_weight= changes nothing", ARGUMENTS, "embedding_reg_weight=0.5 gives")
+class NoRegularizerWeight(ByHand):
+    def __init__(self, embedding_reg_weight: float = 1, **kwargs):
+        super().__init__(**kwargs)
+
+
+@planted("numbers the labels that it is given from 0, in place", INPUTS, "changes labels in place")
+class ShiftsLabels(ByHand):
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        if labels is not None and len(labels) and ref_emb is embeddings:
+            labels -= labels.min()
+        return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+
+@planted("sorts the miner's tuple in place", INPUTS, r"changes indices_tuple\[0\] in place")
+class SortsTuple(ByHand):
+    def compute_loss(self, embeddings, labels, indices_tuple, *references):
+        if indices_tuple is not None:
+            order = indices_tuple[0].argsort(descending=True)
+            for index in indices_tuple[:2]:
+                index.copy_(index[order].clone())
+        return super().compute_loss(embeddings, labels, indices_tuple, *references)
+
+
+@planted(
+    "switches on the gradient of the embeddings that it is given", INPUTS, "switches on the gradient of embeddings"
+)
+class SwitchesGradientOn(ByHand):
+    def compute_loss(self, embeddings, *more):
+        if embeddings.is_leaf and not embeddings.is_inference():
+            embeddings.requires_grad_()
+        return super().compute_loss(embeddings, *more)
+
+
+class Before(Deviance):
+    """The loss, before which something is done to the process."""
+
+    def values(self, *matrices):
+        self.meddle()
+        return super().values(*matrices)
+
+
+plant("SeedsTorch", Before, "seeds torch's generator", GLOBALS, "it seeds the global generator of torch")(
+    meddle=lambda self: torch.manual_seed(0)
+)
+plant("Silences", Before, "silences all warnings of the process", GLOBALS, "it changes warnings.filters")(
+    meddle=lambda self: warnings.simplefilter("ignore")
+)
+plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism", "draw by torch's generators")(
+    values=lambda self, *matrices: ByHand.values(self, *matrices) * (1 + np.random.rand())
+)
+
+# Losses: PML's dictionary, torch's transforms, promises.
+
+FORMS, INDICES = "check_call_forms", "check_indices_belong_to_values"
+
+
+@planted("one of two terms is reduced", "check_reducers", "sub-loss 'push' is reduced already beside 'pull'")
+class OneTermReduced(TwoTerms):
+    def packed(self, values, labels):
+        return values | {"push": reduced(values["push"]["losses"].mean())["loss"]}
+
+
+@planted("a value per class, with the indices of the first images", INDICES)
+class ValuePerClass(ByHand):
+    def packed(self, values, labels):
+        classes, rows = labels.unique(return_inverse=True)
+        sums = torch.zeros(len(classes), dtype=values.dtype, device=values.device).index_add(0, rows, values)
+        return per_anchor(sums / rows.bincount().clamp(min=1))
+
+
+plant("NamesForgotten", TwoTerms, "does not name its terms", FORMS, "; name them in _sub_loss_names")(
+    _sub_loss_names=lambda self: ["loss"]
+)
+plant("ValueAlone", ByHand, "compute_loss returns a value", FORMS, r"returns a tensor of shape \(\); wanted {'loss'")(
+    packed=lambda self, values, labels: values.mean()
+)
+
+
+@planted("exits", FORMS, r"SystemExit: no such mode \(at planted.py:\d+\)")
+class Exits(ByHand):
+    def values(self, *matrices):
         raise SystemExit("no such mode")
 
 
-@found_by("check_torch_func", "torch.func.grad", alone=True)
-class ParametersBesideTheModule(GoodLoss):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.known = [self.scale]
-
-    def values(self, *batch):
-        return super().values(*batch) * self.known[0]
-
-
-@found_by("check_torch_func", "torch.func.jvp gives another derivative", alone=True)
-class WrongTangent(GoodLoss):
+@planted("a tangent that is doubled", "check_torch_func", "torch.func.jvp gives another derivative")
+class WrongTangent(ByHand):
     class Doubled(Identity):
         @staticmethod
         def jvp(ctx, tangent):
@@ -580,8 +839,8 @@ class WrongTangent(GoodLoss):
         return super().values(self.Doubled.apply(s), *masks)
 
 
-@found_by("check_compile", "it says fullgraph = True, but", alone=True)
-class SaysOneGraph(GoodLoss):
+@planted("says that it is one graph", "check_compile", "it says fullgraph = True, but")
+class SaysOneGraph(ByHand):
     fullgraph = True
 
     def values(self, s, *masks):
@@ -589,20 +848,17 @@ class SaysOneGraph(GoodLoss):
         return super().values(s, *masks)
 
 
-@found_by("check_capabilities", r"unknown capabilities \['refs'\]; known are", alone=True)
-class SaysRefs(GoodLoss):
-    capabilities = GoodLoss.capabilities | {"refs"}
+MORE = ByHand.capabilities
+plant("SaysRefs", ByHand, "misspells a capability", "check_capabilities", r"unknown capabilities \['refs'\]; known")(
+    capabilities=MORE | {"refs"}
+)
+plant("SaysTiles", ByHand, "says that it has tiles", "check_saved_bytes", "although it says that it has tiles")(
+    capabilities=MORE | {"tiles"}
+)
 
 
-@found_by("check_saved_bytes", "although it says that it has tiles", alone=True)
-class SaysTiles(GoodLoss):
-    capabilities = GoodLoss.capabilities | {"tiles"}
-
-
-@found_by("check_tiles", "tiles", alone=True)
-class SaysTilesOfRows(PairLoss):
-    """Its mean is that of the tile."""
-
+@planted("its mean is that of the tile", "check_tiles", "tiles")
+class MeanOfTile(PairLoss):
     tiles = "rows"
 
     def equation(self, pairs):
@@ -610,200 +866,463 @@ class SaysTilesOfRows(PairLoss):
         return per_anchor((values - values.mean()).square())
 
 
-@found_by("check_gradient_caching", "micro-batches", alone=True)
-class SeesTheGraph(GoodLoss):
-    """Takes embeddings that were joined for others than they are."""
-
+@planted("looks at what computed the embeddings", "check_gradient_caching", "micro-batches")
+class SeesGraph(ByHand):
     def compute_loss(self, embeddings, *more):
         values = super().compute_loss(embeddings, *more)["loss"]["losses"]
         return per_anchor(values * (0.5 if "Cat" in str(embeddings.grad_fn) else 1))
 
 
-# Miners
+# Miners.
 
 
-@found_by("check_mined_indices", "an anchor is its own positive")
-class OwnPositiveMined(GoodMiner):
-    def mine(self, embeddings, labels, *references):
-        a, p, *negatives = super().mine(embeddings, labels, *references)
-        rows = torch.arange(len(labels), device=labels.device)
-        return (torch.cat([a, rows]), torch.cat([p, rows]), *negatives)
+class NearNegatives(FullPrecisionMining, BaseMiner):
+    """All positive pairs, and the negatives that are nearly as similar as the least similar positive."""
 
+    capabilities = frozenset({"labels", "references"})
 
-@found_by("check_mined_indices", "must be int64 .* got torch.int32")
-class ShortIndices(GoodMiner):
-    def mine(self, *batch):
-        return tuple(index.int() for index in super().mine(*batch))
-
-
-@found_by("check_mined_indices", r"PML refuses what mine\(\) returns; it wants three")
-class TwoTensors(GoodMiner):
-    def mine(self, *batch):
-        return super().mine(*batch)[:2]
-
-
-@found_by("check_mined_indices", "a positive has another class than its anchor")
-class ClassesMixed(GoodMiner):
-    def mine(self, *batch):
-        a, p, b, n = super().mine(*batch)
-        return b, n, a, p
-
-
-@found_by("check_mined_references", "mine among")
-class ReferencesNotMined(GoodMiner):
-    def matrix(self, embeddings, ref_emb):
-        s = similarities(embeddings.float(), embeddings.float())
-        return s if ref_emb is embeddings else s.repeat(1, 2)[:, : len(ref_emb)]
-
-
-@found_by("check_mined_references", "partners are rows of ref_emb, with ref_labels")
-class LabelsOfTheBatchAlone(GoodMiner):
-    def same(self, labels, ref_labels):
-        return labels[:, None] == labels.repeat(2)[: len(ref_labels)]
-
-
-@found_by("check_no_loop_over_anchors", "a loop over images; use whole matrices")
-class LoopOverImages(GoodMiner):
-    def matrix(self, embeddings, ref_emb):
-        return torch.cat([similarities(e[None].float(), ref_emb.float()) for e in embeddings])
-
-
-@found_by("check_calls_are_independent", "another result than of a new object")
-class RemembersTheLast(GoodMiner):
-    moment = 0.0
-
-    def matrix(self, embeddings, ref_emb):
-        s = super().matrix(embeddings, ref_emb)
-        before, self.moment = self.moment, s.mean().item()
-        return s + 9 * before * torch.linspace(-1, 1, s.shape[1], device=s.device)
-
-
-@found_by("check_dtypes", r"RuntimeError: quantile.* \(at planted.py:\d+\)")
-class QuantileOfHalves(GoodMiner):
-    def matrix(self, embeddings, ref_emb):
-        return embeddings @ ref_emb.T - torch.quantile(embeddings @ ref_emb.T, 0.5)
-
-
-@found_by("check_names_of_classes", "change the result")
-class MinesByNumbers(GoodMiner):
-    def same(self, labels, ref_labels):
-        return super().same(labels // 2, ref_labels // 2)
-
-
-@found_by("check_devices", "on the CPU", alone=True)
-class MinesOnTheCPU(miners.BaseMiner):
-    """All pairs, each with its anchor's row, of indices that are made on the CPU."""
-
-    capabilities = frozenset({"labels"})
+    def __init__(self, epsilon: float = 0.1, **kwargs):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
 
     def mine(self, embeddings, labels, ref_emb, ref_labels):
-        rows = torch.arange(len(labels))
-        a, p = torch.where((labels[:, None] == labels) & (rows[:, None] != rows))
-        return a, p, *torch.where(labels[:, None] != labels)
+        similarity, references = self.similarity(embeddings, ref_emb)
+        positives, negatives = self.masks(similarity, labels, ref_labels, references)
+        return self.listed(*self.chosen(similarity, positives, negatives))
+
+    def similarity(self, embeddings, ref_emb):
+        matrix, references = matrix_of(self.distance, embeddings, ref_emb)
+        return matrix if self.distance.is_inverted else -matrix, references
+
+    def masks(self, similarity, labels, ref_labels, references):
+        return pair_masks(similarity, labels, None, ref_labels, references=references)
+
+    def chosen(self, similarity, positives, negatives):
+        near = similarity > masked_min(similarity, positives)[:, None] - self.epsilon
+        return positives, negatives & near
+
+    def listed(self, positives, negatives):
+        return (*torch.where(positives), *torch.where(negatives))
+
+    def get_default_distance(self):
+        return GramCosineSimilarity()
 
 
-# Samplers
+class Hardest(NearNegatives):
+    """A triplet of each positive pair and the anchor's hardest negative."""
+
+    def __init__(self, **kwargs):
+        BaseMiner.__init__(self, **kwargs)
+
+    def chosen(self, similarity, positives, negatives):
+        return positives & negatives.any(1, keepdim=True), similarity.masked_fill(~negatives, -torch.inf)
+
+    def listed(self, positives, similarity):
+        anchors, partners = torch.where(positives)
+        hardest = similarity.argmax(1) if similarity.shape[1] else anchors
+        return anchors, partners, hardest[anchors]
 
 
-@found_by("check_sampler", r"a pass gives 2 items, but len\(\) says 24")
-class LengthInImages(GoodBatches):
+def only(mask_of):
+    """Return a miner's choice of pairs, narrowed by a mask of the similarities and of the two masks of pairs."""
+
+    def chosen(self, similarity, positives, negatives):
+        mask = mask_of(similarity, positives, negatives)
+        return tuple(each & mask for each in NearNegatives.chosen(self, similarity, positives, negatives))
+
+    return chosen
+
+
+MINED, AMONG = "check_mined_indices", "check_mined_references"
+plant("MinesFirst64", NearNegatives, "mines the first 64 anchors only", "check_sizes")(
+    chosen=only(lambda similarity, *masks: (torch.arange(len(similarity)) < 64)[:, None])
+)
+plant("FirstOfClass", NearNegatives, "the first image of each class is the only anchor", ORDER)(
+    chosen=only(lambda similarity, near, far: ~near.tril(-1).any(1, keepdim=True))
+)
+plant("ListsTwice", NearNegatives, "lists a pair once by each of two rules", MINED, "listed twice")(
+    listed=lambda self, *masks: tuple(torch.cat([i, i[: len(i) // 2]]) for i in NearNegatives.listed(self, *masks))
+)
+plant("OwnPositiveMined", NearNegatives, "an anchor is its own positive", MINED, "an anchor is its own positive")(
+    listed=lambda self, near, far: NearNegatives.listed(self, near | eye(near), far)
+)
+plant("ReturnsInt32", NearNegatives, "returns int32 indices", MINED, "must be int64 .* got torch.int32")(
+    listed=lambda self, *masks: tuple(index.int() for index in NearNegatives.listed(self, *masks))
+)
+plant("TwoTensors", NearNegatives, "returns positive pairs alone", MINED, r"PML refuses what mine\(\) returns")(
+    listed=lambda self, near, far: torch.where(near)
+)
+plant("CountsOn", NearNegatives, "rows of references are counted on from the batch", AMONG, "outside of 0 to")(
+    mine=lambda self, x, labels, y, ref_labels: tuple(
+        index + len(x) * (place % 2 and y is not x)
+        for place, index in enumerate(NearNegatives.mine(self, x, labels, y, ref_labels))
+    )
+)
+plant("MinerLeavesOutRow", NearNegatives, "leaves out the reference in the same row", AMONG, "say references=True")(
+    masks=lambda self, similarity, *labels: NearNegatives.masks(
+        self, similarity, *labels[:2], labels[2] and similarity.shape[0] != similarity.shape[1]
+    )
+)
+plant("AllInEval", NearNegatives, "mines all pairs in eval()", MODES)(
+    chosen=lambda self, s, *masks: NearNegatives.chosen(self, s, *masks) if self.training else masks
+)
+
+
+@planted("a moving mean of similarities is the threshold", CALLS, "another result than of a new object")
+class MovingThreshold(NearNegatives):
+    _mean = 0.0
+
+    def chosen(self, similarity, positives, negatives):
+        if similarity.numel():
+            self._mean = 0.5 * self._mean + 0.5 * similarity.mean().item()
+        return positives, negatives & (similarity > self._mean - self.epsilon)
+
+
+plant("MinerOwnSimilarity", NearNegatives, "distance= changes nothing", ARGUMENTS, "distance= changes nothing")(
+    similarity=lambda self, x, y: (normalize(x) @ normalize(y).T, y is not x)
+)
+plant("PolarityIgnored", NearNegatives, "takes every distance for a similarity", ARGUMENTS)(
+    similarity=lambda self, x, y: (self.distance(x, y), y is not x)
+)
+plant("NegativeZero", Hardest, "a triplet with no negative takes image 0 for one", DEGENERATE)(
+    chosen=lambda self, similarity, near, far: (near, similarity.masked_fill(~far, -torch.inf))
+)
+plant("DrawsByNumpy", NearNegatives, "negatives are drawn by NumPy's generator", "check_determinism")(
+    chosen=only(lambda s, near, far: near | torch.from_numpy(np.random.rand(*s.shape) < 0.5).to(s.device))
+)
+
+
+plant("LoopOverImages", NearNegatives, "a product for each image", "check_no_loop_over_anchors", "use whole matrices")(
+    similarity=lambda self, x, y: (torch.cat([normalize(e[None]) @ normalize(y).T for e in x]), y is not x)
+)
+
+
+plant("MinesOnCPU", NearNegatives, "indices stay on the CPU", "check_devices", "on the CPU")(
+    listed=lambda self, *masks: tuple(index.cpu() for index in NearNegatives.listed(self, *masks))
+)
+
+# Samplers.
+
+
+class FewClasses(Sampler):
+    """Batches of a few classes, drawn at random, with four images of each."""
+
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
+        self.labels, self.batch_size = self.read(labels), batch_size
+        self.length, self.seed = length_before_new_iter, seed
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def read(self, labels):
+        return torch.as_tensor(labels)
+
     def __len__(self):
-        return self.length
+        return self.length // self.batch_size
 
-
-@found_by("check_sampler", r"a pass gives 0 items, but len\(\) says 2")
-class OnePassAlone(GoodBatches):
     def __iter__(self):
-        yield from getattr(self, "drawn", super().__iter__())
-        self.drawn = ()
+        classes = self.labels.unique()
+        for _ in range(self.length // self.batch_size):
+            yield [i for label in self.some(classes) for i in self.images(torch.where(self.labels == label)[0])]
+
+    def some(self, classes):
+        return classes[torch.randperm(len(classes), generator=self.generator)[: self.batch_size // 4]]
+
+    def images(self, rows):
+        order = torch.randperm(len(rows), generator=self.generator)
+        return rows[order.repeat(4)[:4] if len(rows) < 4 else order[:4]].tolist()
+
+    def state_dict(self):
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
 
 
-@found_by("check_sampler", "an image comes twice in a batch")
-class ImagesTwice(GoodBatches):
+PASS, LONG_RUN, STATE = "check_sampler", "check_sampler_in_the_long_run", "check_sampler_state"
+plant("NamesKeptInBytes", FewClasses, "keeps the names of classes in bytes", LONG_RUN)(
+    read=lambda self, labels: torch.as_tensor(labels).to(torch.uint8)
+)
+plant("SortsLabels", FewClasses, "sorts the labels that it is given, in place", LONG_RUN, "it changes the labels")(
+    read=lambda self, labels: (labels.sort(), torch.as_tensor(labels))[1]
+)
+plant("LastImageNever", FewClasses, "never draws the last image of a class", PASS)(
+    images=lambda self, rows: FewClasses.images(self, rows[: max(1, len(rows) - 1)])
+)
+plant("CountsFromOne", FewClasses, "counts from 1", PASS, "an index is outside of 0 to 23")(
+    images=lambda self, rows: FewClasses.images(self, rows + 1)
+)
+plant("ShufflesByPython", FewClasses, "shuffles by Python's generator", LONG_RUN)(
+    images=lambda self, rows: random.sample(4 * rows.tolist() if len(rows) < 4 else rows.tolist(), 4)
+)
+plant("OneMore", FewClasses, "says one batch more than it gives", PASS, r"a pass gives 2 items, but len\(\) says 3")(
+    __len__=lambda self: self.length // self.batch_size + 1
+)
+
+
+@planted("draws the same in every epoch", LONG_RUN, "two passes in a row are equal")
+class SameEveryEpoch(FewClasses):
     def __iter__(self):
-        yield from (batch[:1] * self.batch_size for batch in super().__iter__())
+        self.generator.manual_seed(self.seed)
+        return super().__iter__()
 
 
-@found_by("check_sampler", "24 and 48 both give 2 items")
-class LengthIgnored(GoodBatches):
-    def __init__(self, labels, batch_size, length_before_new_iter=24):
-        super().__init__(labels, batch_size, len(labels))
+@planted("does not look at its seed", LONG_RUN, "seed= is accepted and ignored")
+class SeedIgnored(FewClasses):
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
+        super().__init__(labels, batch_size, length_before_new_iter, 0)
 
 
-@found_by("check_sampler", "an index is outside of 0 to 23")
-class CountsFromOne(GoodBatches):
+@planted("does not look at the length that is asked for", PASS, "24 and 48 both give 2 items")
+class LengthIgnored(FewClasses):
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
+        super().__init__(labels, batch_size, len(labels), seed)
+
+
+plant("StateNotPutBack", FewClasses, "does not put its state back", STATE, "draws something else; give it state_dict")(
+    load_state_dict=lambda self, state: None
+)
+
+
+@planted("the state that was saved goes on changing", STATE)
+class LiveState(FewClasses):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.state = {"drawn": 0}
+
     def __iter__(self):
-        yield from ([index + 1 for index in batch] for batch in super().__iter__())
+        self.state["drawn"] += 1
+        self.generator.manual_seed(1000 * self.seed + self.state["drawn"])
+        return super().__iter__()
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
 
 
-@found_by("check_sampler", r"ZeroDivisionError: .* \(at planted.py:\d+\)")
-class StopsHalfway(GoodBatches):
+@planted("draws from the global generator, which it seeds", GLOBALS, "it seeds the global generator of torch")
+class SeedsGlobal(FewClasses):
+    def __iter__(self):
+        torch.manual_seed(int(torch.randint(2**31, (), generator=self.generator)))
+        return super().__iter__()
+
+
+@planted("can be passed over once", PASS, r"a pass gives 0 items, but len\(\) says 2")
+class OnePass(FewClasses):
+    def __iter__(self):
+        self._pass = getattr(self, "_pass", None) or super().__iter__()
+        return self._pass
+
+
+@planted("is its own iterator, so that a second one goes on where the first is", PASS)
+class OwnIterator(FewClasses):
+    def __iter__(self):
+        self._batches = super().__iter__()
+        return self
+
+    def __next__(self):
+        return next(self._batches)
+
+
+@planted("stops halfway", PASS, r"ZeroDivisionError: .* \(at planted.py:\d+\)")
+class StopsHalfway(FewClasses):
     def __iter__(self):
         yield 1 / 0
 
 
-@found_by("check_sampler_state", "draws something else; give it state_dict")
-class GeneratorNotSaved(GoodBatches):
-    def load_state_dict(self, state):
-        pass
+# Regularizers.
 
 
-# Distances
+class Spread(LabeledRegularizer):
+    """The squared distance of each image from the mean of its class in the batch."""
+
+    def compute_loss(self, embeddings, labels):
+        if len(embeddings) == 0:
+            return self.zero_losses()
+        return per_anchor((embeddings - self.means(embeddings, labels)).square().sum(1))
+
+    def means(self, embeddings, labels):
+        same = self.same(labels).to(embeddings.dtype)
+        return same @ embeddings / same.sum(1, keepdim=True)
+
+    def same(self, labels):
+        return labels[:, None] == labels
 
 
-@found_by("check_distance", "pass is_inverted=True")
-class SimilarityAsDistance(distances.CosineSimilarity):
+class Norms(BaseRegularizer):
+    """The squared deviation of each embedding's squared length from 1."""
+
+    def compute_loss(self, embeddings):
+        return per_anchor(self.values(to_full_precision(embeddings).square().sum(1)))
+
+    def values(self, squares):
+        return (squares - 1).square()
+
+
+plant("LabelsUnseen", Spread, "does not look at the labels", "check_labels_are_used", "labels are ignored")(
+    same=lambda self, labels: torch.ones(len(labels), len(labels), dtype=torch.bool, device=labels.device)
+)
+
+
+@planted("counts names of classes as they are", NAMES)
+class CountsNames(Spread):
+    def means(self, embeddings, labels):
+        sums = torch.zeros(int(labels.max()) + 1, embeddings.shape[1]).to(embeddings).index_add(0, labels, embeddings)
+        return sums[labels] / labels.bincount()[labels][:, None]
+
+
+plant("NormsOwnMean", Norms, "reducer= changes nothing", ARGUMENTS, "reducer= changes nothing")(
+    compute_loss=lambda self, x: reduced(Norms.compute_loss(self, x)["loss"]["losses"].sum() / max(1, len(x)))
+)
+plant("SpreadFirst64", Spread, "looks at the first 64 coordinates only", "check_dimensions", "coordinate 65 of 600")(
+    compute_loss=lambda self, x, labels: Spread.compute_loss(self, x[:, :64], labels)
+)
+plant("NormWithoutEps", Norms, "the root of 0", DEGENERATE, "gives a gradient that is not finite")(
+    compute_loss=lambda self, x: per_anchor((x.double() - x.double().mean(0)).square().sum(1).sqrt())
+)
+plant("DeviationOfOne", Norms, "the standard deviation of one image", DEGENERATE, "a batch of one image gives nan")(
+    compute_loss=lambda self, x: per_anchor((1 - x.double().std(0)).clamp(min=0).mean().expand(len(x)))
+)
+plant("ProductInAutocast", Norms, "a product that autocast computes in half precision", DTYPES)(
+    compute_loss=lambda self, x: per_anchor((x @ x.T).square().sum(1))
+)
+
+# Distances.
+
+
+class Soft(BaseDistance):
+    """The root of the squared distance and a constant."""
+
+    def __init__(self, softness: float = 0.1, **kwargs):
+        super().__init__(**kwargs)
+        self.softness = softness
+
+    def compute_mat(self, query_emb, ref_emb):
+        squares = query_emb.square().sum(1)[:, None] + ref_emb.square().sum(1) - 2 * query_emb @ ref_emb.T
+        return (squares.clamp(min=0) + self.softness**2).sqrt()
+
+    def pairwise_distance(self, query_emb, ref_emb):
+        return ((query_emb - ref_emb).square().sum(1) + self.softness**2).sqrt()
+
+
+DISTANCE = "check_distance"
+plant("SquareOfPairs", Soft, "of pairs it gives the square", DISTANCE, "pairwise_distance differs from the diagonal")(
+    pairwise_distance=lambda self, x, y: Soft.pairwise_distance(self, x, y).square()
+)
+plant("Squeezes", Soft, "one query or one reference loses its dimension", DISTANCE)(
+    compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y).squeeze()
+)
+plant("RootOfZero", Soft, "no gradient where embeddings are equal", DISTANCE, "the gradient between equal points")(
+    compute_mat=lambda self, x, y: (x[:, None] - y).square().sum(2).sqrt(),
+    pairwise_distance=lambda self, x, y: (x - y).square().sum(1).sqrt(),
+)
+plant("NotSymmetric", Soft, "is not symmetric", DISTANCE, "is not symmetric")(
+    compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y.abs())
+)
+
+
+@planted("pairs are not weighted", DISTANCE, "pairwise_distance differs from the diagonal")
+class PairsUnweighted(Soft):
+    def __init__(self, embedding_size: int, **kwargs):
+        super().__init__(**kwargs)
+        self.weights = nn.Parameter(torch.ones(embedding_size))
+
+    def compute_mat(self, query_emb, ref_emb):
+        return super().compute_mat(query_emb * self.weights, ref_emb * self.weights)
+
+
+@planted("a similarity that says it is a distance", DISTANCE, "pass is_inverted=True")
+class WrongWay(CosineSimilarity):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.is_inverted = False
 
 
-@found_by("check_distance", "the gradient between equal points")
-class RootWithoutEps(distances.LpDistance):
-    def compute_mat(self, query_emb, ref_emb):
-        return ((query_emb[:, None] - ref_emb) ** 2).sum(2).sqrt()
-
-
-@found_by("check_distance", "is not symmetric")
-class NotSymmetric(distances.DotProductSimilarity):
-    def compute_mat(self, query_emb, ref_emb):
-        return query_emb @ ref_emb.abs().T
-
-
-@found_by("check_distance", "pairwise_distance differs from the diagonal")
-class PairsOtherwise(distances.DotProductSimilarity):
-    def pairwise_distance(self, query_emb, ref_emb):
-        return (query_emb - ref_emb).square().sum(1)
-
-
-@found_by("check_inputs_unchanged", "changes embeddings in place")
-class CentersInPlace(distances.DotProductSimilarity):
+@planted("centers in place", INPUTS, "changes embeddings in place")
+class CentersMatrixInPlace(distances.DotProductSimilarity):
     def forward(self, query_emb, ref_emb=None):
         if not query_emb.requires_grad:
             query_emb -= query_emb.mean(0)
         return super().forward(query_emb, ref_emb)
 
 
-# Regularizers
+plant("DistanceFirst64", EuclideanDistance, "looks at the first 64 coordinates only", "check_dimensions")(
+    compute_mat=lambda self, x, y: EuclideanDistance.compute_mat(self, x[:, :64], y[:, :64]),
+    pairwise_distance=lambda self, x, y: EuclideanDistance.pairwise_distance(self, x[:, :64], y[:, :64]),
+)
+
+# Reducers.
 
 
-@found_by("check_degenerate_batches", "all at one point gives a gradient that is not")
-class NormWithoutEps(regularizers.BaseRegularizer):
-    def compute_loss(self, embeddings):
-        x = full(embeddings)
-        return per_anchor((x - x.mean(0)).square().sum(1).sqrt())
+class RootMeanSquare(BaseReducer):
+    """The root of the mean square of a loss's values."""
+
+    def element_reduction(self, losses, loss_indices, embeddings, labels):
+        if len(losses) == 0:
+            return self.zero_loss(embeddings)
+        return self.mean(losses.square()).clamp(min=1e-12).sqrt()
+
+    def mean(self, squares):
+        return squares.mean()
+
+    pos_pair_reduction = neg_pair_reduction = triplet_reduction = lambda self, *args: self.element_reduction(*args)
 
 
-@found_by("check_names_of_classes", "never calculate with them")
-class VarianceByNumbers(LabeledRegularizer):
-    def compute_loss(self, embeddings, labels):
-        return per_anchor(full(embeddings).square().sum(1) * (1 + labels / 10))
+plant(
+    "NothingForNone", RootMeanSquare, "0 without a gradient where there are no values", "check_reducer", "not 0 with"
+)(zero_loss=lambda self, embeddings: embeddings.new_zeros(()))
+plant(
+    "ReturnsValues", reducers.BaseReducer, "returns values", "check_reducer", r"element values give tensor.*\n.*, not"
+)(forward=lambda self, loss_dict, embeddings, labels: loss_dict["loss"]["losses"])
+plant("ReducesFirst64", RootMeanSquare, "looks at the first 64 values only", "check_sizes")(
+    mean=lambda self, squares: squares[:64].mean()
+)
+plant("ReducesNan", RootMeanSquare, "puts 0 for NaN", NAN)(mean=lambda self, squares: squares.nan_to_num(0).mean())
 
 
-# A reducer
+@planted("a moving mean that nobody declares", CALLS)
+class MovingMean(RootMeanSquare):
+    _mean = None
+
+    def mean(self, squares):
+        now = super().mean(squares)
+        self._mean = now.item() if self._mean is None else 0.9 * self._mean + 0.1 * now.item()
+        return now + self._mean
 
 
-@found_by("check_reducer", r"element values give tensor.*\n.*, not a scalar tensor")
-class ReturnsValues(reducers.BaseReducer):
-    def forward(self, loss_dict, embeddings, labels):
-        return loss_dict["loss"]["losses"]
+@planted("bounds the values that it is given, in place", INPUTS, "changes losses in place")
+class BoundsInPlace(RootMeanSquare):
+    def element_reduction(self, losses, *more):
+        losses.data.clamp_(max=1)
+        return super().element_reduction(losses, *more)
+
+
+RIGHT = (Deviance, ByHand, ByNames, Centers, Ramp, MomentumCenters, NearNegatives, Hardest, FewClasses)
+RIGHT += (Spread, Norms, Soft, RootMeanSquare)
+
+
+def failing(component: Any, **given: Any) -> dict[str, str]:
+    """Return the checks that a component fails, with their texts."""
+    return {r.check: r.text for r in check_component(component, on_fail=None, **given) if r.fails}
+
+
+def main(*names: str) -> None:
+    """Print the checks of the fast kit that find each bug, with a reference if none does without, and the shares."""
+    counted = {share: collections.Counter[str]() for share in ("planted", "found", "found with a reference")}
+    for name in names or PLANTED:
+        bug = PLANTED[name]
+        without = failing(bug.cls, fast=True)
+        found = without or (failing(bug.cls, checks=[REFERENCE], reference=loop) if bug.kind == "loss" else {})
+        print(f"| {bug.kind} | `{name}` | {bug.words} | {', '.join(found) or '-'} |", flush=True)
+        for share, hit in zip(counted, (True, without, found), strict=True):
+            counted[share][bug.kind] += bool(hit)
+    for share, kinds in counted.items():
+        print(f"{share}: {', '.join(f'{kind} {kinds[kind]}' for kind in counted['planted'])}")
+
+
+if __name__ == "__main__":
+    import sys
+
+    import planted as importable  # under a name that a copy of an object keeps
+
+    importable.main(*sys.argv[1:])

@@ -24,16 +24,16 @@ def results(component, checks=("check_reference",), **given):
 
 def test_equal_under_every_setting():
     compared, varied = results(
-        planted.Weighted, COMPARED, reference=planted.slow, settings=KINDS, without_effect=["tile"]
+        planted.Weighted, COMPARED, reference=planted.loop, settings=KINDS, without_effect=["tile"]
     )
     assert compared.status == varied.status == "passed"
-    assert compared.text == "equal in 16 comparisons"  # the first on 8 batches and tuples, 4 others on 2 each
-    assert varied.text == "varied: margin, weight, kind, tile"
+    assert compared.text == "equal in 20 comparisons"  # the first on 8 batches and tuples, 6 others on 2 each
+    assert varied.text == "varied: alpha, beta, margin, weight, kind, tile"
 
 
 class SettingIgnored(planted.Weighted):
     def values(self, *batch):
-        self.margin = 1.0
+        self.margin = 0.5
         return super().values(*batch)
 
 
@@ -55,34 +55,34 @@ class SettingIgnored(planted.Weighted):
     ],
 )
 def test_what_is_said_of_settings(component, given, text):
-    found = results(component, ["check_settings"], reference=planted.slow, **given)
+    found = results(component, ["check_settings"], reference=planted.loop, **given)
     assert found.status == "failed"
     assert re.search(text, found.text), found.text
 
 
 def off_by_a_percent(*batch, **settings):
-    return 1.01 * planted.slow(*batch, **settings)
+    return 1.01 * planted.loop(*batch, **settings)
 
 
 def of_another_gradient(embeddings, *more, **settings):
-    value = planted.slow(embeddings, *more, **settings)
+    value = planted.loop(embeddings, *more, **settings)
     return 2 * value - value.detach()
 
 
 def fails_without_positives(embeddings, labels):
     positives = (labels[:, None] == labels).sum() - len(labels)
-    return planted.slow(embeddings, labels) + 0 / int(positives)
+    return planted.loop(embeddings, labels) + 0 / int(positives)
 
 
 @pytest.mark.parametrize(
     ("component", "reference", "text"),
     [
-        (planted.GoodLoss, off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
-        (planted.GoodLoss, of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
-        (planted.GradientCut, planted.slow, "overlapping classes: the value is"),
-        (planted.GoodLoss, lambda x, y: planted.slow(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
-        (planted.GoodLoss, fails_without_positives, "ZeroDivisionError"),
-        (planted.Weighted, lambda x, y, margin=1.0: planted.slow(x, y, margin=margin), "takes no setting 'weight'"),
+        (planted.ByHand(), off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
+        (planted.ByHand(), of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
+        (planted.GradientCut, planted.loop, "overlapping classes: the gradient of the emb"),
+        (planted.ByHand(), lambda x, y: planted.loop(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
+        (planted.ByHand(), fails_without_positives, "ZeroDivisionError"),
+        (planted.Weighted, lambda x, y, margin=0.5: planted.loop(x, y, margin=margin), "takes no setting 'alpha'"),
     ],
 )
 def test_what_is_said_of_a_difference(component, reference, text):
@@ -92,10 +92,10 @@ def test_what_is_said_of_a_difference(component, reference, text):
 
 
 def in_plain_numbers(embeddings, labels, **settings):
-    return planted.slow(embeddings, labels, **settings).item()
+    return planted.loop(embeddings, labels, **settings).item()
 
 
-class SlopeDoubled(planted.GoodLoss):
+class SlopeDoubled(planted.ByHand):
     """The right value, and twice its gradient."""
 
     def values(self, s, positives, negatives):
@@ -104,15 +104,15 @@ class SlopeDoubled(planted.GoodLoss):
 
 
 def test_of_plain_numbers_values_are_compared_and_the_gradient_is_that_of_finite_differences():
-    assert results(planted.GoodLoss, reference=in_plain_numbers).status == "passed"
-    assert results(SlopeDoubled, reference=in_plain_numbers).status == "passed"
-    assert results(SlopeDoubled, ["check_gradients"], reference=in_plain_numbers).status == "failed"
-    assert results(planted.GoodLoss, reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
+    assert results(planted.ByHand(), reference=in_plain_numbers).status == "passed"
+    assert results(SlopeDoubled(), reference=in_plain_numbers).status == "passed"
+    assert results(SlopeDoubled(), ["check_gradients"], reference=in_plain_numbers).status == "failed"
+    assert results(planted.ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
 
 
 def test_what_a_miner_chose_is_passed_to_a_reference_that_names_it():
-    assert results(planted.MinedNegativesIgnored, reference=lambda x, y: planted.slow(x, y)).status == "passed"
-    found = results(planted.MinedNegativesIgnored, reference=planted.slow)
+    assert results(planted.MinedNegativesIgnored(), reference=lambda x, y: planted.loop(x, y)).status == "passed"
+    found = results(planted.MinedNegativesIgnored(), reference=planted.loop)
     assert "pairs of a miner: the value is" in found.text
 
 
@@ -131,13 +131,13 @@ def test_the_instance_is_passed_to_a_reference_that_names_it():
 
     def scaled(embeddings, labels, component):
         seen.append(component.scale.item())
-        return component.scale * planted.slow(embeddings, labels)
+        return component.scale * planted.loop(embeddings, labels)
 
-    assert results(planted.ParametersBesideTheModule, reference=scaled).status == "passed"
+    assert results(planted.ParameterBeside(), reference=scaled).status == "passed"
     assert set(seen) != {1.5}
     found = results(
-        planted.ParametersBesideTheModule,
-        reference=lambda x, y, component: component.scale.detach() * planted.slow(x, y),
+        planted.ParameterBeside(),
+        reference=lambda x, y, component: component.scale.detach() * planted.loop(x, y),
     )
     assert "the gradient of scale differs" in found.text
 
@@ -146,7 +146,7 @@ def test_a_reference_may_leave_out_what_it_cannot():
     def plain_alone(embeddings, labels, kind="plain", **settings):
         if kind != "plain":
             raise SkipCheck("squares are not written out")
-        return planted.slow(embeddings, labels, **settings)
+        return planted.loop(embeddings, labels, **settings)
 
     found = results(planted.Weighted, reference=plain_alone, settings=KINDS)
     assert found.text.endswith("; left out by the reference: kind='square': squares are not written out")
@@ -155,10 +155,10 @@ def test_a_reference_may_leave_out_what_it_cannot():
 
 
 def test_instances_regularizers_and_others():
-    instance = planted.Weighted(margin=0.5)
-    assert results(instance, reference=lambda x, y: planted.slow(x, y, margin=0.5)).status == "passed"
-    assert results(instance, reference=planted.slow).status == "failed"
-    settings = results(instance, ["check_settings"], reference=planted.slow)
+    instance = planted.Weighted(margin=0.25)
+    assert results(instance, reference=lambda x, y: planted.loop(x, y, margin=0.25)).status == "passed"
+    assert results(instance, reference=planted.loop).status == "failed"
+    settings = results(instance, ["check_settings"], reference=planted.loop)
     assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
     assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
     miner = results(BatchHardMiner, reference=lambda x, y: 0)
@@ -177,7 +177,7 @@ def test_settings_that_do_not_fit():
 
 
 def test_the_first_settings_are_those_of_all_other_checks():
-    class Needy(planted.GoodLoss):
+    class Needy(planted.ByHand):
         def __init__(self, temperature, **kwargs):
             super().__init__(**kwargs)
             self.temperature = temperature
@@ -191,7 +191,7 @@ def test_the_first_settings_are_those_of_all_other_checks():
     assert {result.status for result in check_component(Needy, **given)} == {"passed"}
 
 
-@parametrize_with_checks([planted.Weighted], reference=planted.slow, settings=KINDS, without_effect=["tile"])
+@parametrize_with_checks([planted.Weighted], reference=planted.loop, settings=KINDS, without_effect=["tile"])
 def test_under_pytest(component, check):
     if check.__name__ in COMPARED:
         check(component)

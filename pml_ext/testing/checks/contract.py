@@ -21,6 +21,7 @@ _WANTED = (
     "per_triplet of pml_ext.plugin make it"
 )
 _TYPES = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
+_OPPOSITE = 0.1  # a cosine between gradients below minus this points the other way
 _ZERO = 1e-12  # a gradient of zero, after rounding
 _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it adds by itself
 
@@ -175,8 +176,15 @@ def check_indices_tuple_of_pairs(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_indices_tuple_of_triplets(subject: Subject) -> None:
-    """The triplets that a miner chose must count: those of a tuple of three."""
+    """The triplets that a miner chose must count: those of a tuple of three, anchor, positive, negative."""
     _check_narrowed(subject, all_triplets, {"triplets": slice(0, 3)})
+    batch = batch_of(subject)
+    values = (seeded(subject.make(), batch, listed(batch)) for listed in (all_pairs, all_triplets))
+    slopes = (gradient(value, batch.embeddings).flatten() for value in values)
+    if torch.cosine_similarity(*slopes, dim=0) < -_OPPOSITE:
+        raise AssertionError(
+            "the gradient of all triplets is opposite to that of all pairs; three are anchor, positive, negative"
+        )
 
 
 def _check_narrowed(

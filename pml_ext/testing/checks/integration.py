@@ -59,6 +59,8 @@ def _outcomes(subject: Subject, component: Any, device: torch.device, plain: boo
     outcomes: list[Tensor] = []
     for form in forms:
         value = seeded(component, batch, *form)
+        if isinstance(value, tuple) and any(index.device != batch.embeddings.device for index in value):
+            raise AssertionError("the indices of a batch elsewhere are on the CPU; make them on embeddings.device")
         outcomes += value if subject.kind == "miner" else (value.detach(), gradient(value.sum(), batch.embeddings))
     return outcomes
 

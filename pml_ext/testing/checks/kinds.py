@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ...components import CAPABILITIES
 from ...registry import settings_of
 from ..batches import batch_of, fresh, shuffle
 from ..calling import alike, call, gradient, is_random, needs, place_of, seeded, sorted_rows
-from ..subject import CLASSES, SkipCheck, Subject, applies_to
+from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
@@ -88,14 +89,17 @@ def check_distance(subject: Subject) -> None:
     ``is_inverted`` says that a large value is near, as of a similarity; losses and miners go by it. A distance with
     parameters learns what is near. The gradient between equal points is finite.
     """
-    x, distance = batch_of(subject).embeddings, subject.make().eval()
+    x, distance = batch_of(subject).embeddings, with_noise(subject.make().eval())
     if not torch.allclose(distance(x), distance(x).T, atol=1e-7):
         raise AssertionError("the matrix of a set with itself is not symmetric")
     for images in (2, 4, 5):
         y = batch_of(subject, (subject.classes, images), seed=1).embeddings
         matrix, count = distance(x, y), min(len(x), len(y))
-        if matrix.shape != (len(x), len(y)):
-            raise AssertionError(f"the matrix of {len(x)} and {len(y)} embeddings has shape {tuple(matrix.shape)}")
+        for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
+            if (shape := distance(rows, columns).shape) != (len(rows), len(columns)):
+                raise AssertionError(
+                    f"the matrix of {len(rows)} and {len(columns)} embeddings has shape {tuple(shape)}"
+                )
         normalized = [distance.maybe_normalize(z[:count]) for z in (x, y)]
         if not torch.allclose(distance.pairwise_distance(*normalized), matrix.diagonal()[:count], atol=1e-7):
             raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
@@ -117,6 +121,8 @@ def check_sampler(subject: Subject) -> None:
     ``length_before_new_iter``, which ``[sampler] iterations`` of a recipe sets, says how many images a pass has.
     """
     sampler, count = subject.make(), 4 * CLASSES
+    if iter(sampler) is sampler:
+        raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
     for _ in range(2):
         drawn = list(sampler)
         if len(drawn) != len(sampler):
@@ -148,8 +154,11 @@ def check_sampler_state(subject: Subject) -> None:
     one, other = subject.make(), subject.make()
     drawn(one, 0)
     own = hasattr(one, "state_dict")
-    state = copy.deepcopy(one.state_dict() if own else vars(one))
+    given = one.state_dict() if own else {}
+    state, saved = copy.deepcopy(given if own else vars(one)), pickle.dumps(given)
     expected = drawn(one, 1)
+    if pickle.dumps(given) != saved:
+        raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
     other.load_state_dict(state) if own else vars(other).update(state)
     if drawn(other, 1) != expected:
         raise AssertionError("after its state is put back it draws something else; give it state_dict()")
@@ -185,6 +194,12 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         sampler = subject.make({**subject.settings, "labels": labels, **more})
         return [[int(index) for item in sampler for index in np.atleast_1d(item)] for _ in range(count)]
 
+    def sizes_in_batches(names: Any) -> set[tuple[int, ...]]:
+        """Return the numbers of images per class that batches have, with other names of the same classes."""
+        renamed = names[np.unique(labels, return_inverse=True)[1]]
+        batches = [np.atleast_1d(item) for item in subject.make({**subject.settings, "labels": renamed})]
+        return {tuple(sorted(np.unique(renamed[batch], return_counts=True)[1])) for batch in batches}
+
     drawn = passes(100, 0)
     if not (labels == before).all():
         raise AssertionError("it changes the labels that it is given in place; copy them first")
@@ -196,6 +211,9 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         raise AssertionError(f"100 passes never give the classes {sizes_of}")
     if missing := {*range(len(labels))} - seen:
         raise AssertionError(f"100 passes never give {len(missing)} of {len(labels)} images, the first {min(missing)}")
+    plain, apart = (sizes_in_batches(np.arange(len(names)) * step) for step in (1, 2**32))
+    if len(plain) == 1 and apart != plain:
+        raise AssertionError(f"names of classes 2**32 apart give batches of {apart} images per class, not {plain}")
     if "seed" not in known:
         return "it takes no seed: a run's seed reaches it by the global generators alone"
     if passes(1, 0, seed=3) != passes(1, 1, seed=3):

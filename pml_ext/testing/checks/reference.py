@@ -14,7 +14,7 @@ from ... import registry
 from ...errors import ConfigError
 from ..batches import Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
 from ..calling import alike, gradients, seeded, weighted
-from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels
+from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -122,6 +122,8 @@ def check_settings(subject: Subject) -> str:
             raise AssertionError(
                 f"the setting {name} is not varied; give values that it takes: settings={{{name!r}: [...]}}"
             )
+        if changes and _zero_is_default(subject, grid[0], name, outcomes):
+            raise AssertionError(f"{name}=0 gives what the default does; `{name} or default` takes 0 for nothing given")
         if changes and name in subject.without_effect:
             raise AssertionError(
                 f"the setting {name} is said to be without effect, but {_shown(one)} and {_shown(other)} differ"
@@ -133,6 +135,18 @@ def check_settings(subject: Subject) -> str:
                 "in one table of settings=; if it changes only how the value is computed, name it in without_effect="
             )
     return f"varied: {', '.join(declared(subject))}"
+
+
+def _zero_is_default(subject: Subject, settings: Values, name: str, known: dict[str, list[Tensor]]) -> bool:
+    """Return whether 0 gives exactly what another value does, half of which gives something else."""
+    value = settings.get(name, declared(subject)[name])
+    if not isinstance(value, float) or value == 0:
+        return False
+    try:
+        zero, half, own = (_outcome(subject, {**settings, name: x}, known) for x in (0.0, value / 2, value))
+    except Exception:  # 0 may be refused
+        return False
+    return alike(zero, own, 0) and not alike(half, own, 0)
 
 
 def _grid(subject: Subject) -> Sequence[Values]:
@@ -191,13 +205,9 @@ def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]])
 
 
 def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
-    """Return an instance in float64; ``moved`` adds noise to its parameters, which may all be equal at first."""
+    """Return an instance in float64, if it is ``moved`` with noise in its parameters."""
     component = subject.make() if subject.cls is None else subject.make(settings)
-    generator = torch.Generator().manual_seed(8)
-    with torch.no_grad():
-        for parameter in component.parameters() if moved else ():
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.1)
-    return component
+    return with_noise(component) if moved else component
 
 
 def _wanted_by_reference(subject: Subject) -> list[str]:

@@ -426,7 +426,7 @@ def check_arguments(subject: Subject) -> None:
             return None
         try:
             return subject.make({**subject.settings, **more})
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, AssertionError):
             return None
 
     recording = with_(collect_stats=True)
@@ -452,16 +452,35 @@ def check_arguments(subject: Subject) -> None:
         raise AssertionError("reducer= changes nothing: SumReducer() and MeanReducer() give the same")
     if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
         return
-    if stretched := with_(distance=_stretching(subject.make().distance)):
+    own = subject.make().distance
+    others = {"another distance gives the same; use self.distance": _stretching(own)}
+    if subject.kind == "miner":
+        others["near and far exchanged give the same; look at self.distance.is_inverted"] = _turned(own)
+    for what, distance in others.items():
+        component = with_(distance=distance)
 
-        def changes(given: Batch) -> bool:
+        def changes(given: Batch, component: Any = component) -> bool:
             try:
-                return not alike(outcome(subject.make(), given), outcome(stretched, given))
+                return not alike(outcome(subject.make(), given), outcome(component, given))
             except Exception:  # it looks at the distance
                 return True
 
-        if not any(changes(batch_of(subject, **case)) for case in CLOSE):
-            raise AssertionError("distance= changes nothing: another distance gives the same; use self.distance")
+        if component and not any(changes(batch_of(subject, **case)) for case in CLOSE):
+            raise AssertionError(f"distance= changes nothing: {what}")
+
+
+def _turned(distance: Any) -> Any:
+    """Return a distance with the same values, of which large ones are near where small ones were, and the reverse."""
+
+    class Turned(pml.BaseDistance):
+        def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
+            return distance.compute_mat(query_emb, ref_emb)
+
+        def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
+            return distance.pairwise_distance(query_emb, ref_emb)
+
+    names = ("normalize_embeddings", "p", "power")
+    return Turned(is_inverted=not distance.is_inverted, **{name: getattr(distance, name) for name in names})
 
 
 def _stretching(distance: Any) -> Any:

@@ -66,6 +66,7 @@ def check_degenerate_batches(subject: Subject) -> None:
     batches = [
         ("a batch without positives", batch_of(subject, (4, 1))),
         ("a batch without negatives", batch_of(subject, (1, 4))),
+        ("a batch of one image", batch_of(subject, (1, 1))),
         ("a batch of ragged classes", batch_of(subject, torch.arange(len(sizes)).repeat_interleave(sizes))),
         ("a batch with exact duplicates", duplicates),
     ]

@@ -1,0 +1,123 @@
+"""Planted mistakes are found, and right components, those that declare their state among them, pass."""
+
+import re
+from typing import ClassVar
+
+import planted
+import pytest
+import torch
+from pytorch_metric_learning import losses, regularizers
+
+import pml_ext
+from pml_ext import registry
+from pml_ext.testing import check_component, checks_of
+from pml_ext.testing.batches import Batch, batch_of
+from pml_ext.testing.calling import equal, outcome
+from pml_ext.testing.subject import subject_of
+
+WANTED = {"loss": 0.6}  # of the bugs in losses, whose equation nothing but a reference knows
+OTHERS = 0.8
+
+
+@pytest.mark.parametrize("bug", planted.PLANTED.values(), ids=planted.PLANTED)
+def test_a_bug_is_found_and_named(bug):
+    if bug.check == "check_compile" and torch.__version__ < "2.6":
+        pytest.skip("torch.compile of this version fails inside PML")
+    given = {"reference": planted.loop} if bug.check == planted.REFERENCE else {}
+    found = planted.failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
+    assert len(found) > 25
+    assert re.search(bug.text, found), found
+
+
+def test_the_fast_kit_finds_enough():
+    """Each bug is found by the check that its row names, so that all fast checks find at least these shares."""
+    bugs = planted.PLANTED.values()
+    assert len(bugs) > 80
+    for kind in {bug.kind for bug in bugs}:
+        fast = {check.__name__ for check in checks_of(kind, fast=True)}
+        checks = [bug.check for bug in bugs if bug.kind == kind]
+        assert sum(check in fast for check in checks) >= WANTED.get(kind, OTHERS) * len(checks)
+
+
+def test_every_check_has_a_bug():
+    checks = {check.__name__ for kind in registry.KINDS for check in checks_of(kind)}
+    assert checks <= {bug.check for bug in planted.PLANTED.values()} | {"check_other_process"}  # it has a test below
+
+
+@pytest.mark.parametrize("component", planted.RIGHT)
+def test_right_ones_pass(component):
+    compared = component in (planted.Deviance, planted.ByHand)
+    assert planted.failing(component, fast=True, **{"reference": planted.loop} if compared else {}) == {}
+
+
+def test_a_right_one_passes_all_checks():
+    results = check_component(planted.ByHand, on_fail=None)
+    assert not [(result.check, result.text) for result in results if result.fails]
+    skipped = {result.check for result in results if result.status == "skipped"}
+    assert skipped <= {"check_parameters_get_gradients", "check_tiles", "check_compile"}
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        planted.Deviance(alpha=5.0, embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.1),
+        pml_ext.CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=8, memory_size=2048),
+        pml_ext.CrossBatchMemory(planted.Deviance(), embedding_size=8, memory_size=2048),
+    ],
+    ids=["regularized", "memory-of-pmls", "memory"],
+)
+def test_memories_and_regularized_losses_pass(component):
+    allowed = {"check_dtypes"} if isinstance(getattr(component, "loss", None), losses.ContrastiveLoss) else set()
+    assert planted.failing(component, fast=True).keys() <= allowed  # PML's Lp distance stops in half precision
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("miner", {"pml/multi-similarity", "pml/angular"}),
+        ("distance", {"pml/cosine-similarity", "pml/dot-product-similarity"}),
+        ("reducer", {"pml/mean", "pml/sum", "pml/divisor"}),
+    ],
+)
+def test_a_share_of_pmls_others_passes(kind, names):
+    found = {name: planted.failing(registry.get(name, kind).cls, fast=True) for name in names}
+    assert found == {name: {} for name in names}
+
+
+def test_what_is_equal():
+    nan = torch.tensor([1.0, torch.nan])
+    assert equal(nan, nan.clone())
+    assert not equal(nan, nan.flip(0))
+    assert not equal(torch.zeros(0, 2), torch.zeros(2, 0))
+    assert not equal((torch.zeros(2),), (torch.zeros(2), torch.zeros(2)))
+
+
+def test_an_outcome_has_the_gradient_of_references():
+    subject = subject_of(planted.Deviance)
+    batch, other = batch_of(subject), batch_of(subject, (3, 2), seed=1)
+    value, mine, theirs = outcome(subject.make(), batch, ref_emb=other.embeddings, ref_labels=other.labels)
+    assert value.ndim == 0
+    assert (mine.shape, theirs.shape) == (batch.embeddings.shape, other.embeddings.shape)
+    pairs = outcome(planted.NearNegatives(), Batch(batch.embeddings, batch.labels))[0]
+    assert pairs.shape[1] == 3
+    assert pairs[:, 2].unique().tolist() == [0, 1]
+
+
+class OfThisProcess(planted.Deviance):
+    """Looks up its margin in a table that another process does not have."""
+
+    table: ClassVar = {}
+
+    def values(self, matrix, positives, negatives):
+        return super().values(matrix + self.table.setdefault("margin", 0.0), positives, negatives)
+
+
+def test_another_process_gives_the_same():
+    assert planted.failing(planted.Deviance, checks=["check_other_process"]) == {}
+    OfThisProcess.table["margin"] = 0.25
+    try:
+        assert "in another process it gives another result" in str(
+            planted.failing(OfThisProcess, checks=["check_other_process"])
+        )
+    finally:
+        OfThisProcess.table.clear()
