@@ -180,8 +180,8 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
     _check_narrowed(subject, all_triplets, {"triplets": slice(0, 3)})
     batch = batch_of(subject)
     values = (seeded(subject.make(), batch, listed(batch)) for listed in (all_pairs, all_triplets))
-    slopes = (gradient(value, batch.embeddings).flatten() for value in values)
-    if torch.cosine_similarity(*slopes, dim=0) < -_OPPOSITE:
+    one, other = (gradient(value, batch.embeddings).flatten() for value in values)
+    if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
         raise AssertionError(
             "the gradient of all triplets is opposite to that of all pairs; three are anchor, positive, negative"
         )
