@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 
@@ -112,7 +112,7 @@ class Progress:
         self._bar.disable = not self._console.is_terminal
         self._task = self._bar.add_task("", total=None, visible=False)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 

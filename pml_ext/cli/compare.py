@@ -3,78 +3,181 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .common import AsJson, mean_and_std, print_json, print_table
+from .common import (
+    AsJson,
+    DataFolder,
+    OnDevice,
+    Overrides,
+    Progress,
+    mean_and_std,
+    print_json,
+    print_table,
+    say,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from ..experiment.executors import Job
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Finished runs, or folders that hold such.")],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders that hold finished runs."),
+    ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="A metric to compare (default recall_at_1, map_at_r and nmi); repeatable.")
     ] = None,
     phase: Annotated[
         str, typer.Option(help="before, after (training), training (images), learned_metric, shortlist, raw.")
     ] = "after",
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of runs and comparison; it may be there already.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The row from which the others differ (default the first).")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Add all recipes of a paper's table, cbml/7: small ones, or full with --data.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe.")] = 1,
+    folds: Annotated[
+        int, typer.Option(min=0, help="Hold out each of so many parts of the training classes in turn (2 or more).")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    on: Annotated[Literal["here", "ray", "slurm"], typer.Option(help="Where runs are done.")] = "here",
+    ray_address: Annotated[str | None, typer.Option(help="The cluster for --on ray (default: one is started).")] = None,
+    data: DataFolder = None,
+    device: OnDevice = "auto",
+    overrides: Overrides = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Write comparison.tex too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare finished runs: mean and spread of each recipe, and the paired difference of each from the first.
+    """Compare recipes and finished runs: means, paired differences from a baseline, and what tests say of them.
 
-    Runs of one recipe with the same settings are one row. Differences are of runs with the same seed; p is of the
-    two-sided paired t-test, as it is: among twenty rows that do not differ, one has p < 0.05.
+    Runs of recipes that --out does not have are done; a comparison that was ended goes on. Runs of one recipe with the
+    same settings are one row. Differences are of runs with the same seed; p is of the two-sided paired t-test, as it
+    is: among twenty rows that do not differ, one has p < 0.05. Sentences have it corrected by Holm's procedure.
     """
     from ..errors import ConfigError
-    from ..experiment.comparing import difference, groups_below
-    from ..experiment.launch import spread
+    from ..experiment.comparing import compare, groups_below
 
-    groups, metrics = groups_below(runs), metric or _METRICS
-    first, *others = groups
-    run = next(iter(first.runs.values()))
-    phases = [name for name, value in run.items() if isinstance(value, dict) and "recall_at_1" in value]
-    if phase not in phases:
-        raise ConfigError(f"--phase {phase}: {first.name} has {', '.join(phases)}")
-    known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
-    for name in metrics:
-        if name not in known:
-            raise ConfigError(f"--metric {name}: {first.name} has {', '.join(known)}")
-    recipes: list[dict[str, Any]] = []
-    for group in groups:
-        values = {name: [*group.values(phase, name).values()] for name in metrics}
-        about = {name: (spread(mine) if mine else {"mean": None, "std": None}) for name, mine in values.items()}
-        both = {name: {**about[name], "values": values[name]} for name in metrics}
-        recipes.append({"recipe": group.name, "seeds": sorted(group.runs), **both})
-    differences: list[dict[str, Any]] = []
-    for group in others:
-        found = {name: difference(first.values(phase, name), group.values(phase, name)) for name in metrics}
-        differences.append({"recipe": group.name, **found})
+    names = list(runs or ())
+    folders = [Path(name) for name in names if Path(name).is_dir() or not _is_recipe(name)]
+    recipes = [name for name in names if Path(name) not in folders]
+    if folds == 1:
+        raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
+    if table is not None:
+        from ..experiment.running import recipes_of_table
+
+        recipes += recipes_of_table(table, data is not None)
+    if not recipes and not folders:
+        raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
+    if recipes and out is None:
+        raise ConfigError(f"{recipes[0]} is a recipe, whose runs want --out FOLDER")
+    if recipes:
+        assert out is not None
+        from ..experiment.executors import executor_of
+        from ..experiment.running import plans_of, rows_of
+
+        plans = [plan for name in recipes for plan in plans_of(name, out, seeds, folds, data, overrides or ())]
+        executor = executor_of(jobs, on, out, ray_address)
+        with AllRuns(len(plans)) as bar:
+            try:
+                groups = rows_of(plans, folders, executor, bar.hear, device, data)
+            finally:
+                executor.close()
+    else:
+        groups = groups_below(folders)
+    result = compare(groups, metric or _METRICS, phase, baseline)
+    page = None
+    if out is not None:
+        from ..experiment.comparison_page import write_comparison
+
+        page = write_comparison(out, groups, result, latex, device, data, say)
     if as_json:
-        print_json({"phase": phase, "recipes": recipes, "differences_from": first.name, "differences": differences})
-        return
-    columns = [f"{phase}, %, mean ± std", "seeds", *metrics]
-    rows = [
+        print_json(result)
+    else:
+        _print(result)
+        if page is not None:
+            stdout().print(f"page: {page}")
+    failed = [name for row in result["recipes"] for name in row["errors"]]
+    if failed:
+        raise typer.Exit(1)
+
+
+def _is_recipe(name: str) -> bool:
+    from .. import registry
+    from ..errors import UnknownNameError
+
+    if name.partition("@")[0].endswith(".toml"):
+        return True
+    try:
+        registry.find("recipe", name.partition("@")[0])
+    except UnknownNameError:
+        if "/" in name and not name.startswith((".", "/")) and not Path(name).parent.is_dir():
+            raise
+        return False
+    return True
+
+
+class AllRuns(Progress):
+    """Progress over several runs: a bar with the time that is left, and a line per run."""
+
+    def __init__(self, runs: int) -> None:
+        super().__init__()
+        self._runs, self._shares = runs, dict[int, float]()
+
+    def hear(self, job: Job, said: float | str) -> None:
+        """Draw the share of a run that is done, or write a warning."""
+        if isinstance(said, str):
+            self.step(said)
+            return
+        self._shares[id(job)] = said
+        if said == 1.0:
+            finished = sum(share == 1.0 for share in self._shares.values())
+            self.step(f"{job.name} is done: {finished} of {self._runs}")
+        self._bar.update(self._task, description="runs", completed=sum(self._shares.values()), total=self._runs)
+        self._bar.update(self._task, visible=True)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from ..experiment.comparison_page import remarks
+
+    metrics, rows = result["metrics"], result["recipes"]
+    wide = any(row["trials"] for row in rows)
+    columns = [f"{result['phase']}, %, mean ± std", "seeds", *metrics, *(["trials", "seconds", "selection"] * wide)]
+    cells = [
         [
-            each["recipe"],
-            str(len(each["seeds"])),
-            *(mean_and_std(each[name]) if each[name]["values"] else "" for name in metrics),
+            row["recipe"],
+            str(len(row["seeds"])),
+            *(mean_and_std(row[name]) if row[name]["values"] else "" for name in metrics),
+            *([str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]] * wide),
         ]
-        for each in recipes
+        for row in rows
     ]
-    print_table(columns, rows, right=range(1, len(columns)))
-    if differences:
-        columns = [f"less {first.name}", "pairs", *(word for name in metrics for word in (name, "p"))]
-        rows = [
-            [each["recipe"], str(each[metrics[0]]["pairs"]), *(cell for name in metrics for cell in _cells(each[name]))]
-            for each in differences
+    print_table(columns, cells, right=range(1, len(columns) - wide))
+    if result["differences"]:
+        columns = [f"less {result['differences_from']}", "pairs"]
+        columns += [word for name in metrics for word in (name, "95 %", "p")]
+        cells = [
+            [row["recipe"], str(row[metrics[0]]["pairs"]), *(cell for name in metrics for cell in _cells(row[name]))]
+            for row in result["differences"]
         ]
-        print_table(columns, rows, right=range(1, len(columns)))
+        print_table(columns, cells, right=range(1, len(columns)))
+    for line in [*result["sentences"], *remarks(result)]:
+        stdout().print(line, soft_wrap=True)
 
 
-def _cells(mine: dict[str, Any]) -> tuple[str, str]:
+def _cells(mine: dict[str, Any]) -> tuple[str, str, str]:
     if not mine["pairs"]:
-        return "", ""
+        return "", "", ""
     std = "" if mine["std"] is None else f" ± {100 * mine['std']:.1f}"
-    return f"{100 * mine['mean']:+.1f}{std}", "-" if mine["p"] is None else f"{mine['p']:.3f}"
+    interval = "" if mine["low"] is None else f"{100 * mine['low']:+.1f} to {100 * mine['high']:+.1f}"
+    return f"{100 * mine['mean']:+.1f}{std}", interval, "-" if mine["p"] is None else f"{mine['p']:.3f}"

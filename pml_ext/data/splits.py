@@ -128,13 +128,27 @@ class DataSplits:
 
 
 def hold_out_classes(
-    images: LabeledImages, fraction: float, seed: int = 0, which: Literal["drawn", "last"] = "drawn"
+    images: LabeledImages,
+    fraction: float,
+    seed: int = 0,
+    which: Literal["drawn", "last"] = "drawn",
+    fold: int | None = None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Return the rest of the images, and those of a ``fraction`` of the classes: drawn, or the last by label."""
+    """Return the rest of the images, and those of a ``fraction`` of the classes: drawn, or the last by label.
+
+    With ``fold``, from 1, the classes are divided at random, whatever the seed, into ``1 / fraction`` parts, of which
+    this is taken.
+    """
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
     count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
+    if fold is not None:
+        parts = round(1 / fraction)
+        if parts > len(classes):
+            raise DataError(f"found {len(classes)} classes; {parts} folds need as many")
+        chosen = np.isin(images.labels, np.random.default_rng(0).permutation(classes)[fold - 1 :: parts])
+        return images.subset(~chosen), images.subset(chosen)
     order = classes[::-1] if which == "last" else np.random.default_rng(seed).permutation(classes)
     chosen = np.isin(images.labels, order[:count])
     return images.subset(~chosen), images.subset(chosen)

@@ -1,34 +1,112 @@
-"""Comparison of finished runs: mean and spread per recipe, and paired t-tests of the differences."""
+"""Comparison of runs: rows of one recipe each, paired differences from a baseline, and marks of unequal settings."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
 from ..checksums import check_unchanged
-from ..errors import ConfigError, DataError, one_line, shortened
+from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..files import DamagedError, read_toml
 from .launch import read_metrics
-from .recipe import flat
+from .recipe import flat, is_full, quoted
+from .recipe.schema import PaperTable
+from .statistics import LEVEL, Difference, estimate, holm, paired_difference, sentence
+
+FOLD = "evaluation.fold"  # the setting in which the runs of a row may differ
+# Settings that a fair comparison has in common, as patterns of keys, by the name of the mark.
+FAIR = {
+    "data": ["data.name", "data.split"],
+    "trunk": ["model.trunk.*", "model.freeze*", "model.lora*", "model.init"],
+    "weights": ["model.trunk.weights"],
+    "embedding size": ["model.embedding_size"],
+    "image size": ["data.image_size", "data.images.crop", "data.images.resize"],
+    "batch": ["sampler.batch_size"],
+    "iterations": ["sampler.iterations", "schedule.epochs"],
+    "augmentation": ["data.augment*", "data.images.random_crop*", "data.images.flip", "model.views"],
+}
 
 
 @dataclass
 class Group:
-    """Finished runs of one recipe with the same settings."""
+    """Runs of one recipe with the same settings: a row of the comparison."""
 
     name: str  # of the recipe, and the settings in which groups of that name differ
     settings: dict[str, Any]  # of the recipe, by dotted key
-    runs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # contents of metrics.json by seed
+    runs: dict[int, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # metrics.json by seed and fold
+    folders: dict[int, Path] = field(default_factory=dict)  # of a run of each seed
+    paper: dict[str, Any] | None = None  # the recipe's [paper]
+    trials: int = 0  # of tuning
+    errors: dict[str, str] = field(default_factory=dict)  # of runs that failed, by "seed 0"
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
-        """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it."""
-        values = {seed: run[phase].get(metric) for seed, run in self.runs.items() if isinstance(run.get(phase), dict)}
-        return {seed: float(value) for seed, value in sorted(values.items()) if isinstance(value, (int, float))}
+        """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it.
+
+        Of several folds it is the mean; seeds that lack a fold are left out.
+        """
+        folds = {fold for runs in self.runs.values() for fold in runs}
+        found: dict[int, float] = {}
+        for seed, runs in sorted(self.runs.items()):
+            values = [run[phase].get(metric) for run in runs.values() if isinstance(run.get(phase), dict)]
+            numbers = [float(value) for value in values if isinstance(value, (int, float))]
+            if numbers and len(numbers) == len(folds):
+                found[seed] = sum(numbers) / len(numbers)
+        return found
+
+    def some_run(self) -> Mapping[str, Any]:
+        """Return the metrics of one of the runs, or nothing."""
+        return next((run for runs in self.runs.values() for run in runs.values()), {})
+
+    def seconds(self) -> float | None:
+        """Return the mean seconds of training of a run."""
+        seconds = [run.get("seconds", {}).get("train") for runs in self.runs.values() for run in runs.values()]
+        known = [float(value) for value in seconds if value is not None]
+        return sum(known) / len(known) if known else None
+
+    def selection(self) -> str:
+        """Return the images by which the tested epoch was chosen."""
+        share, on = self.settings.get("evaluation.validation", 0), self.settings.get("evaluation.select_on")
+        if on == "test":
+            return "test images"
+        return f"{100 * share:.0f} % of training classes" if share else "none: last epoch"
+
+    def marks(self, baseline: Group) -> list[str]:
+        """Return the settings of :data:`FAIR`, and the number of trials, in which the row differs from another."""
+        texts = []
+        for name, patterns in FAIR.items():
+            mine, others = (
+                {key: value for key, value in group.settings.items() if any(fnmatchcase(key, p) for p in patterns)}
+                for group in (self, baseline)
+            )
+            if name == "trunk":  # weights have a mark of their own
+                mine.pop("model.trunk.weights", None), others.pop("model.trunk.weights", None)
+            if mine != others:
+                key = next(key for key in {**mine, **others} if mine.get(key) != others.get(key))
+                texts.append(f"{name}: {mine.get(key, 'default')} ({others.get(key, 'default')} in {baseline.name})")
+        if self.trials != baseline.trials:
+            texts.append(f"trials: {self.trials} ({baseline.trials} in {baseline.name})")
+        return texts
+
+    def of_paper(self, phase: str, metric: str) -> list[dict[str, Any]]:
+        """Return the values that the recipe's paper prints for a metric, with the texts that say which."""
+        if self.paper is None:
+            return []
+        data = str(self.settings.get("data.name"))
+        try:
+            paper = PaperTable.model_validate(self.paper)
+            values = quoted(paper, data)
+        except (ConfigError, ValueError):  # the paper's file has changed since the run
+            return []
+        own = is_full(paper.table, data)
+        return [
+            {"value": each.value, "text": each.text, "row": each.row, "data": each.heading, "same_data": own}
+            for each in values
+            if (each.metric, each.phase) == (metric, phase)
+        ]
 
 
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> dict[str, float | None]:
@@ -37,10 +115,8 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> dict[
     ``p`` is of the two-sided paired t-test, which needs a spread; None stands for what too few seeds do not give.
     """
     seeds = sorted(set(first) & set(second))
-    one, other = (np.array([values[seed] for seed in seeds]) for values in (first, second))
-    std = float((other - one).std(ddof=1)) if len(seeds) > 1 else None
-    p = float(stats.ttest_rel(other, one).pvalue) if std is not None and std > 1e-12 else None
-    return {"mean": float((other - one).mean()) if seeds else None, "std": std, "p": p, "pairs": len(seeds)}
+    found = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+    return {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:
@@ -52,13 +128,35 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
             text = f"{folder}: no finished run in it (no metrics.json)"
             raise ConfigError(f"{text}; type: pml-ext train RECIPE --out {folder}")
         for place in places:
-            name, seed, settings, metrics = _read(place)
-            group = next((group for group in groups if group.settings == settings), None)
-            if group is None:
-                groups.append(group := Group(name, settings))
-            if group.runs.setdefault(seed, metrics)["after"] != metrics["after"]:
-                text = f"{place}: another run has the same recipe, settings and seed, but other results"
-                raise ConfigError(f"{text}; name one of both")
+            add_run(groups, place)
+    name_apart(groups)
+    return groups
+
+
+def add_run(groups: list[Group], place: Path) -> Group:
+    """Add the finished run in a folder to the group of its recipe and settings, or to a new one; return the group."""
+    about, tables, metrics = _read(place)
+    paper = tables.pop("paper", None)
+    fold, settings = settings_of(tables)
+    trials, seed = int(about.get("trials", 0)), int(about["seed"])
+    group = next((each for each in groups if each.settings == settings and each.trials == trials), None)
+    if group is None:
+        groups.append(group := Group(str(about["recipe"]), settings, paper=paper, trials=trials))
+    if group.runs.setdefault(seed, {}).setdefault(fold, metrics)["after"] != metrics["after"]:
+        text = f"{place}: another run has the same recipe, settings and seed, but other results"
+        raise ConfigError(f"{text}; name one of both")
+    group.folders.setdefault(seed, place)
+    return group
+
+
+def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the fold of a recipe's tables, 0 for none, and its other settings by dotted key."""
+    settings = flat({key: table for key, table in tables.items() if key not in ("paper", "description", "track")})
+    return settings.pop(FOLD, 0), settings
+
+
+def name_apart(groups: Sequence[Group]) -> None:
+    """Add to the names of groups of one recipe the settings in which they differ."""
     named = {name: [group for group in groups if group.name == name] for name in {group.name for group in groups}}
     for name, same in named.items():
         keys = dict.fromkeys(key for group in same for key in group.settings)
@@ -66,19 +164,94 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
         for group in same:
             texts = (f"{key}={group.settings[key]}" if key in group.settings else f"{key} left out" for key in differ)
             group.name = " ".join([name, *texts])
-    return groups
 
 
-def _read(place: Path) -> tuple[str, int, dict[str, Any], dict[str, Any]]:
+def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return ``[run]`` and the other tables of a run's recipe, and its metrics."""
     for file in ("recipe.toml", "metrics.json"):
         check_unchanged(place, file)
     try:
         tables = read_toml(place / "recipe.toml", "run")
         about = tables.pop("run")
-        name, seed = str(about["recipe"]), int(about["seed"])
+        about["recipe"], about["seed"] = str(about["recipe"]), int(about["seed"])
     except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(shortened(f"{place / 'recipe.toml'}: not the recipe of a run ({one_line(error)})")) from None
-    metrics = read_metrics(place / "metrics.json")
-    for key in ("paper", "description", "track"):
-        tables.pop(key, None)
-    return name, seed, flat(tables), metrics
+    return about, tables, read_metrics(place / "metrics.json")
+
+
+def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
+    """Return the group of a name, whole or the recipe's alone; the first that has runs for None."""
+    if name is None:
+        return next((group for group in groups if group.runs), groups[0])
+    fitting = [group for group in groups if group.name == name] or [
+        group for group in groups if group.name.partition(" ")[0] == name
+    ]
+    if len(fitting) != 1:
+        known = [group.name for group in groups]
+        text = f"{len(fitting)} rows have the name {name!r}" if fitting else unknown("row", name, known)
+        raise ConfigError(f"--baseline {name}: {text}; rows: {', '.join(known)}")
+    return fitting[0]
+
+
+def compare(
+    groups: Sequence[Group], metrics: Sequence[str], phase: str = "after", baseline: str | None = None
+) -> dict[str, Any]:
+    """Return the comparison as plain values: a row per group, its differences from the baseline, and sentences.
+
+    P-values ``p`` are of the t-test as it is, ``p_holm`` corrected for the rows by Holm's procedure.
+    """
+    first = chosen_baseline(groups, baseline)
+    _check(first, phase, metrics)
+    others = [group for group in groups if group is not first]
+    recipes = []
+    for group in groups:
+        row: dict[str, Any] = {"recipe": group.name, "seeds": sorted(group.runs)}
+        row |= {"trials": group.trials, "seconds": group.seconds(), "selection": group.selection()}
+        row |= {"marks": group.marks(first), "errors": group.errors}
+        row["folders"] = {str(seed): str(folder) for seed, folder in sorted(group.folders.items())}
+        for name in metrics:
+            values = group.values(phase, name)
+            about = estimate([*values.values()])
+            row[name] = {**asdict(about), "values": [*values.values()], "paper": group.of_paper(phase, name)}
+        recipes.append(row)
+    tested = [group for group in others if group.runs]
+    found: dict[str, list[Difference]] = {name: [] for name in metrics}  # by metric, a value for each of the others
+    for group, name in itertools.product(others, metrics):
+        one, other = first.values(phase, name), group.values(phase, name)
+        seeds = sorted(set(one) & set(other))
+        pairs = [one[seed] for seed in seeds], [other[seed] for seed in seeds]
+        found[name].append(paired_difference(*pairs, alpha=LEVEL / max(1, len(tested))))
+    corrected = {name: holm([each.p for each in values]) for name, values in found.items()}
+    differences = [
+        {
+            "recipe": group.name,
+            **{name: {**asdict(found[name][place]), "p_holm": corrected[name][place]} for name in metrics},
+        }
+        for place, group in enumerate(others)
+    ]
+    name = metrics[0]
+    count = sum(each.p is not None for each in found[name])
+    sentences = [
+        sentence(group.name, first.name, name, own, p, count)
+        for group, own, p in zip(others, found[name], corrected[name], strict=True)
+        if group.runs
+    ]
+    return {
+        "phase": phase,
+        "metrics": [*metrics],
+        "recipes": recipes,
+        "differences_from": first.name,
+        "differences": differences,
+        "sentences": sentences,
+    }
+
+
+def _check(first: Group, phase: str, metrics: Sequence[str]) -> None:
+    run = first.some_run()
+    phases = [name for name, value in run.items() if isinstance(value, dict) and "recall_at_1" in value]
+    if phase not in phases:
+        raise ConfigError(f"--phase {phase}: {first.name} has {', '.join(phases) or 'no finished run'}")
+    known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
+    for name in metrics:
+        if name not in known:
+            raise ConfigError(f"--metric {name}: {first.name} has {', '.join(known)}")

@@ -39,6 +39,7 @@ class Plan:
     recipe: Recipe
     seed: int
     folder: Path
+    trials: int = 0  # of tuning, by which values of the recipe were chosen
 
 
 def plan(
@@ -161,6 +162,7 @@ def execute(
             if not again or RECIPE in damaged:
                 tables = plan.recipe.as_dict()
                 tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
+                tables["run"] |= {"trials": plan.trials} if plan.trials else {}
                 text = tomli_w.dumps(tables)
                 checksums.replace_file(folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
             if again:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,17 +28,16 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Estimate):
     """Paired difference of a row from the baseline; None stands for what too few pairs, or equal ones, do not give."""
 
     pairs: int
-    estimate: Estimate  # of the difference
-    p: float | None  # two-sided paired t-test
-    p_permutation: float | None  # two-sided, by changes of sign: all of them up to 13 pairs, else 9,999 random ones
-    better: float | None  # share of the pairs in which the row is above the baseline, ties as halves
-    better_low: float | None
-    better_high: float | None
-    wanted: int | None  # pairs that show a difference of this mean and spread with a power of 80 %; None above 1,000
+    p: float | None = None  # two-sided paired t-test
+    p_permutation: float | None = None  # two-sided, by all changes of sign up to 13 pairs, else by 9,999 random ones
+    better: float | None = None  # share of the pairs in which the row is above the baseline, ties as halves
+    better_low: float | None = None
+    better_high: float | None = None
+    wanted: int | None = None  # pairs that show such a difference with a power of 80 %; None for more than 1,000
 
 
 def estimate(values: ArrayLike) -> Estimate:
@@ -64,7 +63,7 @@ def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL,
     change = np.asarray(row, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     about, pairs = estimate(change), len(change)
     if about.mean is None or about.std is None:
-        return Difference(pairs, about, None, None, None, None, None, None)
+        return Difference(**asdict(about), pairs=pairs)
     wins = (np.sign(np.where(np.abs(change) <= _NO_SPREAD, 0, change)) + 1) / 2
     if wins.min() < wins.max():
         resampled = stats.bootstrap(
@@ -80,14 +79,14 @@ def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL,
         (change,), np.mean, permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES, random_state=seed
     )
     return Difference(
-        pairs,
-        about,
-        float(stats.ttest_1samp(change, 0).pvalue) if spread else None,
-        float(permuted.pvalue),
-        float(wins.mean()),
-        float(low),
-        float(high),
-        pairs_wanted(about.mean / about.std, alpha) if spread else None,
+        **asdict(about),
+        pairs=pairs,
+        p=float(stats.ttest_1samp(change, 0).pvalue) if spread else None,
+        p_permutation=float(permuted.pvalue),
+        better=float(wins.mean()),
+        better_low=float(low),
+        better_high=float(high),
+        wanted=pairs_wanted(about.mean / about.std, alpha) if spread else None,
     )
 
 
@@ -122,9 +121,9 @@ def least_p(pairs: int) -> float:
 def sentence(row: str, baseline: str, metric: str, found: Difference, p: float | None, rows: int = 1) -> str:
     """Say in words no more than the test of one row shows; ``p`` is of the t-test, corrected for the number of rows."""
     number = found.pairs
-    if found.estimate.mean is None or found.estimate.low is None or found.estimate.high is None:
+    if found.mean is None or found.low is None or found.high is None:
         return f"{row}: {number or 'no'} pair{'s' * (not number)} of runs with {baseline}; a test takes two or more."
-    mean, low, high = (100 * x for x in (found.estimate.mean, found.estimate.low, found.estimate.high))
+    mean, low, high = (100 * x for x in (found.mean, found.low, found.high))
     if p is None:
         return (
             f"{row}: {metric} differs from that of {baseline} by {mean:+.1f} points in each of {number} pairs; no test."

@@ -88,7 +88,8 @@ class View:
         if self.rank == 0:
             from_rank_0(None)
         if evaluation.validation:
-            rest, held_out = hold_out_classes(train, evaluation.validation, self.seed, evaluation.held_out)
+            which = evaluation.validation, self.seed, evaluation.held_out, evaluation.fold
+            rest, held_out = hold_out_classes(train, *which)
             train = train if evaluation.validation_trains else rest
             self.splits["validation"] = held_out.with_transform(plain)
         self.splits["train"] = train.with_transform(plain)

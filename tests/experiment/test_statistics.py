@@ -16,7 +16,7 @@ def test_interval_and_tests_are_those_of_scipy():
     found = paired_difference(ONE, OTHER)
     by_scipy = stats.ttest_rel(OTHER, ONE)
     interval = by_scipy.confidence_interval()
-    assert (found.estimate.low, found.estimate.high) == pytest.approx((interval.low, interval.high))
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
     assert found.p == pytest.approx(by_scipy.pvalue)
     change = OTHER - ONE
     signs = np.array(np.meshgrid(*[[1, -1]] * 5)).reshape(5, -1)

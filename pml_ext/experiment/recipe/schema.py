@@ -275,6 +275,7 @@ class EvaluationTable(Table):
     test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve that chooses nothing; 0 for none
     validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
     held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
+    fold: Count | None = None  # one of 1 / validation disjoint parts of the classes, the same for every seed
     validation_trains: bool = False  # whether those classes train too, as in some papers' programs
     every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
     select: str | None = None  # metric to choose the epoch by; None tests the last epoch
@@ -291,6 +292,8 @@ class EvaluationTable(Table):
             )
         if self.validation_trains and not self.validation:
             raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
+        if self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)):
+            raise ValueError("fold goes with validation, and counts its parts: 1 to 4 for validation = 0.25")
         for key in ("recall_at", "precision_at", "clusters_per_class"):
             if 1 not in getattr(self, key):
                 raise ValueError(f"{key} includes 1, which every run reports")

@@ -1,0 +1,243 @@
+"""The files of a comparison: JSON, CSV, Markdown, LaTeX, and a page with points, curves and queries side by side."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+
+from ..errors import one_line
+from ..evaluation import figures
+from ..evaluation.fonts import short_name
+from ..files import write_json, write_text
+from . import checkpoint
+from .comparing import Group
+from .evaluation import nearest
+from .recipe import load_recipes
+from .records import CURVE, VALIDATION, metric_series
+from .report import ReportFigure, ReportTable, draw
+from .view import View
+
+QUERIES = 8  # drawn side by side
+_WIDTH = 600  # of the drawing of points
+
+
+def write_comparison(
+    out: Path,
+    groups: Sequence[Group],
+    result: Mapping[str, Any],
+    latex: bool = False,
+    device: str = "cpu",
+    data: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Write ``comparison.json``, ``.csv``, ``.md`` and ``.html``, and with ``latex`` ``.tex``; return the page."""
+    write_json(out / "comparison.json", result)
+    text = io.StringIO()
+    keys = ("mean", "std", "low", "high")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["recipe", "trials", "seconds", "selection", "metric", "seeds", *keys, "values", "marks", "errors"])
+    for row in result["recipes"]:
+        about = [row[key] for key in ("recipe", "trials", "seconds", "selection")]
+        for metric in result["metrics"]:
+            mine = row[metric]
+            listed = [" ".join(map(str, mine["values"])), "; ".join(row["marks"]), "; ".join(row["errors"].values())]
+            writer.writerow([*about, metric, len(mine["values"]), *(mine[key] for key in keys), *listed])
+    write_text(out / "comparison.csv", text.getvalue())
+    shown = [rows_table(result), *([differences_table(result)] if result["differences"] else [])]
+    lines = [f"# Comparison: {result['phase']}, %", ""]
+    for each in shown:
+        lines += [f"| {' | '.join(row)} |" for row in (each.columns, ["---"] * len(each.columns), *each.rows)]
+        lines += ["", each.caption, ""]
+    lines += [f"- {sentence}" for sentence in [*result["sentences"], *remarks(result)]]
+    write_text(out / "comparison.md", "\n".join(lines) + "\n")
+    if latex:
+        write_text(out / "comparison.tex", latex_table(shown[0]))
+    tell("drawing the comparison")
+    tables, drawn = _queries(groups, result, device, data)
+    panels = {metric: curves for metric in result["metrics"] if (curves := _curves(groups, metric))}
+    if panels:
+        caption = "On validation images, or on test images where the recipe tests epochs; means over the seeds."
+        drawn.insert(0, draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), caption))
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    tables += [ReportTable(**each) for each in result.get("tuning", ())]
+    page = environment.get_template("comparison.html.jinja").render(
+        title=f"Comparison of {len(groups)} recipes",
+        sentences=result["sentences"],
+        remarks=remarks(result),
+        tables=shown,
+        points=_points(result),
+        width=_WIDTH,
+        more=tables,
+        figures=drawn,
+    )
+    write_text(out / "comparison.html", page)
+    return out / "comparison.html"
+
+
+def rows_table(result: Mapping[str, Any]) -> ReportTable:
+    """Return a row per recipe: means with their 95 % intervals, and the values that its paper prints."""
+    metrics, rows = result["metrics"], []
+    printed = [name for name in metrics if any(row[name]["paper"] for row in result["recipes"])]
+    for row in result["recipes"]:
+        cells = [row["recipe"] + " *" * bool(row["marks"]), str(len(row["seeds"]))]
+        cells += [_interval(row[name]) for name in metrics]
+        cells += [", ".join(dict.fromkeys(each["text"] for each in row[name]["paper"])) for name in printed]
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        rows.append([*cells, str(row["trials"]), seconds, row["selection"]])
+    columns = ["recipe", "seeds", *metrics, *(f"{name} in the paper" for name in printed)]
+    caption = "Mean over the seeds and its 95 % interval by Student's t; seconds of training are of one run."
+    if any(not each["same_data"] for row in result["recipes"] for name in printed for each in row[name]["paper"]):
+        caption += " The papers' values are of their own data and networks."
+    return ReportTable("Rows", [*columns, "trials", "seconds", "selection"], rows, caption)
+
+
+def differences_table(result: Mapping[str, Any]) -> ReportTable:
+    """Return a row per recipe and metric: the paired difference from the baseline, and its tests."""
+    rows = []
+    for row in result["differences"]:
+        for metric in result["metrics"]:
+            mine = row[metric]
+            better = [mine[key] for key in ("better", "better_low", "better_high")]
+            improvement = "" if None in better else "{:.2f} [{:.2f}, {:.2f}]".format(*better)
+            more = "" if mine["p"] is None else "> 1000" if mine["wanted"] is None else str(mine["wanted"])
+            tests = ["" if mine[key] is None else f"{mine[key]:.3g}" for key in ("p", "p_holm", "p_permutation")]
+            rows.append([row["recipe"], metric, str(mine["pairs"]), _interval(mine, "+"), *tests, improvement, more])
+    columns = ["less the baseline", "metric", "pairs", "difference", "p", "p, Holm", "p, permutation", "P(better)"]
+    caption = (
+        f"Paired by seed, less {result['differences_from']}, in points. p: paired t-test; corrected for the rows; by "
+        "changes of sign. P(better): share of seeds above the baseline, with a bootstrap interval, or the binomial's "
+        "where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
+    )
+    return ReportTable("Differences", [*columns, "pairs wanted"], rows, caption)
+
+
+def remarks(result: Mapping[str, Any]) -> list[str]:
+    """Return a text for each unequal setting and each failed run."""
+    marks = [f"* {row['recipe']}: {mark}" for row in result["recipes"] for mark in row["marks"]]
+    failed = [f"{name} failed: {text}" for row in result["recipes"] for name, text in row["errors"].items()]
+    return [*marks, *failed]
+
+
+def latex_table(table: ReportTable) -> str:
+    """Return a table for LaTeX with the package booktabs."""
+    escape = str.maketrans({letter: f"\\{letter}" for letter in "&%$#_{}"})
+    lines = [" & ".join(cell.translate(escape) for cell in row) + r" \\" for row in (table.columns, *table.rows)]
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule", lines[0], r"\midrule", *lines[1:]]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
+    if about["mean"] is None:
+        return ""
+    text = f"{100 * about['mean']:{sign}.1f}"
+    if about["low"] is None or about["high"] is None:
+        return text
+    return f"{text} [{100 * about['low']:{sign}.1f}, {100 * about['high']:{sign}.1f}]"
+
+
+def _points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, for each metric, the places of every seed's value and of the intervals along a line."""
+    drawings = []
+    for metric in result["metrics"]:
+        rows = [(row["recipe"], row[metric]) for row in result["recipes"] if row[metric]["values"]]
+        numbers = [x for _, mine in rows for x in [*mine["values"], mine["low"], mine["high"]] if x is not None]
+        low, high = min(numbers, default=0), max(numbers, default=1)
+        room = 0.03 * (high - low) or 0.01
+        low, high = low - room, high + room
+
+        def place(value: float | None, low: float = low, high: float = high) -> float | None:
+            return None if value is None else round(_WIDTH * (value - low) / (high - low), 1)
+
+        lines = [
+            {
+                "name": name,
+                "points": [place(value) for value in mine["values"]],
+                **{key: place(mine[key]) for key in ("mean", "low", "high")},
+            }
+            for name, mine in rows
+        ]
+        drawings.append({"metric": metric, "lines": lines, "ends": [f"{100 * x:.1f}" for x in (low, high)]})
+    return drawings
+
+
+def _curves(groups: Sequence[Group], metric: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Return epochs and means over the seeds of a metric that the runs recorded between epochs, by group."""
+    curves = {}
+    for group in groups:
+        series = [metric_series(folder, metric) for folder in group.folders.values()]
+        found = [each.get(VALIDATION) or each.get(CURVE) for each in series]
+        known = [each for each in found if each is not None and found[0] is not None and each[0] == found[0][0]]
+        if known and len(known[0][0]) > 1:
+            curves[group.name] = known[0][0], np.mean([values for _, values in known], axis=0).tolist()
+    return curves
+
+
+def _queries(
+    groups: Sequence[Group], result: Mapping[str, Any], device: str, data: Path | None
+) -> tuple[list[ReportTable], list[ReportFigure]]:
+    """Return how often one row finds a query that the baseline misses, and such queries with each row's nearest image.
+
+    The first seed of each row is searched, by Euclidean distance of the embeddings.
+    """
+    found: dict[str, tuple[Any, Any]] = {}  # by row: whether the nearest image is right, and its number
+    first: View | None = None
+    problems = []
+    for group in groups:
+        if not group.folders:
+            continue
+        seed, folder = min(group.folders.items())
+        try:
+            recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
+            view = View(recipe, folder, seed, device, data)
+            state = checkpoint.load(view.checkpoint("model"), view.device, view.identity)
+            view.trunk.load_state_dict(state["trunk"])
+            view.embedder.load_state_dict(state["embedder"])
+            searched = nearest(view, view.queries)
+        except Exception as error:  # data that have moved, a damaged file: the page is drawn without the row
+            problems.append(ReportFigure(f"Queries of {group.name}", problem=one_line(error)))
+            continue
+        if first is None:
+            first = view
+        if not np.array_equal(view.images(view.queries).labels, first.images(first.queries).labels):
+            problems.append(ReportFigure(f"Queries of {group.name}", problem="its test images are others"))
+            continue
+        found[group.name] = searched.right[:, 0].cpu(), searched.indices[:, 0].cpu()
+    if first is None or len(found) < 2:
+        return [], problems
+    base = result["differences_from"] if result["differences_from"] in found else next(iter(found))
+    mine = found[base][0]
+    rows = [
+        [name, str(int((right & ~mine).sum())), str(int((mine & ~right).sum())), str(int((right & mine).sum()))]
+        for name, (right, _) in found.items()
+        if name != base
+    ]
+    caption = f"Queries whose nearest image is right, of {len(mine):,}; the first seed of each row, beside {base}."
+    table = ReportTable("Queries", ["row", "found here alone", "found by the baseline alone", "by both"], rows, caption)
+    finders = torch.stack([right for right, _ in found.values()]).sum(dim=0)
+    split = torch.minimum(finders, len(found) - finders)
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+    chosen = order[split[order].argsort(descending=True, stable=True)][:QUERIES].tolist()
+    view = first
+
+    def side_by_side() -> Any:
+        queries, gallery, cells = view.images(view.queries), view.images(view.gallery_of(view.queries)), []
+        for query in chosen:
+            name = short_name(queries.class_names[queries.labels[query]])
+            cells.append([(queries.image(query), f"query\n{name}", figures.GRAY)])
+            for number, (right, indices) in enumerate(found.values(), start=1):
+                image = gallery.image(int(indices[query]))
+                cells[-1].append(figures.answer(image, f"{number}", bool(right[query])))
+        return figures.gallery(cells)
+
+    legend = "; ".join(f"{number}: {name}" for number, name in enumerate(found, start=1))
+    caption = f"The nearest image by each row, of queries about which the rows differ most. {legend}."
+    return [table], [draw("The same queries side by side", side_by_side, caption, photographs=True), *problems]

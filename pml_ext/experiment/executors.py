@@ -1,0 +1,324 @@
+"""Jobs of a comparison, done here one by one, by processes here, by Ray, or by SLURM."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..errors import PmlExtError, StoppedError, needs_extra, one_line
+from . import signals
+
+ON = ("here", "ray", "slurm")
+On = Literal["here", "ray", "slurm"]
+_POLL = 0.5  # seconds between two looks at what runs
+_BUSY = 1.0  # seconds until a job is tried again that another process does
+_ATTEMPTS = 2  # of a job whose worker dies
+
+
+class BusyError(Exception):
+    """Another process does this job just now."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of an attempt at a job."""
+
+    value: dict[str, Any] | None = None
+    error: str = ""
+    busy: bool = False  # another process does it
+    stopped: int = 0  # the signal that ended it
+    died: bool = False  # its worker, without an answer
+
+
+class Job(Protocol):
+    """A job: it can be pickled, and done again where it was left."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+
+    def do(self, hear: Callable[[float | str], None]) -> dict[str, Any]:
+        """Do the job; ``hear`` takes the share that is done, and warnings. BusyError if another process does it."""
+
+
+Hear = Callable[[Job, float | str], None]
+
+
+def attempt(job: Job, hear: Callable[[float | str], None] = lambda _: None) -> Answer:
+    """Do a job, and return its value or the error that ended it."""
+    try:
+        with signals.listening():
+            return Answer(job.do(hear))
+    except BusyError:
+        return Answer(busy=True)
+    except StoppedError as error:
+        return Answer(stopped=error.signal)
+    except Exception as error:
+        return Answer(error=str(error) if isinstance(error, PmlExtError) else one_line(error))
+
+
+class Executor:
+    """Jobs one by one in this process; subclasses do them elsewhere."""
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.jobs = jobs  # at a time
+        self.running: dict[Any, Job] = {}
+
+    def start(self, job: Job) -> None:
+        """Begin a job."""
+        self.running[job] = job
+
+    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+        """Yield the jobs that have ended, perhaps after a while, with their answers."""
+        for job in [*self.running]:
+            with signals.waiting(False):
+                yield self.running.pop(job), attempt(job, lambda said, job=job: hear(job, said))  # type: ignore[misc]
+
+    def stop(self) -> None:
+        """Ask the running jobs to end with a checkpoint."""
+
+    def close(self) -> None:
+        """End whatever still runs."""
+
+
+class Processes(Executor):
+    """Jobs in processes of this machine, each with its share of the threads and a GPU of its own in turn."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(jobs)
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: dict[Connection, Any] = {}
+        self._numbers: dict[Connection, int] = {}
+        self._gpus = _gpus()
+
+    def start(self, job: Job) -> None:
+        """Begin a job in an idle process, or in a new one."""
+        connection = next((each for each in self._workers if each not in self.running), None)
+        if connection is None:
+            number = min({*range(self.jobs)} - {*self._numbers.values()})
+            environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
+            if self._gpus:
+                environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]
+            connection, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs, environment))
+            process.start()
+            theirs.close()
+            self._workers[connection], self._numbers[connection] = process, number
+        self.running[connection] = job
+        connection.send(job)
+
+    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+        """Yield the jobs whose processes have answered or died."""
+        for connection in wait([*self.running], timeout=_POLL):
+            assert isinstance(connection, Connection)
+            try:
+                said = connection.recv()
+            except (EOFError, OSError):
+                self._workers.pop(connection).join()
+                del self._numbers[connection]
+                yield self.running.pop(connection), Answer(died=True)
+                continue
+            if isinstance(said, Answer):
+                yield self.running.pop(connection), said
+            else:
+                hear(self.running[connection], said)
+
+    def stop(self) -> None:
+        """Send SIGTERM to the processes that work."""
+        for connection in self.running:
+            self._workers[connection].terminate()
+
+    def close(self) -> None:
+        """End all processes: idle ones by closing their pipes, the others by force."""
+        for connection, process in self._workers.items():
+            if connection in self.running:
+                process.kill()
+            connection.close()
+            process.join()
+        self._workers.clear()
+
+
+def threads_for(jobs: int) -> int:
+    """Return the threads of each of so many processes: as ``OMP_NUM_THREADS`` says, or a share of the processors."""
+    return int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _serve(connection: Connection, environment: dict[str, str]) -> None:
+    """Do the jobs that come through a pipe, in a process of its own."""
+    os.environ.update(environment)  # before torch is imported, which the first job does
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            connection.send(attempt(connection.recv(), _seldom(connection.send)))
+
+
+def _seldom(say: Callable[[Any], None]) -> Callable[[float | str], None]:
+    """Return a function that passes on every text, and numbers twice a second."""
+    last = 0.0
+
+    def hear(said: float | str) -> None:
+        nonlocal last
+        if isinstance(said, str) or time.monotonic() - last > _POLL:
+            last = time.monotonic()
+            say(said)
+
+    return hear
+
+
+class OnRay(Executor):
+    """Jobs as tasks of Ray, on the cluster at an address, or on one that is started here."""
+
+    def __init__(self, jobs: int, address: str | None = None) -> None:
+        super().__init__(jobs)
+        with needs_extra("ray", "--on ray"):
+            import ray
+        self._ray, here = ray, {} if address else {"num_cpus": jobs}
+        ray.init(address=address, log_to_driver=False, **here)
+        gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / jobs)
+        # Ray itself replaces a worker that dies and begins its task again.
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": _ATTEMPTS - 1}
+        threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
+        self._task = ray.remote(**options, runtime_env=threads)(attempt)
+
+    def start(self, job: Job) -> None:
+        """Begin a task."""
+        self.running[self._task.remote(job)] = job
+
+    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+        """Yield the jobs whose tasks have ended."""
+        for reference in self._ray.wait([*self.running], timeout=_POLL)[0]:
+            try:
+                answer = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                answer = Answer(error=f"Ray: {one_line(error)}")
+            yield self.running.pop(reference), answer
+
+    def stop(self) -> None:
+        """Interrupt the tasks."""
+        for reference in self.running:
+            self._ray.cancel(reference)
+
+    def close(self) -> None:
+        """Leave the cluster, which ends its tasks."""
+        self._ray.shutdown()
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    """A job for SLURM, which is submitted again where its time is over or its machine is wanted by others."""
+
+    job: Job
+
+    def __call__(self) -> Answer:
+        return attempt(self.job)
+
+    def checkpoint(self) -> Any:
+        """Return the submission that goes on with the job."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class OnSlurm(Executor):
+    """Jobs of SLURM by submitit, which does them in processes here where there is no SLURM.
+
+    Partition, account, time and GPUs are taken from sbatch's own variables: ``SBATCH_PARTITION``, ``SBATCH_TIMELIMIT``.
+    """
+
+    def __init__(self, jobs: int, folder: Path) -> None:
+        super().__init__(jobs)
+        with needs_extra("slurm", "--on slurm"):
+            import submitit
+        self._errors = submitit.core.utils.UncompletedJobError
+        self._executor = submitit.AutoExecutor(folder=folder)
+
+    def start(self, job: Job) -> None:
+        """Submit a job."""
+        self.running[self._executor.submit(_Submitted(job))] = job
+
+    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+        """Yield the jobs that SLURM has ended."""
+        time.sleep(_POLL)
+        for submitted in [each for each in self.running if each.done()]:
+            try:
+                answer = submitted.result()
+            except self._errors:
+                answer = Answer(died=True)
+            yield self.running.pop(submitted), answer
+
+    def close(self) -> None:
+        """Cancel the jobs that have not ended."""
+        for submitted in self.running:
+            submitted.cancel(check=False)
+
+
+def executor_of(jobs: int, on: On, out: Path, address: str | None = None) -> Executor:
+    """Return the executor for so many jobs at a time."""
+    if on == "ray":
+        return OnRay(jobs, address)
+    if on == "slurm":
+        return OnSlurm(jobs, out / "slurm")
+    return Executor() if jobs == 1 else Processes(jobs)
+
+
+def done(jobs: Iterable[Job], executor: Executor, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+    """Do jobs, and yield each with its answer when it has one.
+
+    A job that another process does is tried again until that has ended; one whose worker died is tried once more. At a
+    signal all jobs end with a checkpoint, and then this ends by a StoppedError.
+    """
+    waiting, attempts, later = deque(jobs), Counter[Job](), deque[tuple[float, Job]]()
+    stopped = False
+    with signals.listening(), signals.waiting():
+        while waiting or later or executor.running:
+            if signals.received() and not stopped:
+                waiting.clear()
+                later.clear()
+                executor.stop()
+                stopped = True
+            while later and later[0][0] <= time.monotonic():
+                waiting.append(later.popleft()[1])
+            while waiting and len(executor.running) < executor.jobs:
+                executor.start(waiting.popleft())
+            if not executor.running:
+                time.sleep(_POLL if later else 0)
+                continue
+            for job, answer in executor.ended(hear):
+                attempts[job] += answer.died
+                if answer.busy:
+                    later.append((time.monotonic() + _BUSY, job))
+                elif answer.died and attempts[job] < _ATTEMPTS:
+                    hear(job, f"{job.name}: its worker died; another one goes on with it")
+                    waiting.append(job)
+                elif answer.stopped and not stopped:
+                    raise signals.stopped(answer.stopped, "with a checkpoint; go on with the same command")
+                elif not answer.stopped:
+                    died = f"its worker died {_ATTEMPTS} times, perhaps for lack of memory"
+                    yield job, Answer(error=died) if answer.died else answer
+        signals.check("with checkpoints; go on with the same command")

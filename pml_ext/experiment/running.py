@@ -1,0 +1,182 @@
+"""Runs that a comparison wants: which are missing, each done once, and the rows that they make."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from .. import __version__
+from ..errors import ConfigError
+from ..files import writing
+from .comparing import Group, add_run, groups_below, name_apart, settings_of
+from .executors import BusyError, Executor, Hear, Job, done
+from .launch import Plan, execute
+from .recipe import load_recipes, plugins_in
+from .run import METRICS, Silence
+from .tables import tables
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Lock what becomes of a folder, in a file beside it; BusyError if another process has it."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BusyError from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Shares(Silence):
+    """A listener that passes on the share of a run that is done, and its warnings."""
+
+    def __init__(self, hear: Callable[[float | str], None], epochs: int, name: str) -> None:
+        self._hear, self._epochs, self._name = hear, epochs, name
+
+    def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:  # type: ignore[override]
+        """Pass on the share."""
+        self._hear((epoch - 1 + done / iterations) / self._epochs)
+
+    def warn(self, text: str) -> None:  # type: ignore[override]
+        """Pass on a warning."""
+        self._hear(f"{self._name}: warning: {text}")
+
+
+@dataclass(frozen=True, eq=False)
+class RunJob:
+    """A run to do, or to go on with."""
+
+    plan: Plan
+    device: str
+    data: Path | None
+
+    @property
+    def name(self) -> str:
+        """Recipe and seed."""
+        return f"{self.plan.name}, seed {self.plan.seed}"
+
+    def do(self, hear: Callable[[float | str], None]) -> dict[str, Any]:
+        """Do the run, once whoever else wants it."""
+        listener = Shares(hear, self.plan.recipe.schedule.epochs, self.name)
+        with claimed(self.plan.folder):
+            return execute(self.plan, self.device, self.data, listener, resume=True)
+
+
+def fold_settings(folds: int, fold: int, select: str | None) -> list[str]:
+    """Return the overrides that hold out a fold, 1 to ``folds``, of the training classes to choose the epoch by."""
+    settings = {"validation": 1 / folds, "fold": fold, "select": select or "map_at_r", "select_on": "validation"}
+    return [f"evaluation.{key}={value}" for key, value in settings.items()]
+
+
+def plans_of(
+    name: str,
+    out: Path,
+    seeds: int = 1,
+    folds: int = 0,
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+    trials: int = 0,
+) -> list[Plan]:
+    """Return the runs of a recipe's variants, by seed and fold, each in a folder that says all that they depend on.
+
+    The folder's name has the checksum of the resolved recipe, the folder of the data, the number of trials by which its
+    values were chosen, and the versions of pml-ext and of the recipe's plugins.
+    """
+    plans = []
+    select = next(iter(load_recipes(name, overrides).values())).evaluation.select
+    for fold in range(1, folds + 1) if folds else [0]:
+        settings = [*overrides, *(fold_settings(folds, fold, select) if folds else [])]
+        for full, recipe in load_recipes(name, settings).items():
+            _, values = settings_of(recipe.as_dict())
+            about = [values, str(data.resolve()) if data else "", trials, __version__, plugins_in(recipe.as_dict())]
+            digest = digest_of(about)
+            place = out / "runs" / f"{slug(full)}-{digest}"
+            for seed in range(seeds):
+                folder = place / (f"seed-{seed}" + f"-fold-{fold}" * bool(fold))
+                plans.append(Plan(full, recipe, seed, folder, trials))
+    return plans
+
+
+def digest_of(value: Any) -> str:
+    """Return the start of the SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def slug(name: str) -> str:
+    """Return a recipe's name as part of a file's."""
+    return re.sub(r"[^\w.=-]+", "-", name.removesuffix(".toml")).strip("-.")
+
+
+def recipes_of_table(name: str, full: bool) -> list[str]:
+    """Return the recipes that quote a table of a paper: on its own data with ``full``, else on small data."""
+    entries = {each["name"]: each["recipes"] for each in tables()}
+    if name not in entries:
+        raise ConfigError(f"--table {name}: wanted one of {', '.join(entries)}")
+    recipes: list[str] = entries[name]["full" if full else "small"]
+    if not recipes:
+        option = "leave out --data" if full else "name the folder of the data with --data"
+        raise ConfigError(f"--table {name}: no recipe {'on its own' if full else 'on small'} data; {option}")
+    return recipes
+
+
+def rows_of(
+    plans: Iterable[Plan],
+    folders: Sequence[Path],
+    executor: Executor,
+    hear: Hear,
+    device: str = "auto",
+    data: Path | None = None,
+) -> list[Group]:
+    """Do the runs that are missing, and return the rows of all of them and of the folders' runs.
+
+    A run counts as there if its folder has it, or one of ``folders`` has a run of the same recipe, settings, seed and
+    version. A run that fails stands in its row with its error.
+    """
+    found = groups_below(folders) if folders else []
+    groups: list[Group] = []
+    jobs: dict[Job, Group] = {}  # of the runs that are missing
+    places: list[Path] = []
+    for plan in plans:
+        fold, settings = settings_of(plan.recipe.as_dict())
+        own, there = (_row(rows, settings, plan.trials) for rows in (groups, found))
+        if own is None:
+            paper = plan.recipe.paper.model_dump() if plan.recipe.paper is not None else None
+            groups.append(own := Group(plan.name, settings, paper=paper, trials=plan.trials))
+        run = there.runs.get(plan.seed, {}).get(fold) if there is not None else None
+        if there is not None and run is not None and run["versions"].get("pml-ext") == __version__:
+            own.runs.setdefault(plan.seed, {})[fold] = run
+            own.folders[plan.seed] = there.folders[plan.seed]
+        else:
+            jobs[RunJob(plan, device, data)] = own
+            places.append(plan.folder)
+    for job, answer in done(jobs, executor, hear):
+        if answer.error:
+            jobs[job].errors[job.name] = answer.error
+            hear(job, f"{job.name} failed: {answer.error}")
+        hear(job, 1.0)
+    for place in places:
+        if (place / METRICS).exists():
+            add_run(groups, place)
+    for other in found:
+        if _row(groups, other.settings, other.trials) is None:
+            other.name = other.name.partition(" ")[0]
+            groups.append(other)
+    name_apart(groups)
+    return groups
+
+
+def _row(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
+    return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
