@@ -22,6 +22,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..experiment.executors import Job
+    from ..experiment.tuning import Study
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 
@@ -56,6 +57,13 @@ def compare(
     data: DataFolder = None,
     device: OnDevice = "auto",
     overrides: Overrides = None,
+    tune: Annotated[
+        int,
+        typer.Option(min=0, metavar="TRIALS", help="Choose values in the recipes' [tune] ranges by so many trials."),
+    ] = 0,
+    save_recipe: Annotated[
+        bool, typer.Option("--save-recipe", help="Write the tuned recipes to --out too, as TOML.")
+    ] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Write comparison.tex too.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +74,7 @@ def compare(
     is: among twenty rows that do not differ, one has p < 0.05. Sentences have it corrected by Holm's procedure.
     """
     from ..errors import ConfigError
-    from ..experiment.comparing import compare, groups_below
+    from ..experiment.comparing import Group, compare, groups_below
 
     names = list(runs or ())
     folders = [Path(name) for name in names if Path(name).is_dir() or not _is_recipe(name)]
@@ -81,34 +89,54 @@ def compare(
         raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
     if recipes and out is None:
         raise ConfigError(f"{recipes[0]} is a recipe, whose runs want --out FOLDER")
+    studies: list[Study] = []
     if recipes:
         assert out is not None
         from ..experiment.executors import executor_of
         from ..experiment.running import plans_of, rows_of
 
-        plans = [plan for name in recipes for plan in plans_of(name, out, seeds, folds, data, overrides or ())]
+        more = list(overrides or ())
+        if tune:
+            from ..experiment.tuning import studies_of, trial_jobs, tuned
+
+            studies = [study for name in recipes for study in studies_of(name, out, tune, folds, data, more)]
         executor = executor_of(jobs, on, out, ray_address)
-        with AllRuns(len(plans)) as bar:
+        with AllRuns() as bar:
             try:
-                groups = rows_of(plans, folders, executor, bar.hear, device, data)
+                chosen, failed = [(name, list[str]()) for name in recipes], list[Group]()
+                if studies:
+                    trials = [*trial_jobs(studies, device, data)]
+                    bar.begin("trials", len(trials))
+                    chosen, failed = tuned(studies, trials, executor, bar.hear)
+                plans = [
+                    plan
+                    for name, values in chosen
+                    for plan in plans_of(name, out, seeds, folds, data, [*more, *values], tune)
+                ]
+                bar.begin("runs", len(plans))
+                groups = [*rows_of(plans, folders, executor, bar.hear, device, data), *failed]
             finally:
                 executor.close()
     else:
         groups = groups_below(folders)
     result = compare(groups, metric or _METRICS, phase, baseline)
+    if studies:
+        result["tuning"] = [study.about() for study in studies]
     page = None
     if out is not None:
         from ..experiment.comparison_page import write_comparison
 
         page = write_comparison(out, groups, result, latex, device, data, say)
+        for study in studies if save_recipe else ():
+            if study.finished():
+                say(f"tuned recipe: {study.save_recipe(out)}")
     if as_json:
         print_json(result)
     else:
         _print(result)
         if page is not None:
             stdout().print(f"page: {page}")
-    failed = [name for row in result["recipes"] for name in row["errors"]]
-    if failed:
+    if any(row["errors"] for row in result["recipes"]):
         raise typer.Exit(1)
 
 
@@ -130,9 +158,10 @@ def _is_recipe(name: str) -> bool:
 class AllRuns(Progress):
     """Progress over several runs: a bar with the time that is left, and a line per run."""
 
-    def __init__(self, runs: int) -> None:
-        super().__init__()
-        self._runs, self._shares = runs, dict[int, float]()
+    def begin(self, what: str, count: int) -> None:
+        """Begin so many jobs, ``"runs"`` or ``"trials"``, with an empty bar."""
+        self._what, self._count, self._shares = what, count, dict[int, float]()
+        self._bar.reset(self._task, total=count, visible=False)
 
     def hear(self, job: Job, said: float | str) -> None:
         """Draw the share of a run that is done, or write a warning."""
@@ -142,9 +171,9 @@ class AllRuns(Progress):
         self._shares[id(job)] = said
         if said == 1.0:
             finished = sum(share == 1.0 for share in self._shares.values())
-            self.step(f"{job.name} is done: {finished} of {self._runs}")
-        self._bar.update(self._task, description="runs", completed=sum(self._shares.values()), total=self._runs)
-        self._bar.update(self._task, visible=True)
+            self.step(f"{job.name} is done: {finished} of {self._count} {self._what}")
+        completed = sum(self._shares.values())
+        self._bar.update(self._task, description=self._what, completed=completed, visible=True)
 
 
 def _print(result: dict[str, Any]) -> None:

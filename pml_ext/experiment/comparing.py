@@ -68,15 +68,17 @@ class Group:
         return sum(known) / len(known) if known else None
 
     def selection(self) -> str:
-        """Return the images by which the tested epoch was chosen."""
+        """Return the images by which values and the tested epoch were chosen."""
         share, on = self.settings.get("evaluation.validation", 0), self.settings.get("evaluation.select_on")
-        if on == "test":
-            return "test images"
-        return f"{100 * share:.0f} % of training classes" if share else "none: last epoch"
+        epoch = f"{100 * share:.0f} % of training classes" if share else "last epoch"
+        epoch = "test images" if on == "test" else epoch
+        return f"trials: validation classes; {epoch}" if self.trials else epoch
 
     def marks(self, baseline: Group) -> list[str]:
         """Return the settings of :data:`FAIR`, and the number of trials, in which the row differs from another."""
-        texts = []
+        texts: list[str] = []
+        if not self.settings or not baseline.settings:
+            return texts
         for name, patterns in FAIR.items():
             mine, others = (
                 {key: value for key, value in group.settings.items() if any(fnmatchcase(key, p) for p in patterns)}

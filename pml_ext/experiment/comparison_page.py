@@ -13,6 +13,7 @@ import jinja2
 import numpy as np
 import torch
 
+from ..devices import choose_device
 from ..errors import one_line
 from ..evaluation import figures
 from ..evaluation.fonts import short_name
@@ -34,7 +35,7 @@ def write_comparison(
     groups: Sequence[Group],
     result: Mapping[str, Any],
     latex: bool = False,
-    device: str = "cpu",
+    device: str = "auto",
     data: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
@@ -61,14 +62,14 @@ def write_comparison(
     if latex:
         write_text(out / "comparison.tex", latex_table(shown[0]))
     tell("drawing the comparison")
-    tables, drawn = _queries(groups, result, device, data)
+    tables, drawn = _queries(groups, result, choose_device(device), data)
     panels = {metric: curves for metric in result["metrics"] if (curves := _curves(groups, metric))}
     if panels:
         caption = "On validation images, or on test images where the recipe tests epochs; means over the seeds."
         drawn.insert(0, draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), caption))
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
-    tables += [ReportTable(**each) for each in result.get("tuning", ())]
+    tables += [tuning_table(each) for each in result.get("tuning", ())]
     page = environment.get_template("comparison.html.jinja").render(
         title=f"Comparison of {len(groups)} recipes",
         sentences=result["sentences"],
@@ -118,6 +119,32 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
         "where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
     )
     return ReportTable("Differences", [*columns, "pairs wanted"], rows, caption)
+
+
+def tuning_table(about: Mapping[str, Any]) -> ReportTable:
+    """Return a study's trials, with ranges, importance and best values in the caption."""
+    keys = [*about["ranges"]]
+
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    rows = [
+        [str(each["number"]), each["state"], cell(each["value"]), cell(each["seconds"])]
+        + [cell(each["values"].get(key)) for key in keys]
+        for each in about["trials"]
+    ]
+    ranges = "; ".join(
+        f"{key} " + ", ".join(f"{name} {value}" for name, value in each.items() if value)
+        for key, each in about["ranges"].items()
+    )
+    listed = [
+        f"{title}: " + ", ".join(f"{key} {cell(value)}" for key, value in about[name].items())
+        for title, name in (("Best", "best"), ("Importance", "importance"))
+        if about[name]
+    ]
+    sampler = f"{about['sampler']} sampler, {about['pruner']} pruner, by {about['metric']} of {about['chosen on']}"
+    caption = ". ".join([*listed, f"Ranges: {ranges}", sampler]) + "."
+    return ReportTable(f"Trials of {about['recipe']}", ["trial", "state", "value", "seconds", *keys], rows, caption)
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:

@@ -48,7 +48,7 @@ class Shares(Silence):
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:  # type: ignore[override]
         """Pass on the share."""
-        self._hear((epoch - 1 + done / iterations) / self._epochs)
+        self._hear(min(0.99, (epoch - 1 + done / iterations) / self._epochs))  # tests follow
 
     def warn(self, text: str) -> None:  # type: ignore[override]
         """Pass on a warning."""
@@ -160,8 +160,9 @@ def rows_of(
             own.runs.setdefault(plan.seed, {})[fold] = run
             own.folders[plan.seed] = there.folders[plan.seed]
         else:
-            jobs[RunJob(plan, device, data)] = own
             places.append(plan.folder)
+            if not (plan.folder / METRICS).exists():
+                jobs[RunJob(plan, device, data)] = own
     for job, answer in done(jobs, executor, hear):
         if answer.error:
             jobs[job].errors[job.name] = answer.error

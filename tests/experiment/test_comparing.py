@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from pml_ext.cli.app import app
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import summarize
-from pml_ext.experiment.comparing import difference, groups_below
+from pml_ext.experiment.comparing import Group, difference, groups_below
+from pml_ext.experiment.recipe import flat
 from pml_ext.files import write_json
 
 ONE = [0.70, 0.72, 0.71, 0.75, 0.69]
@@ -113,3 +114,42 @@ def test_a_run_named_twice_counts_once(folder):
     one, other = groups_below([folder / "runs/without", folder / "runs"])
     assert [len(one.runs), len(other.runs)] == [5, 5]
     assert other.name == "cbml/a loss.mvc_weight=1.0"
+
+
+def test_rows_that_differ_in_more_than_the_method_are_marked(tmp_path):
+    def tables(**changes):
+        base = {"name": "digits", "augment": {"shift": 1}}, {"trunk": {"name": "convnet"}, "embedding_size": 64}
+        return {"data": base[0] | changes.get("data", {}), "model": base[1] | changes.get("model", {})} | {
+            "sampler": {"batch_size": 80, "iterations": 20} | changes.get("sampler", {}),
+            "schedule": {"epochs": 2} | changes.get("schedule", {}),
+            "loss": {"name": changes.get("loss", "cbml")},
+        }
+
+    changes = {
+        "method": {"loss": "pddm"},
+        "trunk": {"model": {"trunk": {"name": "resnet"}}},
+        "weights": {"model": {"trunk": {"name": "convnet", "weights": "x"}}},
+        "embedding size": {"model": {"embedding_size": 128}},
+        "image size": {"data": {"images": {"crop": 227}}},
+        "batch": {"sampler": {"batch_size": 160}},
+        "iterations": {"schedule": {"epochs": 3}},
+        "augmentation": {"data": {"augment": {"shift": 2}}},
+    }
+    base = Group("base", flat(tables()))
+    for name, change in changes.items():
+        marks = Group(name, flat(tables(**change))).marks(base)
+        assert [mark.partition(":")[0] for mark in marks] == ([] if name == "method" else [name])
+    assert Group("tuned", flat(tables()), trials=20).marks(base) == ["trials: 20 (0 in base)"]
+    assert Group("b", flat(tables(sampler={"batch_size": 160}))).marks(base) == ["batch: 160 (80 in base)"]
+
+
+def test_a_baseline_is_named_and_the_papers_values_stand_beside(folder):
+    value = json.loads(run(folder / "runs", "--json", "--baseline", "cbml/a loss.mvc_weight=0.0").stdout)
+    assert value["differences"][0]["recall_at_1"]["mean"] == pytest.approx(-0.022)
+    assert "no difference of recall_at_1 from cbml/a loss.mvc_weight=0.0 is shown" in value["sentences"][0]
+    assert "2 rows have the name 'cbml/a'" in str(run(folder / "runs", "--baseline", "cbml/a").exception)
+    paper = {"table": "cbml/7", "row": "CBML + MVC + Hard Mining"}
+    values = Group("x", {"data.name": "omniglot-small"}, paper=paper).of_paper("after", "recall_at_1")
+    assert values
+    assert all(0.5 < each["value"] < 1 and not each["same_data"] for each in values)
+    assert Group("x", {"data.name": "omniglot-small"}, paper={"table": "cbml/99"}).of_paper("after", "nmi") == []

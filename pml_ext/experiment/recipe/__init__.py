@@ -13,6 +13,7 @@ from .loading import load_recipes as load_recipes
 from .loading import names_in as names_in
 from .loading import pipelines as pipelines
 from .loading import plugins_in as plugins_in
+from .loading import ranges_of as ranges_of
 from .loading import read_tables as read_tables
 from .loading import validate as validate
 from .loading import variant_tables as variant_tables

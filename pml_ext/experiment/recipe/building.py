@@ -49,12 +49,13 @@ _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
-    In ``[origin]`` the entry of a group replaces those of its keys.
+    In ``[origin]`` and ``[tune]`` the entry of a group replaces those of its keys; ranges of ``[tune]`` in a table that
+    is replaced are dropped.
     """
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        if key == "origin" and isinstance(old, dict) and isinstance(value, dict):
+        if key in ("origin", "tune") and isinstance(old, dict) and isinstance(value, dict):
             result[key] = {own: text for own, text in old.items() if not _inside(own, value)} | value
             continue
         if isinstance(old, str) and isinstance(value, dict):
@@ -63,6 +64,11 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             result[key] = merged(old, value)
         else:
             result[key] = value
+            own = over.get("tune", ())
+            if isinstance(old, dict) and isinstance(ranges := result.get("tune"), dict):
+                result["tune"] = {
+                    name: each for name, each in ranges.items() if name in own or not _inside(name, [key])
+                }
     return result
 
 

@@ -11,14 +11,14 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ... import registry
 from ...errors import ConfigError, PluginError, PmlExtError, UnknownNameError, shortened, unknown
 from ...files import toml_value
 from .building import check_names, merged
 from .papers import quoted
-from .schema import Recipe, problem_of
+from .schema import Recipe, TuneTable, problem_of
 
 PIPELINES = "pipelines/"  # prefix of their names
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name in place of a table
@@ -83,6 +83,22 @@ def read_tables(name: str) -> Tables:
 def variant_tables(name: str) -> dict[str, Tables]:
     """Return the tables of a recipe's variants by their full names, merged, not validated."""
     return _variants(name, ())[2]
+
+
+def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, TuneTable]]:
+    """Return the ranges of ``[tune]`` by key, for each of a recipe's variants; without keys that have a value by now.
+
+    These are the keys of the overrides, and of the recipe's ``[sweep]``.
+    """
+    overrides = list(overrides)
+    _, tables, _ = _read(_without_variant(name))
+    sweep = tables.get("sweep")
+    fixed = {*(each.partition("=")[0].strip() for each in overrides), *(sweep if isinstance(sweep, dict) else ())}
+    ranges = TypeAdapter(dict[str, TuneTable])
+    return {
+        full: {key: each for key, each in ranges.validate_python(mine.get("tune", {})).items() if key not in fixed}
+        for full, mine in _variants(name, overrides)[2].items()
+    }
 
 
 def names_in(recipe: str) -> set[tuple[str, str]]:

@@ -324,6 +324,23 @@ class PaperTable(BaseModel):
     note: str = ""  # differences from the paper
 
 
+class TuneTable(Table):
+    """A range of ``[tune]``: the values of a key that ``pml-ext compare --tune`` tries."""
+
+    low: int | float = 0
+    high: int | float = 0
+    log: bool = False  # drawn evenly on a logarithmic scale
+    choices: list[bool | int | float | str] = []  # in the place of low and high
+
+    @model_validator(mode="after")
+    def _range_or_choices(self) -> Self:
+        if bool(self.choices) == (self.low < self.high):
+            raise ValueError(f"found low = {self.low}, high = {self.high}; wanted the smaller first, or choices alone")
+        if self.log and self.low <= 0:
+            raise ValueError(f"found low = {self.low} with log = true; wanted more than 0")
+        return self
+
+
 class Recipe(Table):
     """A validated recipe; each attribute is the table of its name."""
 
@@ -343,21 +360,27 @@ class Recipe(Table):
     @model_validator(mode="before")
     @classmethod
     def _origins_fit(cls, tables: Any) -> Any:
-        """Check ``[origin]``, texts by the keys or groups that they are about, and leave it out: it sets nothing."""
-        if not isinstance(tables, dict) or "origin" not in tables:
+        """Check ``[origin]``, texts by the keys or groups that they are about, and ``[tune]``, ranges by key.
+
+        They set nothing, and are left out.
+        """
+        if not isinstance(tables, dict) or not {"origin", "tune"} & set(tables):
             return tables
         groups: dict[str, Any] = {
             name: field.annotation for name, field in cls.model_fields.items() if name not in _NO_SETTINGS
         }
-        for key, text in TypeAdapter(dict[str, str]).validate_python(tables["origin"]).items():
+        origins = TypeAdapter(dict[str, str]).validate_python(tables.get("origin", {}))
+        ranges = TypeAdapter(dict[str, TuneTable]).validate_python(tables.get("tune", {}))
+        about: list[tuple[str, str, Any]] = [("origin", *each) for each in origins.items()]
+        for which, key, text in [*about, *(("tune", *each) for each in ranges.items())]:
             group, name = [*key.split("."), ""][:2]
             if group not in groups or not text:
-                raise ValueError(f"origin.{key}: {unknown('table', group, groups) if text else 'found no text'}")
+                raise ValueError(f"{which}.{key}: {unknown('table', group, groups) if text else 'found no text'}")
             table = groups[group]
             closed = isinstance(table, type) and issubclass(table, Table) and table.model_config["extra"] == "forbid"
             if name and closed and name not in (known := table.model_fields):
-                raise ValueError(f"origin.{key}: {unknown(f'key of [{group}]', name, known)}")
-        return {name: table for name, table in tables.items() if name != "origin"}
+                raise ValueError(f"{which}.{key}: {unknown(f'key of [{group}]', name, known)}")
+        return {name: table for name, table in tables.items() if name not in ("origin", "tune")}
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:

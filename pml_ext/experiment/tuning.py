@@ -1,0 +1,309 @@
+"""Tuning of recipes by Optuna: equally many trials for each, chosen on validation classes, shared by processes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from .. import __version__, checksums
+from ..devices import choose_device
+from ..errors import ConfigError, TrainingError, needs_extra, one_line
+from ..files import alone_in, write_text
+from .comparing import Group, settings_of
+from .executors import BusyError, Executor, Hear, done
+from .recipe import flat, load_recipes, plugins_in, ranges_of
+from .recipe.schema import TuneTable
+from .records import Records
+from .run import Run
+from .running import Shares, claimed, digest_of, fold_settings, slug
+
+VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
+SAMPLER, PRUNER = "TPE", "median"  # of optuna, for every recipe
+_SEED = 0  # of all trials' runs
+_TESTS = 5  # of a trial's validation classes over its epochs
+_QUICK = ["evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0"]
+Report = Callable[[int, float], None]  # takes the epoch, and the best value until then
+
+
+class TrialRun(Run):
+    """A run that is tested on its validation classes alone: it returns the best value, and writes no report."""
+
+    report: Report  # set before it trains
+
+    def _end_epoch(self, records: Records) -> None:
+        super()._end_epoch(records)
+        if self._history.best["epoch"] is not None:
+            self.report(self.epoch, self._history.best["value"])
+
+    def _finish(self, records: Records) -> dict[str, Any]:
+        return {"value": self._history.best["value"]}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The tuning of one recipe: its ranges, and the folder with Optuna's journal and the trials' runs."""
+
+    recipe: str  # its name, or one variant's
+    settings: tuple[str, ...]  # overrides, with those that hold out validation classes
+    folds: int
+    select: str
+    ranges: Mapping[str, TuneTable]
+    trials: int
+    place: Path
+
+    def optuna_study(self) -> Any:
+        """Open the study in its journal, or begin it."""
+        with needs_extra("tune", "--tune"):
+            import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.place.mkdir(parents=True, exist_ok=True)
+        path = str(self.place / "journal.log")
+        storage = optuna.storages.JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+        epochs = load_recipes(self.recipe, self.settings)[self.recipe].schedule.epochs
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=epochs // 3)
+        return optuna.create_study(
+            storage=storage, study_name="study", pruner=pruner, direction="maximize", load_if_exists=True
+        )
+
+    def begin(self, study: Any) -> Any:
+        """Return a new trial; the first has the recipe's own values where they are in the ranges.
+
+        Call it alone in the study's folder: the sampler's seed is the trial's number, so that no two processes draw
+        the same values.
+        """
+        import optuna
+
+        study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
+        if not study.get_trials(deepcopy=False):
+            own = flat(load_recipes(self.recipe, self.settings)[self.recipe].as_dict())
+            study.enqueue_trial({key: own[key] for key, each in self.ranges.items() if _within(own.get(key), each)})
+        return study.ask({key: _distribution(each) for key, each in self.ranges.items()})
+
+    def best_settings(self) -> list[str]:
+        """Return the values of the best trial as overrides."""
+        return [f"{key}={_toml(value)}" for key, value in self.best().items()]
+
+    def finished(self) -> list[Any]:
+        """Return the trials that ended with a value."""
+        return [each for each in self.optuna_study().get_trials(deepcopy=False) if each.state.name == "COMPLETE"]
+
+    def best(self) -> dict[str, Any]:
+        """Return the values of the best trial; nothing if none ended with a value."""
+        finished = self.finished()
+        if not finished:
+            return {}
+        return dict(max(finished, key=lambda each: (each.value, -each.number)).params)
+
+    def about(self) -> dict[str, Any]:
+        """Return ranges, all trials, importance of the keys and best values, as plain values."""
+        import optuna
+
+        study = self.optuna_study()
+        trials = study.get_trials(deepcopy=False)
+        importance: dict[str, float] = {}
+        with contextlib.suppress(ValueError, RuntimeError):  # too few trials, or all with the same value
+            importance = optuna.importance.get_param_importances(study)
+        return {
+            "recipe": self.recipe,
+            "sampler": SAMPLER,
+            "pruner": PRUNER,
+            "metric": self.select,
+            "chosen on": f"{self.folds} folds of the training classes" if self.folds else "held-out training classes",
+            "ranges": {key: each.model_dump(exclude_defaults=True) for key, each in self.ranges.items()},
+            "importance": {key: round(float(value), 4) for key, value in importance.items()},
+            "best": self.best(),
+            "trials": [
+                {
+                    "number": each.number,
+                    "state": each.state.name.lower(),
+                    "value": each.value,
+                    "seconds": round(each.duration.total_seconds(), 1) if each.duration else None,
+                    "values": dict(each.params),
+                }
+                for each in trials
+            ],
+        }
+
+    def save_recipe(self, out: Path) -> Path:
+        """Write the tuned recipe, which extends the recipe by the best values; return its file."""
+        tables: dict[str, Any] = {"extends": self.recipe, "origin": {}}
+        if ".toml" in self.recipe:
+            tables["extends"] = str(Path(self.recipe).resolve())
+        for key, value in self.best().items():
+            inner = tables
+            *groups, last = key.split(".")
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner[last] = value
+            tables["origin"][key] = f"tuned: best of {self.trials} trials by {self.select} of validation classes"
+        write_text(path := out / f"{slug(self.recipe)}-tuned.toml", tomli_w.dumps(tables))
+        return path
+
+
+def _distribution(range_: TuneTable) -> Any:
+    import optuna
+
+    if range_.choices:
+        return optuna.distributions.CategoricalDistribution(range_.choices)
+    if isinstance(range_.low, int) and isinstance(range_.high, int):
+        return optuna.distributions.IntDistribution(range_.low, range_.high, range_.log)
+    return optuna.distributions.FloatDistribution(range_.low, range_.high, range_.log)
+
+
+def _within(value: Any, range_: TuneTable) -> bool:
+    if range_.choices:
+        return value in range_.choices
+    return isinstance(value, (int, float)) and range_.low <= value <= range_.high
+
+
+def studies_of(
+    name: str,
+    out: Path,
+    trials: int,
+    folds: int = 0,
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Study]:
+    """Return the study of each of a recipe's variants, in a folder that says all that its values depend on."""
+    studies = []
+    for full, ranges in ranges_of(name, overrides).items():
+        if not ranges:
+            example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
+            raise ConfigError(f"{full} has no [tune] table; --tune wants ranges in it, such as {example}")
+        table = load_recipes(full, overrides)[full].evaluation
+        held_out = table.validation if table.validation and table.select_on == "validation" else VALIDATION
+        own = {"validation": held_out, "select": table.select or "map_at_r", "select_on": "validation"}
+        settings = fold_settings(folds, 1, table.select) if folds else [f"evaluation.{k}={v}" for k, v in own.items()]
+        recipe = load_recipes(full, [*overrides, *settings])[full]
+        settings += [*_QUICK, f"evaluation.every={math.ceil(recipe.schedule.epochs / _TESTS)}"]
+        values = recipe.as_dict()
+        dumped = {key: each.model_dump() for key, each in ranges.items()}
+        about = [
+            settings_of(values),
+            folds,
+            dumped,
+            str(data.resolve()) if data else "",
+            __version__,
+            plugins_in(values),
+        ]
+        place = out / "studies" / f"{slug(full)}-{digest_of(about)}"
+        studies.append(Study(full, (*overrides, *settings), folds, str(own["select"]), ranges, trials, place))
+    return studies
+
+
+@dataclass(frozen=True, eq=False)
+class TrialJob:
+    """One of a study's trials: a new one, or one whose process died, from its checkpoint."""
+
+    study: Study
+    number: int  # of the job
+    device: str
+    data: Path | None
+
+    @property
+    def name(self) -> str:
+        """Recipe and number."""
+        return f"{self.study.recipe}, trial {self.number + 1} of {self.study.trials}"
+
+    def do(self, hear: Callable[[float | str], None]) -> dict[str, Any]:
+        """Do a trial, unless all have begun; BusyError if all have, and other processes are still at some."""
+        study = self.study.optuna_study()
+        with contextlib.ExitStack() as stack:
+            with alone_in(self.study.place):
+                trials, trial = study.get_trials(deepcopy=False), None
+                unfinished = [each for each in trials if not each.state.is_finished()]
+                left = next((each for each in unfinished if self._claim(each.number, stack)), None)
+                if left is None and len(trials) < self.study.trials:
+                    trial = self.study.begin(study)
+                    left = trial
+                    self._claim(trial.number, stack)
+            if left is None:
+                if unfinished:
+                    raise BusyError
+                return {}
+            self._run(study, left, trial, hear)
+        return {}
+
+    def _folder(self, number: int) -> Path:
+        return self.study.place / f"trial-{number}"
+
+    def _claim(self, number: int, stack: contextlib.ExitStack) -> bool:
+        try:
+            stack.enter_context(claimed(self._folder(number)))
+        except BusyError:
+            return False
+        return True
+
+    def _run(self, study: Any, left: Any, trial: Any, hear: Callable[[float | str], None]) -> None:
+        """Train with a trial's values and tell the study the result; ``trial`` is None for one that goes on."""
+        import optuna
+
+        name, values = self.study.recipe, list[float]()
+        tuned = [f"{key}={_toml(value)}" for key, value in left.params.items()]
+
+        def report(epoch: int, value: float) -> None:
+            if trial is not None and not values:  # of the first fold
+                trial.report(value, epoch)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+
+        try:
+            for fold in range(1, self.study.folds + 1) if self.study.folds else [0]:
+                settings = [*self.study.settings, *tuned, *([f"evaluation.fold={fold}"] if fold else [])]
+                recipe, folder = load_recipes(name, settings)[name], self._folder(left.number) / f"fold-{fold}"
+                folder.mkdir(parents=True, exist_ok=True)
+                checksums.recover(folder, ("checkpoints", "records"))
+                listener = Shares(hear, recipe.schedule.epochs, self.name)
+                run = TrialRun(recipe, name, folder, _SEED, choose_device(self.device), self.data, listener)
+                run.report = report
+                values.append(run.train(resume=True)["value"])
+            study.tell(left.number, sum(values) / len(values))
+        except optuna.TrialPruned:
+            study.tell(left.number, state=optuna.trial.TrialState.PRUNED)
+        except (ConfigError, TrainingError) as error:  # values that do not work are a trial too
+            hear(f"{self.name} failed: {one_line(error)}")
+            study.tell(left.number, state=optuna.trial.TrialState.FAIL)
+        shutil.rmtree(self._folder(left.number), ignore_errors=True)
+
+
+def _toml(value: Any) -> str:
+    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+
+
+def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> Iterator[TrialJob]:
+    """Yield a job for each trial that the studies lack, the studies in turn."""
+    finished = [
+        sum(each.state.is_finished() for each in study.optuna_study().get_trials(deepcopy=False)) for study in studies
+    ]
+    for number in range(max((study.trials for study in studies), default=0)):
+        yield from (
+            TrialJob(study, number, device, data)
+            for study, there in zip(studies, finished, strict=True)
+            if there <= number < study.trials
+        )
+
+
+def tuned(
+    studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, hear: Hear
+) -> tuple[list[tuple[str, list[str]]], list[Group]]:
+    """Do the trials, and return each recipe with its best values as overrides, and rows of those without any."""
+    errors: dict[str, str] = {}
+    for job, answer in done(jobs, executor, hear):
+        assert isinstance(job, TrialJob)
+        if answer.error:
+            errors[job.study.recipe] = answer.error
+            hear(job, f"{job.name} failed: {answer.error}")
+        hear(job, 1.0)
+    chosen = [(study.recipe, study.best_settings()) for study in studies if study.finished()]
+    names = [study.recipe for study in studies if not study.finished()]
+    texts = {name: errors.get(name, "no trial ended with a value") for name in names}
+    return chosen, [Group(name, {}, errors={f"{name}, tuning": text}) for name, text in texts.items()]
