@@ -82,7 +82,7 @@ def test_trials_see_validation_classes_alone_and_are_the_same_again(recipe, tmp_
     assert max(value for _, value in first if value is not None) == max(
         each["value"] for each in found[0]["trials"] if each["values"] == found[0]["best"]
     )
-    assert not [path for path in study.place.rglob("*.pt")]
+    assert not list(study.place.rglob("*.pt"))
 
 
 def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
