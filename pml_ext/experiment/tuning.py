@@ -28,7 +28,7 @@ VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
 SAMPLER, PRUNER = "TPE", "median"  # of optuna, for every recipe
 _SEED = 0  # of all trials' runs
 _TESTS = 5  # of a trial's validation classes over its epochs
-_QUICK = ["evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0"]
+_QUICK = ["track=[]", "evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0"]
 Report = Callable[[int, float], None]  # takes the epoch, and the best value until then
 
 
