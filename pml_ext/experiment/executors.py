@@ -198,7 +198,7 @@ class OnRay(Executor):
         super().__init__(jobs)
         with needs_extra("ray", "--on ray"):
             import ray
-        self._ray, here = ray, {} if address else {"num_cpus": jobs}
+        self._ray, here = ray, {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address=address, log_to_driver=False, **here)
         gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / jobs)
         # Ray itself replaces a worker that dies and begins its task again.

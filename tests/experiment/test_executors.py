@@ -77,7 +77,13 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, monkeypatch, without_rep
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_two_workers_of_ray_give_the_same_numbers(tmp_path, here):
-    assert metrics(tmp_path, OnRay(2), seeds=2) == here
+    try:
+        executor = OnRay(2)
+    except Exception as error:
+        if "timed out during startup" not in str(error):  # Ray gives its own processes 30 s
+            raise
+        pytest.skip(f"Ray does not start on this machine: {error}")
+    assert metrics(tmp_path, executor, seeds=2) == here
 
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
