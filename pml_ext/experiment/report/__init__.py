@@ -293,7 +293,9 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
         sampled = "" if training == "train" else f", {len(view.images(training)):,} images of them,"
         caption += f" The column of the training classes{sampled} shows how much is lost on unseen ones."
     where = "of the queries" if apart else "on the test images"
-    return ReportTable(f"Retrieval and clustering {where}", ["%", *(PHASES[phase] for phase in phases)], rows, caption)
+    named = {"after": "head" if view.frozen else "fine-tuned network"} if "frozen" in metrics else {}  # pretrained
+    columns = ["%", *((PHASES | named)[phase] for phase in phases)]
+    return ReportTable(f"Retrieval and clustering {where}", columns, rows, caption)
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:
