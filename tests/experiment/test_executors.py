@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from pml_ext.experiment.executors import Executor, OnRay, OnSlurm, Processes, done
 from pml_ext.experiment.running import RunJob, plans_of
@@ -21,6 +22,10 @@ evaluation = { baselines = false, figures = "few", training_images = 0 }
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
+    yield
+    torch.set_num_threads(before)
 
 
 def jobs(tmp_path, name, seeds=1):
