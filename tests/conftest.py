@@ -45,7 +45,10 @@ SLOW = (
     "cli/",
     "testing/",
     "retrieval/",
+    "test_executors.py",
     "test_run.py",
+    "test_running.py",
+    "test_tuning.py",
     "test_benchmark.py",
     "test_profile.py",
 )
