@@ -432,7 +432,8 @@ def check_arguments(subject: Subject) -> None:
     recording = with_(collect_stats=True)
     if recording and not alike(outcome(recording, batch), plain):
         raise AssertionError("collect_stats=True changes the result; detach what is recorded, and change nothing")
-    regularizer = pml.regularizers.LpRegularizer()
+    regularizer, bare = pml.regularizers.LpRegularizer(), with_(embedding_regularizer=None)
+    plain = outcome(bare, batch_of(subject)) if bare else plain
     for weight in (0.5, 3.0) if subject.kind == "loss" else ():
         if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=weight):
             actual = outcome(regularized, batch)[0]
