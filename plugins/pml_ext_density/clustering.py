@@ -133,17 +133,20 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
         nearest = torch.minimum(nearest, distances[best])
     medoids = torch.stack(chosen)
     for _ in range(refinements if number > 1 else 0):
-        clusters = distances[medoids].argmin(0)
+        before, clusters = medoids.clone(), distances[medoids].argmin(0)
         for place in range(number):
-            inside = clusters == place
-            rest = distances[medoids].index_fill(0, torch.tensor([place], device=medoids.device), torch.inf)
-            nearest, owner = rest.min(0).values, rest.argmin(0)
-            members = inside.nonzero()[:, 0]
+            members = (clusters == place).nonzero()[:, 0]
+            if len(members) == 0:  # where an equal embedding is an earlier medoid
+                continue
+            rest = distances[medoids]
+            rest[place] = torch.inf
+            nearest, owner = rest.min(0)
             near = distances[members]
             moved = torch.where(owner < place, near < nearest, near <= nearest).to(distances.dtype)
             score = margin * (1 - agreement(moved, owner, classes)) - near[:, members].sum(1)
-            if len(members):  # none, where an equal embedding is an earlier medoid
-                medoids = medoids.index_fill(0, torch.tensor([place], device=medoids.device), members[score.argmax()])
+            medoids[place] = members[score.argmax()]
+        if torch.equal(medoids, before):
+            break
     return medoids
 
 
