@@ -166,11 +166,26 @@ def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):
         tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\n"loss.beta_pos" = "ours"\n', "parent.toml"
     )
     child = write(tmp_path, 'extends = "parent.toml"\n[origin]\nloss = "program"\nsampler = "ours"\n', "child.toml")
-    of_parent, of_child = (variant_tables(file)[file]["origin"] for file in (parent, child))
-    assert [origin_of(key, of_parent) for key in ("loss.beta_pos", "loss.beta_neg", "lossy")] == ["ours", "paper", ""]
-    assert [origin_of(key, of_child) for key in ("loss.beta_pos", "sampler.m")] == ["program", "ours"]
+    own = write(tmp_path, 'extends = "child.toml"\n[loss]\nbeta_pos = 0.3\n[origin]\nloss = "program"\n', "own.toml")
+    of = {file: variant_tables(file)[file]["origin"] for file in (parent, child, own)}
+    keys = ("loss.beta_pos", "loss.beta_neg", "lossy")
+    assert [origin_of(key, of[parent]) for key in keys] == ["ours", "paper", ""]
+    assert [origin_of(key, of[child]) for key in (*keys, "sampler.m")] == ["ours", "program", "", "ours"]
+    assert origin_of("loss.beta_pos", of[own]) == "program"  # its own value has its own origin
     assert one(child) == one(parent)
     assert "origin" not in one(parent).as_dict()
+
+
+def test_what_a_choice_extends_leaves_the_recipes_own_origins(tmp_path):
+    from pml_ext.experiment.recipe import origin_of, variant_tables
+
+    write(tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\noptimizer = "program"\n', "other.toml")
+    sweep = '[sweep.data.other]\nextends = "other.toml"\n[sweep.data.own]\n[sweep.rows.a]\nloss = { epsilon = 0.2 }\n'
+    origin = '[origin]\n"loss.epsilon" = "paper, Table 1"\noptimizer = "ours"\n'
+    file = write(tmp_path, f'extends = "cbml/digits"\n{sweep}{origin}', "swept.toml")
+    of = variant_tables(file)[f"{file}@other,a"]["origin"]
+    keys = ("loss.epsilon", "loss.beta_pos", "optimizer.lr")
+    assert [origin_of(key, of) for key in keys] == ["paper, Table 1", "paper", "ours"]
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,18 @@ _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
-    In ``[origin]`` and ``[tune]`` the entry of a group replaces those of its keys; ranges of ``[tune]`` in a table that
-    is replaced are dropped.
+    In ``[origin]`` and ``[tune]`` the entry of a group replaces those of its keys, in ``[origin]`` of keys that the new
+    tables set, since an inherited value keeps its origin; ranges of ``[tune]`` in a table that is replaced are dropped.
     """
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
         if key in ("origin", "tune") and isinstance(old, dict) and isinstance(value, dict):
-            result[key] = {own: text for own, text in old.items() if not _inside(own, value)} | value
+            gone = {own for own in old if _inside(own, value)}
+            if key == "origin":
+                given = flat({name: table for name, table in over.items() if name != "origin"})
+                gone = {own for own in gone if any(_inside(each, [own]) for each in given)}
+            result[key] = {own: entry for own, entry in old.items() if own not in gone} | value
             continue
         if isinstance(old, str) and isinstance(value, dict):
             old = {"name": old}  # a table's name may stand for the table

@@ -223,6 +223,8 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
     for named in sweep.values() if isinstance(sweep, dict) else ():  # choices that extend something of their own
         for label, choice in named.items() if isinstance(named, dict) else ():
             if isinstance(choice, dict):
+                if "extends" in choice:  # what the file says of its own settings goes before what the choice extends
+                    choice = merged({"origin": tables.get("origin", {})}, choice)
                 named[label] = _extended(choice, file, children, f"sweep: {label}: ")
                 named[label].pop("sweep", None)
     return str(file), _extended(tables, file, children), run if isinstance(run, dict) else {}
