@@ -72,6 +72,12 @@ def pointwise(distance, embeddings, labels, kind):
     return -((means[0] - means[1]) ** 2) / spread
 
 
+def mahalanobis(weight, x, y):
+    """Distances of normalized rows under the metric L^T L of Sec. 1."""
+    form, (x, y) = weight.T @ weight, ([row / row.norm() for row in each] for each in (x, y))
+    return torch.stack([torch.stack([((a - b) @ form @ (a - b)).sqrt() for b in y]) for a in x])
+
+
 def norm(x, y):
     return sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) ** 0.5
 
