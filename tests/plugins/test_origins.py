@@ -7,7 +7,7 @@ import pytest
 from pml_ext import registry
 from pml_ext.experiment.recipe import Recipe, flat, origin_of, pipelines, read_tables, variant_tables
 
-NO_SETTINGS = ("description", "extends", "paper", "origin", "sweep")
+NO_SETTINGS = ("description", "extends", "paper", "origin", "sweep", "tune")
 RECIPES = [name for name in registry.recipes() if read_tables(name).get("paper", {}).get("table")]
 
 
