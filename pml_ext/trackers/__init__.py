@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import needs_extra
 from ..files import read_json, write_text
 
 _IDENTITIES = "trackers.json"
@@ -73,20 +72,20 @@ def _wandb(
     group: str | None = None,
 ) -> Tracker:
     """Weights & Biases; its environment variables, such as ``WANDB_MODE=offline``, hold."""
-    with needs_extra("wandb", "track.name = 'wandb'"):
-        from .wandb import WeightsAndBiases
+    from .wandb import WeightsAndBiases
+
     return WeightsAndBiases(folder, recipe, project, entity, group)
 
 
 def _mlflow(folder: Path, recipe: Mapping[str, Any], experiment: str = "pml-ext") -> Tracker:
     """MLflow, in the store of ``MLFLOW_TRACKING_URI``."""
-    with needs_extra("mlflow", "track.name = 'mlflow'"):
-        from .mlflow import MLflow
+    from .mlflow import MLflow
+
     return MLflow(folder, recipe, experiment)
 
 
 def _trackio(folder: Path, recipe: Mapping[str, Any], project: str = "pml-ext", space_id: str | None = None) -> Tracker:
     """Trackio, in its local store or a Space."""
-    with needs_extra("trackio", "track.name = 'trackio'"):
-        from .trackio import Trackio
+    from .trackio import Trackio
+
     return Trackio(folder, recipe, project, space_id)

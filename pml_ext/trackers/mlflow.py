@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
-from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAMS_TAGS_PER_BATCH
-
+from ..errors import needs_extra
 from . import final_metrics, kept_id
+
+with needs_extra("mlflow", "track.name = 'mlflow'"):
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+    from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAMS_TAGS_PER_BATCH
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 

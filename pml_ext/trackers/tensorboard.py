@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import SummaryWriter
-
+from ..errors import needs_extra
 from . import of_epochs
+
+with needs_extra("train", "track.name = 'tensorboard'"):
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoard:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import trackio
-
+from ..errors import needs_extra
 from . import final_metrics, kept_id
+
+with needs_extra("trackio", "track.name = 'trackio'"):
+    import trackio
 
 
 class Trackio:

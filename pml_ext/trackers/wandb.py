@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import wandb
-
+from ..errors import needs_extra
 from . import final_metrics, kept_id, of_epochs
+
+with needs_extra("wandb", "track.name = 'wandb'"):
+    import wandb
 
 
 class WeightsAndBiases:
