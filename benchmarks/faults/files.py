@@ -238,7 +238,8 @@ def _weights(whole: Path, folder: Path) -> str:
     for path in sorted(whole.rglob("*.pt")):
         states = [checkpoint.load(each) for each in (path, folder / path.relative_to(whole))]
         for state in states:
-            for key in [*state] if path.name == "before.pt" else ("train_seconds", "test_seconds", "warnings"):
+            timed = [key for key in state if key.endswith("_seconds")]
+            for key in [*state] if path.name == "before.pt" else [*timed, "warnings"]:
                 if key != "embeddings":
                     state.pop(key, None)
         if text := kills._unequal(*states):

@@ -264,7 +264,7 @@ def _weights(one: Path, other: Path) -> str:
     for path in sorted(one.rglob("*.pt")):
         states = [checkpoint.load(each) for each in (path, other / path.relative_to(one))]
         for state in states:
-            for key in ("train_seconds", "test_seconds"):
+            for key in [key for key in state if key.endswith("_seconds")]:
                 state.pop(key, None)
         if text := _unequal(*states):
             return f"{path.name}: {text}"

@@ -270,11 +270,14 @@ class ImageEmbedder:
     @torch.no_grad()
     def _forward(self, images: Tensor, files: Sequence[Path] = ()) -> Tensor:
         """Return L2-normalized embeddings, ``[B, D]``, float32; keep the features of files if the trunk is frozen."""
+        images = images.to(self.device, memory_format=self._memory_format)
         with autocast(self.device, self.precision):
-            features = self.network.trunk(images.to(self.device, memory_format=self._memory_format))
-            if files and self._features is not None:
+            if self._features is None or not files:
+                embeddings: Tensor = self.network(images)
+            else:
+                features = self.network.trunk(images)
                 self._features.keep(files, features)
-            embeddings: Tensor = self.network.embedder(features)
+                embeddings = self.network.embedder(features)
         return nn.functional.normalize(embeddings.float())
 
     @torch.no_grad()

@@ -28,11 +28,11 @@ document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e =>
 
 def page(phases):
     recipe = SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100]))
-    view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe)
+    view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False)
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
-    return table, environment.get_template("report.html.jinja").render(title="a", tables=[table])
+    return table, environment.get_template("report.html.jinja").render(title="a", tables=[table], phases={"train": 1.0})
 
 
 def test_metrics_are_rows_and_phases_columns():

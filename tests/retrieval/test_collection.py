@@ -327,9 +327,9 @@ import sys, time
 from pml_ext.retrieval import embedding
 embedding.WRITTEN = 20
 real = embedding.ImageEmbedder._forward
-def slow(self, images):
+def slow(self, *images):
     time.sleep(0.02)
-    return real(self, images)
+    return real(self, *images)
 embedding.ImageEmbedder._forward = slow
 from pml_ext import load_run
 load_run(sys.argv[1], "cpu", workers=2, store=sys.argv[3]).embed_folder(sys.argv[2], batch_size=10)

@@ -39,7 +39,7 @@ _DIMENSIONS = 600
 _IMAGES = (65, 182, 1025)
 _COPIES = (43, 257, 2731)  # of references: beyond int8, beyond what float16 counts, beyond int16
 _LARGE = 64  # entries of the largest tensor per entry of the matrix, above which larger batches are left out
-_SECONDS = 0.2  # of the processor for a batch, above which no larger one is tried
+_SECONDS = 0.1  # of the processor for a batch, above which no larger one is tried
 
 
 def _set_autocast(value: tuple[bool, torch.dtype]) -> None:
@@ -282,7 +282,7 @@ def check_order_does_not_matter(subject: Subject) -> None:
 def check_sizes(subject: Subject) -> str:
     """65, 182 and 1,025 images, in any order and under any names, in float32 too: tiles end, counters overflow.
 
-    Memory that grows with the cube of the batch, or a fifth of a second for one, leaves out the largest. A class of
+    Memory that grows with the cube of the batch, or a tenth of a second for one, leaves out the largest. A class of
     many images gives a value of the order of that of a smaller one.
     """
     if is_random(subject):
