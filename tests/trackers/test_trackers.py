@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import sys
+import time
 from contextlib import closing
 
 import pytest
@@ -164,9 +165,14 @@ def test_weights_and_biases_offline_has_the_same_values(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert not finished(tmp_path / "run", 'track=["wandb", "tensorboard"]')["warnings"]
+    (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    for _ in range(600):  # W&B's own process writes on after the run's end
+        records = [Record.FromString(entry) for entry in entries_of_a_log(log.read_bytes())]
+        if any(record.HasField("exit") for record in records):
+            break
+        time.sleep(0.1)
     found = {}
-    for data in entries_of_a_log(next((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")).read_bytes()):
-        record = Record.FromString(data)
+    for record in records:
         items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for name in [name for name in items if "/" in name]:
             step = items["epoch" if of_epochs(name) else "iteration"]
