@@ -38,6 +38,8 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     distances to its medoids and to those of the classes have one.
 
     The value is one number for the batch, a sum over its embeddings. There are no references and no ``indices_tuple``.
+    The search ends in a local optimum: among many embeddings (1,000, say) another order of the same ones may end in
+    another, and its value differ by some thousandths.
 
     *Cost:* of a batch of B with K classes: one product of ``B x D x B``, and to find the medoids, without gradient, K
     of ``B x B x B`` at most, and ``refinements`` more in all. Meant for batches of some hundred images.

@@ -87,6 +87,18 @@ def compare(
         recipes += recipes_of_table(table, data is not None)
     if not recipes and not folders:
         raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
+    ignored = {
+        "--ray-address": ray_address is not None and on != "ray",
+        "--save-recipe": save_recipe and not tune,
+        "--latex": latex and out is None,
+        "--tune": tune and not recipes,
+        "--folds": folds and not recipes,
+        "--jobs": jobs > 1 and not recipes,
+        "--seeds": seeds > 1 and not recipes,
+    }
+    for option in (name for name, given in ignored.items() if given):
+        wants = {"--ray-address": "--on ray", "--save-recipe": "--tune TRIALS", "--latex": "--out FOLDER"}
+        raise ConfigError(f"{option}: has no effect here; wanted with {wants.get(option, 'recipes to run')}")
     if recipes and out is None:
         raise ConfigError(f"{recipes[0]} is a recipe, whose runs want --out FOLDER")
     studies: list[Study] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import os
 import re
@@ -12,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from .engine import Step
 
 Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
-RECORDS = "records"
 ITERATION = "~iteration~"  # record-keeper's name for the column that counts
 VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
 TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
@@ -37,15 +36,15 @@ class Records:
     """The records of a run: by record-keeper in ``records/``, and in its trackers.
 
     Values are kept in memory and written together, at the end of an epoch or after 30 seconds. What an earlier process
-    recorded after ``iteration`` and ``epoch`` is deleted. A tracker that fails is told of and left out from then on; it
-    never ends a training.
+    recorded after ``iteration`` and ``epoch`` is deleted. A tracker that fails is left out from then on, with a
+    warning; it never ends a training.
 
     Args:
         folder: of the run.
         iteration: the last of the checkpoint from which the run goes on; 0 for a new run.
         epoch: likewise.
         warn: called with a text.
-        trackers: factories by name, called without arguments.
+        trackers: names and factories, which are called without arguments.
     """
 
     def __init__(
@@ -54,15 +53,16 @@ class Records:
         iteration: int,
         epoch: int,
         warn: Callable[[str], None] = lambda text: None,
-        trackers: Mapping[str, Callable[[], Tracker]] = MappingProxyType({}),
+        trackers: Iterable[tuple[str, Callable[[], Tracker]]] = (),
     ) -> None:
         self._folder, self._warn = folder / "records", warn
         self._rows: list[tuple[int, Rows]] = []
         self._saved = time.monotonic()
-        self._trackers: dict[str, Tracker] = {}
-        for name, factory in {RECORDS: lambda: RecordKeeper(self._folder, iteration, epoch, warn), **trackers}.items():
+        self._trackers: list[tuple[str, Tracker]] = []
+        own: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder, iteration, epoch, warn)
+        for name, factory in [("records", own), *trackers]:
             with self._forgiving(name):
-                self._trackers[name] = factory()
+                self._trackers.append((name, factory()))
 
     def add(self, number: int, rows: Rows) -> None:
         """Record values of an iteration, or of an epoch for tables whose name begins with "accuracies"."""
@@ -74,8 +74,8 @@ class Records:
         """Write what was added since the last time."""
         rows, self._rows, self._saved = self._rows, [], time.monotonic()
         flattened = [(number, _flattened(tables)) for number, tables in rows]
-        for name, tracker in [*self._trackers.items()]:
-            with self._forgiving(name):
+        for name, tracker in [*self._trackers]:
+            with self._forgiving(name, tracker):
                 for number, values in flattened:
                     tracker.log(values, number)
                 getattr(tracker, "flush", lambda: None)()
@@ -83,26 +83,26 @@ class Records:
     def close(self) -> None:
         """Write what is left, and the CSV files with one header each."""
         self.save()
-        if RECORDS in self._trackers:
-            with self._forgiving(RECORDS):
-                write_csv_files(self._folder)
+        with self._forgiving("records"):
+            write_csv_files(self._folder)
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
         """End the trackers, for a finished run after :meth:`close`; see :meth:`pml_ext.trackers.Tracker.finish`."""
         if status != "finished":
             self.close()
-        for name, tracker in [*self._trackers.items()]:
-            with self._forgiving(name):
+        for name, tracker in [*self._trackers]:
+            with self._forgiving(name, tracker):
                 tracker.finish(status, metrics, report)
 
     @contextlib.contextmanager
-    def _forgiving(self, name: str) -> Iterator[None]:
+    def _forgiving(self, name: str, tracker: Tracker | None = None) -> Iterator[None]:
         try:
             yield
         except (ConfigError, MissingExtraError):
             raise
         except Exception as error:  # of anybody's code
-            self._trackers.pop(name, None)
+            if not isinstance(tracker, RecordKeeper):  # which may write again, once a disk has room
+                self._trackers = [each for each in self._trackers if each[1] is not tracker]
             self._warn(f"{name}: what happens is not recorded there ({one_line(error)}); training goes on without")
 
 

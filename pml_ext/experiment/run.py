@@ -24,6 +24,7 @@ from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, shortened
 from ..files import left_over
 from ..models import fit_whitened_pca
+from ..trackers import import_tracker
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, bad_weight
@@ -128,8 +129,11 @@ class Run(View):
         """Train, test and write everything; return the contents of ``metrics.json``.
 
         TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
-        checkpoint that is damaged or does not fit, StoppedError if a signal ends the run.
+        checkpoint that is damaged or does not fit, MissingExtraError for a tracker that is not installed, StoppedError
+        if a signal ends the run.
         """
+        for table in self.recipe.track:
+            import_tracker(table.name)
         for split in self.splits if self.frozen else ():  # all processes compute a part
             self.features(split)
         self._begin(resume)
@@ -171,7 +175,7 @@ class Run(View):
 
     def _records(self, iteration: int) -> Records:
         given = self.folder, flat(self.recipe.as_dict()), iteration, self.epoch
-        trackers = {table.name: functools.partial(build_tracker, table, *given) for table in self.recipe.track}
+        trackers = [(table.name, functools.partial(build_tracker, table, *given)) for table in self.recipe.track]
         return Records(self.folder, iteration, self.epoch, self._warn, trackers)
 
     def reader(self) -> BatchReader | FeatureReader:

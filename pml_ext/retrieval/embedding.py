@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, path_bytes
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
-from ..errors import ConfigError, DataError, UnwritableError
+from ..errors import ConfigError, DataError, UnwritableError, shortened
 from ..experiment.features import FeatureCache
 from ..files import write_atomically
 from ..network import Network, Preprocessing
@@ -276,19 +276,31 @@ class ImageEmbedder:
                 embeddings: Tensor = self.network(images)
             else:
                 features = self.network.trunk(images)
-                self._features.keep(files, features)
+                with self._features_may_fail():
+                    self._features.keep(files, features)
                 embeddings = self.network.embedder(features)
         return nn.functional.normalize(embeddings.float())
 
     @torch.no_grad()
     def _from_features(self, files: Sequence[Path]) -> dict[Path, Tensor]:
         """Return the embeddings of files whose features are kept; none without a frozen trunk."""
-        features = self._features.of_files(files) if self._features is not None and files else {}
+        features: dict[int, Vectors] = {}
+        with self._features_may_fail():
+            features = self._features.of_files(files) if self._features is not None and files else {}
         if not features:
             return {}
         rows = torch.from_numpy(np.stack([*features.values()])).to(self.device)
         embeddings = nn.functional.normalize(self.network.embedder(rows).float())
         return {files[place]: row for place, row in zip(features, embeddings, strict=True)}
+
+    @contextlib.contextmanager
+    def _features_may_fail(self) -> Iterator[None]:
+        """Go on without the features that runs share if these cannot be read or written."""
+        try:
+            yield
+        except (DataError, UnwritableError, OSError) as error:
+            warnings.warn(f"features are computed, and not kept: {shortened(error)}", StoreWarning, stacklevel=6)
+            self._features = None
 
     @torch.no_grad()
     def _choose_memory_format(self) -> torch.memory_format:

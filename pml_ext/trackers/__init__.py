@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,12 @@ def kept_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
         known[tracker] = new()
         write_text(path, json.dumps(known, indent=2) + "\n")
     return str(known[tracker])
+
+
+def import_tracker(name: str) -> None:
+    """Import what one of the core's trackers needs; MissingExtraError if it is not installed."""
+    if name in builtin_trackers():
+        importlib.import_module(f".{name}", __package__)
 
 
 def builtin_trackers() -> dict[str, Callable[..., Tracker]]:

@@ -5,11 +5,12 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
+import torch
 
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
 from pml_ext.data import DataSplits
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.experiment.recipe import build_dataset, build_loss, load_recipes, read_tables
+from pml_ext.experiment.recipe import build_dataset, build_loss, load_recipes, loss_context, read_tables
 from pml_ext.experiment.recipe.building import merged
 
 
@@ -101,6 +102,17 @@ def test_sweeps():
     assert one("cbml/omniglot-small-gamma", "loss.mvc_gamma=0.7").loss.settings["mvc_gamma"] == 0.7
     with pytest.raises(UnknownNameError, match="variants: .*@0.0"):
         load_recipes("cbml/omniglot-small-mvc-weight@7")
+
+
+def test_a_loss_of_pml_with_classes_takes_the_labels_that_held_out_classes_leave():
+    (recipe,) = load_recipes("pml/proxy-anchor/digits").values()
+    embeddings = torch.randn(6, recipe.model.embedding_size, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([1, 4, 9, 9, 4, 1])
+    loss, _ = build_loss(recipe.loss, loss_context(recipe, [1, 4, 9]))
+    plain, _ = build_loss(recipe.loss, loss_context(recipe, [0, 1, 2]))
+    plain.load_state_dict(loss.state_dict())
+    expected = plain(embeddings, torch.tensor([0, 1, 2, 2, 1, 0]))
+    assert loss(embeddings, labels) == loss(embeddings, labels=labels) == expected
 
 
 def test_a_sweep_over_tables_by_name(tmp_path):

@@ -12,6 +12,7 @@ from pytorch_metric_learning.utils import common_functions
 from pytorch_metric_learning.utils.logging_presets import HookContainer
 from record_keeper import RecordWriter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext.experiment.engine import Step
@@ -47,8 +48,14 @@ def scalars(folder):
     return found
 
 
+@pytest.fixture(autouse=True)
+def numbers_of_equal_width(monkeypatch):
+    """TensorBoard reads files of one second by name, and writer 10 of a process before writer 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
+
+
 def opened(folder, iteration, epoch, warn=print):
-    return Records(folder, iteration, epoch, warn, {"tensorboard": lambda: TensorBoard(folder, iteration, epoch)})
+    return Records(folder, iteration, epoch, warn, [("tensorboard", lambda: TensorBoard(folder, iteration, epoch))])
 
 
 @pytest.fixture

@@ -137,5 +137,9 @@ def test_recipes_of_a_table_and_what_is_refused(tmp_path):
         (["cbml/digit"], "cbml/digits"),
         ([], "wanted recipes or folders of runs"),
         (["cbml/digits", "--out", tmp_path, "--folds", 1], "--folds 1: wanted 2 or more"),
+        ([tmp_path, "--latex"], "--latex: has no effect here; wanted with --out FOLDER"),
+        ([tmp_path, "--seeds", 5], "--seeds: has no effect here; wanted with recipes to run"),
+        (["cbml/digits", "--out", tmp_path, "--ray-address", "auto"], "--ray-address: has no effect here; wanted with"),
+        (["cbml/digits", "--out", tmp_path, "--save-recipe"], "wanted with --tune TRIALS"),
     ):
         assert text in str(compare(*words).exception)

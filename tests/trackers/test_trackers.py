@@ -11,8 +11,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pml_ext import registry
-from pml_ext.errors import ConfigError, StoppedError
+from pml_ext.errors import ConfigError, MissingExtraError, StoppedError
 from pml_ext.experiment import train
+from pml_ext.experiment.records import Records
 from pml_ext.experiment.run import Silence
 from pml_ext.trackers import of_epochs
 
@@ -49,6 +50,17 @@ def finished(folder, *settings, **more):
     return result
 
 
+class StopsAt(Silence):
+    """Ends a run after an iteration of an epoch."""
+
+    def __init__(self, *place):
+        self.place = place
+
+    def iteration(self, epoch, done, *_):
+        if (epoch, done) == self.place:
+            raise StoppedError(2, "stopped")
+
+
 PLUGIN = """
     from pml_ext.plugin import hookimpl
 
@@ -80,7 +92,7 @@ PLUGIN = """
 
     @hookimpl
     def pml_ext_trackers():
-        return {"kept": Kept, "broken": Broken, "never": NeverBegins}
+        return {"kept": Kept, "broken": Broken, "never": NeverBegins, "records": Kept}
 """
 
 
@@ -124,14 +136,42 @@ def test_trackers_that_fail_are_told_of_once_and_change_nothing_else(tmp_path, s
     assert result["after"] == plain["after"]
 
 
-def test_a_run_that_is_stopped_and_resumed_says_so_and_may_change_its_trackers(tmp_path, seen):
-    class Stops(Silence):
-        def iteration(self, epoch, done, *_):
-            if (epoch, done) == (2, 1):
-                raise StoppedError(2, "stopped")
+def test_two_trackers_of_a_name_and_one_that_is_called_records(tmp_path, seen):
+    finished(tmp_path / "run", 'track=[{name="kept", tag="a"}, {name="kept", tag="b"}, "records"]')
+    assert [each.tag for each in seen] == ["a", "b", "none"]
+    assert seen[0].values == seen[1].values == seen[2].values == of_record_keeper(tmp_path / "run")
 
+
+def test_record_keeper_goes_on_after_a_failure(tmp_path, monkeypatch):
+    texts = []
+    records = Records(tmp_path, 0, 0, texts.append)
+    with monkeypatch.context() as patch:
+        patch.setattr("record_keeper.RecordWriter.save_records", lambda _: 1 / 0)
+        records.add(1, {"loss_histories": {"total_loss": 1.0}})
+        records.save()
+    records.add(2, {"loss_histories": {"total_loss": 2.0}})
+    records.close()
+    assert of_record_keeper(tmp_path) == {"loss_histories/total_loss": {2: 2.0}}
+    assert len(texts) == 1
+
+
+def test_a_tracker_that_is_not_installed_is_told_of_before_anything_is_tested(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "pml_ext.trackers.wandb", raising=False)
+    told = []
+
+    class Hears(Silence):
+        def step(self, text):
+            told.append(text)
+
+    with pytest.raises(MissingExtraError, match=r'track.name = .wandb. needs .*pip install "pml-ext\[wandb\]"'):
+        finished(tmp_path / "run", "track=wandb", listener=Hears())
+    assert not any("testing" in text for text in told)
+
+
+def test_a_run_that_is_stopped_and_resumed_says_so_and_may_change_its_trackers(tmp_path, seen):
     with pytest.raises(StoppedError):
-        finished(tmp_path / "run", "track=kept", listener=Stops())
+        finished(tmp_path / "run", "track=kept", listener=StopsAt(2, 1))
     finished(tmp_path / "run", 'track=["kept", "tensorboard"]', resume=True)
     assert [each.ends for each in seen] == [[("stopped", False)], [("finished", True)]]
     assert sorted(seen[1].values["loss_histories/total_loss"]) == [4, 5, 6]
@@ -184,13 +224,8 @@ def test_mlflow_has_the_same_values_once_where_a_run_is_resumed(tmp_path, monkey
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
 
-    class Stops(Silence):
-        def iteration(self, epoch, done, *_):
-            if (epoch, done) == (2, 2):
-                raise StoppedError(2, "stopped")
-
     with pytest.raises(StoppedError):
-        finished(tmp_path / "run", 'track=["mlflow", "tensorboard"]', listener=Stops())
+        finished(tmp_path / "run", 'track=["mlflow", "tensorboard"]', listener=StopsAt(2, 2))
     result = finished(tmp_path / "run", 'track=["mlflow", "tensorboard"]', resume=True)
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("pml-ext").experiment_id])

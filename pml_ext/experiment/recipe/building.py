@@ -325,7 +325,22 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
     if kind == "sampler":
         return None
     with _located(key, table):
-        return registry.build(table.name, kind, context, **table.settings)
+        built = registry.build(table.name, kind, context, **table.settings)
+    classes = context.get("class_labels", [])
+    if kind == "loss" and by_class == {"num_classes"} and classes != list(range(len(classes))):
+        built.register_forward_pre_hook(functools.partial(_number_labels, classes), with_kwargs=True)
+    return built
+
+
+def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Give a loss the places of labels in the sorted ``classes``, for one that wants 0 to ``num_classes`` - 1."""
+    import torch
+
+    def places(labels: torch.Tensor | None) -> torch.Tensor | None:
+        return None if labels is None else torch.searchsorted(torch.tensor(classes, device=labels.device), labels)
+
+    positional = [places(value) if place in (1, 4) else value for place, value in enumerate(given)]
+    return (*positional,), named | {name: places(named[name]) for name in ("labels", "ref_labels") if name in named}
 
 
 @contextlib.contextmanager

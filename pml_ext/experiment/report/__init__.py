@@ -276,6 +276,8 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
     table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
+    if view.frozen and {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder) in phases:
+        phases.remove("after")  # nothing was trained: it is that phase
     titles = {
         each.name: each.title for each in metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
     }
