@@ -15,7 +15,7 @@ from ..files import DamagedError, read_toml
 from .launch import read_metrics
 from .recipe import flat, is_full, quoted
 from .recipe.schema import PaperTable
-from .statistics import LEVEL, Difference, estimate, holm, paired_difference, sentence
+from .statistics import LEVEL, Difference, estimate, holm, paired_difference, sentence, too_few_for_ranks
 
 FOLD = "evaluation.fold"  # the setting in which the runs of a row may differ
 # Settings that a fair comparison has in common, as patterns of keys, by the name of the mark.
@@ -238,6 +238,7 @@ def compare(
         for group, own, p in zip(others, found[name], corrected[name], strict=True)
         if group.runs
     ]
+    sentences += too_few_for_ranks(own.pairs for own in found[name])
     return {
         "phase": phase,
         "metrics": [*metrics],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -137,6 +137,11 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
         text = f"{row}: no difference of {metric} from {baseline} is shown ({mean:+.1f} points; {numbers})."
         more = f"more than {MOST:,}" if found.wanted is None else f"{max(1, found.wanted - number)} more"
         text += f" If it is as large as measured, {more} pairs would show it with a probability of 80 %."
-    if least_p(number) > LEVEL:
-        text += f" With {number} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."
     return text
+
+
+def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
+    """Return the sentence for rows with fewer pairs than the tests without normality need, if there are such rows."""
+    few = sorted({number for number in pairs if number > 1 and least_p(number) > LEVEL})
+    numbers = " or ".join(map(str, few))
+    return [f"With {numbers} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."] if few else []

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pml_ext.experiment.statistics import estimate, holm, least_p, paired_difference, pairs_wanted, sentence
+from pml_ext.experiment.statistics import (
+    estimate,
+    holm,
+    least_p,
+    paired_difference,
+    pairs_wanted,
+    sentence,
+    too_few_for_ranks,
+)
 
 ONE = np.array([0.70, 0.72, 0.71, 0.75, 0.69])
 OTHER = np.array([0.73, 0.74, 0.72, 0.75, 0.74])
@@ -81,7 +89,10 @@ def test_a_difference_is_found_and_said():
     found = paired_difference(one, other)
     text = sentence("cbml", "ms", "recall_at_1", found, found.p)
     assert text.startswith("cbml: recall_at_1 is higher than that of ms by 2.9 points (95 % interval +")
-    assert "With 5 pairs neither Wilcoxon's test nor the permutation test can reach 0.05" in text
+    assert too_few_for_ranks([5, 5, 6, 1]) == [
+        "With 5 pairs neither Wilcoxon's test nor the permutation test can reach 0.05."
+    ]
+    assert not too_few_for_ranks([6, 0])
     assert least_p(5) > 0.05 > least_p(6)
     assert stats.wilcoxon(other - one).pvalue == pytest.approx(least_p(5)) == found.p_permutation
 
