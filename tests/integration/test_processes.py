@@ -20,6 +20,7 @@ from pml_ext.experiment.records import loss_series
 
 pytestmark = pytest.mark.timeout(3600)  # against processes that wait for each other for ever, on any machine
 QUICK = ("schedule.epochs=6", "schedule.milestones=[4]", "sampler.iterations=5", "model.trunk.width=16")
+QUICK += ("evaluation.figures=few",)
 MEMORY = ("loss.memory.size=200", "loss.memory.start_epoch=2")
 
 
