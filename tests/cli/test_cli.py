@@ -20,6 +20,8 @@ def run(pml_ext_command):
 
 QUICK = [
     "--set",
+    "evaluation.figures=few",
+    "--set",
     "schedule.epochs=2",
     "--set",
     "schedule.milestones=[1]",

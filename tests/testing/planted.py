@@ -387,6 +387,29 @@ class MasksKeptByLength(ByHand):
         return self._kept
 
 
+@planted("masks of the first batch are kept for good", "check_calls_are_independent", "something is kept")
+class MasksOfFirst(ByHand):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self._first = {}
+
+    def masks(self, matrix, *batch):
+        if matrix.shape not in self._first:
+            self._first[matrix.shape] = super().masks(matrix, *batch)
+        return self._first[matrix.shape]
+
+
+@planted("keeps the embeddings of all batches", "check_tensors_are_registered", "holds more tensors with each call")
+class KeepsAll(ByHand):
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.seen = []
+
+    def masks(self, matrix, *batch):
+        self.seen.append(matrix.detach())
+        return super().masks(matrix, *batch)
+
+
 @planted("a moving mean of similarities moves the margin, and is not saved", "check_state_dict", "the next loss is")
 class MovingMargin(Deviance):
     _mean = 0.0
@@ -1001,6 +1024,24 @@ plant("MinesOnCPU", NearNegatives, "indices stay on the CPU", "check_devices", "
     listed=lambda self, *masks: tuple(index.cpu() for index in NearNegatives.listed(self, *masks))
 )
 
+
+class Plain(Hardest):
+    """The same, of an author who declares no capabilities."""
+
+    capabilities = frozenset()
+
+
+plant("PartnersFirst", Plain, "gives partners before anchors", "check_mined_references", "is outside of 0 to 23")(
+    listed=lambda self, *masks: (lambda a, p, n: (p, a, n))(*Hardest.listed(self, *masks))
+)
+
+
+@planted("does not look at a setting", "check_settings", "the setting epsilon changes neither")
+class EpsilonIgnored(NearNegatives):
+    def __init__(self, epsilon: float = 0.1, **kwargs):
+        super().__init__(0.1, **kwargs)
+
+
 # Samplers.
 
 
@@ -1124,6 +1165,24 @@ class OwnIterator(FewClasses):
         return next(self._batches)
 
 
+plant("DrawsTwice", FewClasses, "draws an image twice in a batch", PASS, "an image comes twice in a batch")(
+    images=lambda self, rows: rows[torch.randint(len(rows), (4,), generator=self.generator)].tolist()
+)
+plant("TakesLabelsAsSorted", FewClasses, "takes labels as sorted", LONG_RUN)(
+    images=lambda self, rows: FewClasses.images(self, torch.arange(int(rows[0]), int(rows[0]) + len(rows)) % 38)
+)
+
+plant("OneClass", FewClasses, "gives batches of one class", LONG_RUN, "every batch has one class alone")(
+    some=lambda self, classes: FewClasses.some(self, classes)[:1].repeat(self.batch_size // 4)
+)
+
+
+@planted("does not look at a setting", LONG_RUN, "the setting each changes nothing that it draws")
+class EachIgnored(FewClasses):
+    def __init__(self, labels, batch_size, length_before_new_iter, each: int = 4, seed: int = 0):
+        super().__init__(labels, batch_size, length_before_new_iter, seed)
+
+
 @planted("stops halfway", PASS, r"ZeroDivisionError: .* \(at planted.py:\d+\)")
 class StopsHalfway(FewClasses):
     def __iter__(self):
@@ -1218,6 +1277,16 @@ plant("RootOfZero", Soft, "no gradient where embeddings are equal", DISTANCE, "t
 )
 plant("NotSymmetric", Soft, "is not symmetric", DISTANCE, "is not symmetric")(
     compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y.abs())
+)
+plant("ReferencesDetached", Soft, "references have no gradient", DISTANCE, "the references get no gradient")(
+    compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y.detach())
+)
+plant("ScaledByBatch", Soft, "divides by the largest of the batch", DISTANCE, "depends on others of the batch")(
+    compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y) / x.abs().max(),
+    pairwise_distance=lambda self, x, y: Soft.pairwise_distance(self, x, y) / x.abs().max(),
+)
+plant("MatrixOnCPU", Soft, "the matrix is on the CPU", "check_devices", "the value of a batch elsewhere")(
+    compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y).cpu()
 )
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from ... import pml
 from ...devices import accelerator
 from ...losses import RegularizedLoss
-from ..batches import Batch, all_pairs, batch_of, fresh
-from ..calling import close, gradient, is_random, needs, seeded
+from ..batches import Batch, batch_of, fresh
+from ..calling import close, forms, gradient, is_random, needs, seeded
 from ..second_device import SecondDevice, in_words
 from ..subject import SkipCheck, Subject, applies_to
 
 
-@applies_to("loss", "miner", "regularizer", slow=True)
+@applies_to("loss", "miner", "regularizer", "distance", slow=True)
 def check_devices(subject: Subject) -> str:
     """Check that a component gives the same values and gradients on another device.
 
@@ -51,16 +51,13 @@ def _outcomes(subject: Subject, component: Any, device: torch.device, plain: boo
         Batch(fresh(each.embeddings.to(device)), each.labels.to(device))
         for each in (batch_of(subject, (4, 4), torch.float32, seed) for seed in (0, 1))
     )
-    forms: list[tuple[Any, ...]] = [()]
-    if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities and not plain:
-        forms.append((all_pairs(batch),))
-    if subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities and not plain:
-        forms.append((*[None] * (subject.kind == "loss"), other.embeddings.detach(), other.labels))
     outcomes: list[Tensor] = []
-    for form in forms:
-        value = seeded(component, batch, *form)
-        if isinstance(value, tuple) and any(index.device != batch.embeddings.device for index in value):
-            raise AssertionError("the indices of a batch elsewhere are on the CPU; make them on embeddings.device")
+    for named in [{}] if plain else forms(subject, batch, Batch(other.embeddings.detach(), other.labels)).values():
+        value = seeded(component, batch, **named)
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(part.device != batch.embeddings.device for part in parts):
+            kind = "indices" if subject.kind == "miner" else "value"
+            raise AssertionError(f"the {kind} of a batch elsewhere are on the CPU; make all on embeddings.device")
         outcomes += value if subject.kind == "miner" else (value.detach(), gradient(value.sum(), batch.embeddings))
     return outcomes
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from ...components import CAPABILITIES
 from ...registry import settings_of
 from ..batches import batch_of, fresh, shuffle
-from ..calling import alike, call, gradient, is_random, needs, place_of, seeded, sorted_rows
+from ..calling import alike, call, gradient, is_random, needs, place_of, seeded, sorted_rows, weighted
 from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
+from .reference import declared, variants
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
@@ -63,8 +64,12 @@ def check_mined_references(subject: Subject) -> None:
 
     Their order means nothing, also where they are as many as the batch has images.
     """
-    needs(subject, "references")
     batch = batch_of(subject)
+    try:
+        call(subject.make(), batch, batch_of(subject, seed=1).embeddings, batch.labels)
+    except Exception as error:
+        needs(subject, "references")
+        raise SkipCheck(f"it refuses references with {type(error).__name__}") from None
     for images in (5, 4):
         other = batch_of(subject, (CLASSES, images), seed=1)
         other = other.ordered(shuffle(len(other.labels), 4))
@@ -104,6 +109,12 @@ def check_distance(subject: Subject) -> None:
         if not torch.allclose(distance.pairwise_distance(*normalized), matrix.diagonal()[:count], atol=1e-7):
             raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
 
+        if not torch.allclose(torch.cat([distance(row[None], y) for row in x]), matrix, atol=1e-7):
+            raise AssertionError("the distance of two embeddings depends on others of the batch")
+    y = fresh(y)
+    if y.requires_grad and not gradient(weighted(distance(x, y)), y).any():
+        raise AssertionError("the references get no gradient; detach none of the two")
+
     twice = fresh(torch.cat([x[:4], x[:4]]))
     matrix = distance(twice)
     if not matrix.requires_grad or not gradient(matrix.sum(), twice).isfinite().all():
@@ -130,16 +141,24 @@ def check_sampler(subject: Subject) -> None:
         indices = np.asarray([index for item in drawn for index in (item if isinstance(item, list) else [item])])
         if len(indices) and not 0 <= indices.min() <= indices.max() < count:
             raise AssertionError(f"an index is outside of 0 to {count - 1}")
-    size, batches = getattr(sampler, "batch_size", None), [item for item in drawn if isinstance(item, list)]
+    size, batches = getattr(sampler, "batch_size", None), _batches(sampler, drawn)
     if size and (wrong := sorted({len(batch) for batch in batches[:-1]} - {size})):
         raise AssertionError(f"a batch has {wrong[0]} images, but batch_size is {size}")
-    if any(len(set(batch)) != len(batch) for batch in batches):
+    if any(len(set(batch)) != len(batch) for batch in drawn if isinstance(batch, list)):
         raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
     if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
         return
     short, long = (len([*subject.make({**subject.settings, "length_before_new_iter": n})]) for n in (24, 48))
     if short == long:
         raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
+
+
+def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
+    """Return the batches of a pass; of one that gives single indices, ``batch_size`` at a time."""
+    if any(isinstance(item, list) for item in drawn):
+        return drawn
+    size = getattr(sampler, "batch_size", None) or 1
+    return [drawn[start : start + size] for start in range(0, len(drawn), size)]
 
 
 @applies_to("sampler")
@@ -173,7 +192,7 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 
 @applies_to("sampler")
 def check_sampler_in_the_long_run(subject: Subject) -> str:
-    """Every class and every image comes up, no two passes are equal, a seed decides, and labels stay as they are.
+    """Every class and image comes up, no two passes are equal, seed and settings matter, labels stay as they are.
 
     Classes have 2 to 12 images, in any order, and names such as -7 and 10**6.
     """
@@ -194,11 +213,12 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         sampler = subject.make({**subject.settings, "labels": labels, **more})
         return [[int(index) for item in sampler for index in np.atleast_1d(item)] for _ in range(count)]
 
-    def sizes_in_batches(names: Any) -> set[tuple[int, ...]]:
+    def sizes_in_batches(names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
         """Return the numbers of images per class that batches have, with other names of the same classes."""
-        renamed = names[np.unique(labels, return_inverse=True)[1]]
-        batches = [np.atleast_1d(item) for item in subject.make({**subject.settings, "labels": renamed})]
-        return {tuple(sorted(np.unique(renamed[batch], return_counts=True)[1])) for batch in batches}
+        renamed = names[np.unique(np.sort(labels) if in_order else labels, return_inverse=True)[1]]
+        sampler = subject.make({**subject.settings, "labels": renamed})
+        batches = _batches(sampler, [item if isinstance(item, list) else int(item) for item in sampler])
+        return {tuple(sorted(np.unique(renamed[batch], return_counts=True)[1].tolist())) for batch in batches}
 
     drawn = passes(100, 0)
     if not (labels == before).all():
@@ -214,6 +234,17 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     plain, apart = (sizes_in_batches(np.arange(len(names)) * step) for step in (1, 2**32))
     if len(plain) == 1 and apart != plain:
         raise AssertionError(f"names of classes 2**32 apart give batches of {apart} images per class, not {plain}")
+    in_order = sizes_in_batches(np.arange(len(names)), in_order=True)
+    if all(len(counts) == 1 < counts[0] for counts in in_order):
+        raise AssertionError("every batch has one class alone, and no negatives")
+    if len(in_order) == 1 and plain != in_order:
+        raise AssertionError(f"batches have {in_order} images per class, but {plain} where labels are not sorted")
+    acting = not callable(getattr(subject.make(), "after_step", None))  # before a run, whose steps others act on
+    for name in (name for name in declared(subject) if acting and name not in {"seed", *subject.without_effect}):
+        settings = {**subject.settings, "labels": labels}
+        others = [each[name] for each in variants(subject, settings, name)]
+        if others and all(passes(1, 0, **{name: value}) == passes(1, 0) for value in others):
+            raise AssertionError(f"the setting {name} changes nothing that it draws ({others[-1]!r}, for example)")
     if "seed" not in known:
         return "it takes no seed: a run's seed reaches it by the global generators alone"
     if passes(1, 0, seed=3) != passes(1, 1, seed=3):

@@ -86,6 +86,11 @@ def check_tensors_are_registered(subject: Subject) -> None:
     for where, name, tensor in _plain_tensors(component):
         if tensor.grad_fn is not None:
             raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept")
+    kept = [f"{where}.{name}" for where, name, _ in _plain_tensors(component)]
+    for _ in range(3 * (subject.kind != "distance")):
+        seeded(component, batch_of(subject))
+    if len(now := [f"{where}.{name}" for where, name, _ in _plain_tensors(component)]) >= len(kept) + 3:
+        raise AssertionError(f"{now[-1]} holds more tensors with each call, until memory ends; keep a fixed number")
 
 
 def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tensor]]:

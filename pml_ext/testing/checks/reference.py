@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import registry
 from ...errors import ConfigError
 from ..batches import Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
-from ..calling import alike, gradients, seeded, weighted
+from ..calling import alike, gradients, seeded, sorted_rows, weighted
 from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 Values = Mapping[str, Any]
@@ -74,6 +74,8 @@ def check_reference(subject: Subject) -> str:
 
     The first table is compared on all batches, each further one on two of them.
     """
+    if subject.kind not in KINDS:
+        raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid, wants = _grid(subject), _wanted_by_reference(subject)
     cases, compared = _cases(subject, wants), 0
     others = [other for name in declared(subject) for other in [*variants(subject, grid[0], name)][:1]]
@@ -92,7 +94,7 @@ def check_reference(subject: Subject) -> str:
     return f"equal in {compared} comparisons{without}"
 
 
-@applies_to(*KINDS)
+@applies_to(*KINDS, "miner")
 def check_settings(subject: Subject) -> str:
     """Check that each setting changes the value or a gradient: one without effect misleads its user.
 
@@ -150,8 +152,6 @@ def _zero_is_default(subject: Subject, settings: Values, name: str, known: dict[
 
 
 def _grid(subject: Subject) -> Sequence[Values]:
-    if subject.kind not in KINDS:
-        raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     return subject.grid or [{}]
 
 
@@ -199,6 +199,9 @@ def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]])
             cases.append(_Case("references", cases[0].batch, references=others))
         for case in cases:
             value = seeded(component, case.batch, **case.references_of(component))
+            if isinstance(value, tuple):
+                actual.append(sorted_rows(value))
+                continue
             actual += [value.detach(), *gradients(weighted(value), [case.batch.embeddings, *component.parameters()])]
         known[key] = actual
     return known[key]

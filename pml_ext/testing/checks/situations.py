@@ -118,17 +118,25 @@ def check_calls_are_independent(subject: Subject) -> None:
     given = forms(subject, batch, other)
     expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
 
-    def compare(when: str, x: Tensor = batch.embeddings) -> None:
-        if any(not alike(outcome(used, Batch(x, batch.labels), **given[form]), expected[form]) for form in given):
+    def fail_unless(same: bool, when: str) -> None:
+        if not same:
             raise AssertionError(
                 f"{when} a batch gives another result than of a new object: something is kept between calls; keep "
                 'nothing, or keep it in buffers and declare "state" in capabilities'
             )
 
+    def compare(when: str, x: Tensor = batch.embeddings) -> None:
+        for form, named in given.items():
+            fail_unless(alike(outcome(used, Batch(x, batch.labels), **named), expected[form]), when)
+
     def earlier() -> Iterator[str]:
         third = batch_of(subject, seed=3)
         for form, named in forms(subject, third, Batch(batch.embeddings, third.labels)).items():
-            outcome(used, Batch(third.embeddings, third.labels[shuffle(len(third.labels), 1)]), **named)
+            same_length = Batch(third.embeddings, third.labels[shuffle(len(third.labels), 1)])
+            expected_of_third = outcome(subject.make(), same_length, **named)
+            fail_unless(
+                alike(outcome(used, same_length, **named), expected_of_third), f"after one of the same length{form}"
+            )
             yield f"after another batch of the same length{form}"
         outcome(used, small)
         yield "after a smaller batch"
