@@ -109,7 +109,8 @@ class Run(View):
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
         self._warn(self.note)
         for split, paths in self.unreadable.items():
-            self._warn(f"left out {len(paths)} images of {split} that cannot be read; the first: {min(paths.values())}")
+            images = f"{len(paths)} image{'s' * (len(paths) > 1)}"
+            self._warn(f"left out {images} of {split} that cannot be read; the first: {min(paths.values())}")
 
     @functools.cached_property  # a report needs none
     def engine(self) -> Engine:

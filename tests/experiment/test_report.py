@@ -42,7 +42,7 @@ def test_metrics_are_rows_and_phases_columns():
         "raw pixels",
         "untrained network",
         "trained network",
-        "trained network, training classes",
+        "trained network, training images",
     ]
     assert table.rows[1] == ["Recall@10", "0.0", "10.0", "<b>20.0</b>", "30.0"]
     assert table.rows[-1][0] == "class means, top-1"

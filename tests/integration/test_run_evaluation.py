@@ -144,7 +144,7 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
         "Every query is searched in the gallery",
         "Queries and their nearest gallery images",
         "The last epoch is tested.",
-        "The column of the training classes, 50 images of them,",
+        "The column of the training images, 50 of them,",
     ):
         assert text in report
     assert "could not be drawn" not in report

@@ -40,7 +40,7 @@ PHASES = {
     "pca": "frozen trunk, PCA",
     "before": "untrained network",
     "after": "trained network",
-    "training": "trained network, training classes",
+    "training": "trained network, training images",
     "learned_metric": "trained network, learned metric",
     "shortlist": "trained network, learned metric on a shortlist",
 }
@@ -284,6 +284,8 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     titles |= {f"{prefix}_top_{k}": f"{text}, top-{k}" for prefix, text in _PROTOCOLS.items() for k in TOP}
     rows = []
     for name in metrics["after"]:
+        if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
+            continue  # the same
         best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
         values = ((phase, metrics[phase].get(name)) for phase in phases)
         cells = (_percent(value, bold=phase != "training" and value == best) for phase, value in values)
@@ -292,8 +294,8 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     searched = "query is searched in the gallery" if apart else "test image is searched among all others"
     caption = f"Every {searched} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
     if training is not None:
-        sampled = "" if training == "train" else f", {len(view.images(training)):,} images of them,"
-        caption += f" The column of the training classes{sampled} shows how much is lost on unseen ones."
+        sampled = "" if training == "train" else f", {len(view.images(training)):,} of them,"
+        caption += f" The column of the training images{sampled} shows how much is lost on new ones."
     where = "of the queries" if apart else "on the test images"
     named = {"after": "head" if view.frozen else "fine-tuned network"} if "frozen" in metrics else {}  # pretrained
     columns = ["%", *((PHASES | named)[phase] for phase in phases)]
