@@ -162,8 +162,15 @@ def path_bytes(path: str) -> bytes:
 
 
 def class_of(path: str) -> str:
-    """Return the first sub-folder of a path; "" where it has none."""
-    return path.partition("/")[0] if "/" in path else ""
+    """Return the first sub-folder of a path, of an image in a shard that inside of it; "" where it has none."""
+    inside = path.rpartition(".tar/")[2]
+    return inside.partition("/")[0] if "/" in inside else ""
+
+
+def in_shard(path: str) -> str:
+    """Return the path of the shard that an image is in; of an image in none its own."""
+    shard, tar, _ = path.partition(".tar/")
+    return shard + tar.rstrip("/")
 
 
 class Transaction:

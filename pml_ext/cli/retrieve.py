@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -59,11 +60,40 @@ def embedding(
 
 def embed(
     run: RunFolder,
-    folder: ImageFolder,
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="A folder of images, sub-folders included; with --part and --on also an address such as "
+            "s3://bucket/photos, a Parquet table of path and image, or shards-{000..015}.tar.",
+        ),
+    ],
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="The .npz file to write: embeddings of length 1, paths, classes."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The .npz file to write: embeddings of length 1, paths, classes; with --part and --on a folder of "
+            "Parquet files.",
+        ),
     ],
+    part: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Embed the K-th of N parts, into Parquet files (index --from).")
+    ] = None,
+    listing: Annotated[
+        Path | None,
+        typer.Option(
+            "--list", metavar="FILE", help="Images to embed, with --part or --on: paths in FOLDER, a line each."
+        ),
+    ] = None,
+    on: Annotated[
+        Literal["here", "ray"], typer.Option(help="Embed with workers of Ray Data, into Parquet files.")
+    ] = "here",
+    ray_address: Annotated[
+        str | None, typer.Option(help="A cluster of Ray (default: one of this machine, for this command).")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Workers of Ray.")] = 2,
+    num_gpus: Annotated[float, typer.Option(help="GPUs of each worker of Ray.")] = 0.0,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -75,10 +105,16 @@ def embed(
     """
     from ..retrieval import check_writable, save_embeddings
 
+    if part is not None or on == "ray":
+        ray = (ray_address, jobs, num_gpus) if on == "ray" else None
+        _embed_parts(run, folder, out, part, listing, ray, workers, device, as_json)
+        return
+    if listing is not None:
+        raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
     if out.suffix != ".npz":
-        raise ConfigError(f"-o {out}: wanted a file that ends in .npz")
+        raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
     check_writable("-o", out, file=True)
-    with embedding(run, folder, device, workers, store) as trained:
+    with embedding(run, Path(folder), device, workers, store) as trained:
         if trained is None:
             return
         embedded = trained.embed_folder(folder)
@@ -89,6 +125,52 @@ def embed(
         print_json({"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped})
     else:
         stdout().print(f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
+
+
+def _embed_parts(
+    run: Path,
+    folder: str,
+    out: Path,
+    part: str | None,
+    listing: Path | None,
+    ray: tuple[str | None, int, float] | None,
+    workers: int | None,
+    device: Device,
+    as_json: bool,
+) -> None:
+    from ..retrieval import load_run
+    from ..retrieval.parts import listed, write_part
+
+    number, _, parts = (part or "1/1").partition("/")
+    if not (number.isdecimal() and parts.isdecimal()):
+        raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
+    with Progress() as bar:
+        work = listed(folder) if listing is None else listed(read_list(listing), folder)
+        if ray is not None:
+            from ..retrieval.on_ray import write_on_ray
+
+            with redirect_stdout(sys.stderr):  # where Ray's progress belongs
+                images = write_on_ray(run, device, work, int(number), int(parts), out, *ray)
+        else:
+            trained = load_run(run, device, listener=bar.embedding)
+            images = write_part(trained.images, work, int(number), int(parts), out, workers)
+    files = len(work.part(int(number), int(parts)))
+    if as_json:
+        print_json({"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)})
+    else:
+        what = f"part {number} of {parts}: " if part else ""
+        stdout().print(f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}")
+
+
+def read_list(listing: Path) -> list[str]:
+    """Return the lines of a file of paths."""
+    try:
+        lines = listing.read_text("utf-8", errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--list {listing}: cannot be read ({error.strerror or error})") from None
+    if not (names := [line for line in lines if line]):
+        raise ConfigError(f"--list {listing}: no path in it; wanted a path a line")
+    return names
 
 
 def cluster(
@@ -160,6 +242,13 @@ def export(
     stdout().print(f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}")
 
 
+@contextmanager
+def _loaded(run: Path, device: Device, store: Path | None) -> Iterator[TrainedRun]:
+    from ..retrieval import load_run
+
+    yield load_run(run, device, store=store)
+
+
 def index(
     run: RunFolder,
     folder: Annotated[
@@ -175,6 +264,12 @@ def index(
             "IVF with the square root of their number as lists.",
         ),
     ] = "",
+    parts: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="PARTS", help="Take the embeddings of pml-ext embed --part; nothing is embedded."
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
     ] = False,
@@ -187,7 +282,7 @@ def index(
     from ..retrieval import load_run
 
     if check:
-        if folder is not None or factory:
+        if folder is not None or factory or parts:
             raise ConfigError("--check reads the index as it is; leave out FOLDER and --index")
         held = load_run(run, device, store=store).gallery()
         gone, changed = held.check()
@@ -203,10 +298,10 @@ def index(
             say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
             raise typer.Exit(1)
         return
-    with embedding(run, folder, device, workers, store) as trained:
+    with embedding(run, folder, device, workers, store) if parts is None else _loaded(run, device, store) as trained:
         if trained is None:
             return
-        gallery = trained.index(folder, factory=factory)
+        gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
     changes, faiss = gallery.changes, gallery.faiss
     if as_json:
         about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}

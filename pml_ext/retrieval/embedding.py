@@ -71,7 +71,7 @@ class ImageEmbedder:
         frozen: bool = False,  # whether the trunk is, so that runs may have kept the features of files
     ) -> None:
         self.run, self.network, self.device = run, network, device
-        self._replace, self._workers, self._listener = replace, workers, listener
+        self.replace, self._workers, self._listener = replace, workers, listener
         self.channels = network.preprocessing.channels
         _, self.transform = network.preprocessing.transforms()
         self.precision = precision
@@ -166,7 +166,7 @@ class ImageEmbedder:
             collection.place.mkdir(parents=True, exist_ok=True)
         with collection.locked() if rank() == 0 else contextlib.nullcontext():
             if rank() == 0:
-                collection.create(self._replace)
+                collection.create(self.replace)
             files = dict(zip(keys, listing.facts, strict=True))
             found, gone = from_rank_0(collection.find(files, root)[:2] if rank() == 0 else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
@@ -187,6 +187,29 @@ class ImageEmbedder:
             yield Embedded(folder, names, points, skipped, facts, new, numbers)
             if num_processes() == 1:
                 collection.compact(gone)
+
+    def embed_files(
+        self, files: Sequence[Any], workers: int | None = None
+    ) -> Iterator[tuple[list[int], Vectors, dict[int, str]]]:
+        """Embed files, or open ones, without the collection.
+
+        Yields:
+            For each batch of 64 the places in it of those that can be read, their embeddings, and why others cannot.
+        """
+        workers = self._workers if workers is None else workers
+        workers = default_workers(len(files)) if workers is None else workers
+        begun, done = time.perf_counter(), 0
+        for images, read, bad in read_batches(files, self.channels, self.transform, READ, workers, self.device):
+            rows = np.empty((0, self.collection.size), dtype=np.float32)
+            rows = rows if images is None else self._forward(images).cpu().numpy()
+            if not np.isfinite(rows).all():
+                wrong = np.flatnonzero(~np.isfinite(rows).all(1))
+                raise self._not_finite(len(wrong), len(rows), str(files[read[wrong[0]]]))
+            done += len(read) + len(bad)
+            if self._listener is not None:
+                rate = done / max(time.perf_counter() - begun, 1e-9)
+                self._listener(Progress(done, len(files), rate, (len(files) - done) / rate))
+            yield [place % READ for place in read], rows, {place % READ: why for place, why in bad.items()}
 
     @torch.no_grad()
     def _embed_missing(

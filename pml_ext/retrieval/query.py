@@ -26,6 +26,7 @@ from ..collection import (
     RetrievalWarning,
     Transaction,
     class_of,
+    in_shard,
     path_bytes,
 )
 from ..errors import ConfigError, DataError, shortened, unknown
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 METRICS = ("euclidean", "learned")
 RADIUS = 0.1  # of near-duplicates: a cosine similarity of 0.995
-_PATHS = "SELECT path FROM images"
+_PATHS = "SELECT path, vector FROM images"
 _TILE, _BLOCK = 2048, 256  # images that are compared at a time, with each other and by faiss
 _PAIRS = 1 << 18  # pairs whose distance is computed at a time
 
@@ -216,8 +217,11 @@ class Gallery:
         """Return the rows of the vectors of a class's images."""
         inside = path_bytes(name) + b"/"
         numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", inside, inside[:-1] + b"0")
+        if not len(numbers):  # none has it as its first folder; images in shards have theirs inside
+            found = [(class_of(os.fsdecode(path)), vector) for path, vector in current.connection.execute(_PATHS)]
+            numbers = np.array(sorted(vector for own, vector in found if own == name), dtype=np.int64)
         if not len(numbers):
-            classes = sorted({class_of(os.fsdecode(path)) for (path,) in current.connection.execute(_PATHS)})
+            classes = sorted({own for own, _ in found})
             raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, classes)}")
         return np.searchsorted(self._numbers, numbers)
 
@@ -228,7 +232,7 @@ class Gallery:
             text = f"fewer than {k} answers for {len(short)} of {len(answers)} queries: the index holds {images} images"
             warnings.warn(text + " of the class" * (within is not None), RetrievalWarning, stacklevel=4)
         paths = {path for answer in answers for path in answer.paths}
-        gone = sorted(path for path in paths if not os.path.exists(self.folder / path))
+        gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
         if gone:
             text = f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first"
             if not self.folder.is_dir():

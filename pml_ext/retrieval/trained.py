@@ -104,8 +104,8 @@ class TrainedRun:
         precision, own = self.recipe.engine.precision, store is None
         frozen = self.recipe.model.freeze == "trunk"
         given = self.device, self.identity, precision, place, own, workers, listener, frozen
-        self._images = ImageEmbedder(folder, self.network, *given)
-        self.transform, self.collection = self._images.transform, self._images.collection
+        self.images = ImageEmbedder(folder, self.network, *given)
+        self.transform, self.collection = self.images.transform, self.images.collection
         self._gallery: Gallery | None = None
 
     def _read_recipe(self) -> Recipe:
@@ -166,7 +166,7 @@ class TrainedRun:
             raise ConfigError("the path '' is empty; wanted an image or a folder")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             return self.embed_folder(images, batch_size).embeddings
-        return self._images.embed(images, batch_size)
+        return self.images.embed(images, batch_size)
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256, workers: int | None = None) -> Embedded:
         """Embed all images below a folder; those that the collection has are not computed again.
@@ -176,10 +176,64 @@ class TrainedRun:
         part each, and return all. ``workers`` and errors are as of :func:`load_run` and :meth:`embed`; an
         UnwritableError names a full disk.
         """
-        with self._images.folder_pass(Path(folder), batch_size, workers) as embedded:
+        with self.images.folder_pass(Path(folder), batch_size, workers) as embedded:
             return embedded
 
+    def embed_part(
+        self,
+        items: str | Path | Sequence[str | Path],
+        part: int = 1,
+        parts: int = 1,
+        out: str | Path = "parts",
+        folder: str | Path | None = None,
+        workers: int | None = None,
+    ) -> Path:
+        """Embed a part of a listing of images into Parquet files, without the collection.
+
+        Together, the parts write the same files, to the last bit, however many they are, where processes have as many
+        threads. A file that is there is not written again: a part that was killed goes on where it was.
+
+        Args:
+            items: a folder, an address of one, a Parquet table of ``path`` and ``image`` (bytes), tar shards, or paths
+                of images; see :func:`pml_ext.retrieval.parts.listed`.
+            part: which part, from 1 to ``parts``.
+            parts: how many there are; of a listing, at most 1,024 are not empty.
+            out: the folder to write, which all parts share.
+            folder: which the paths of a sequence are relative to.
+            workers: as of :func:`load_run`.
+
+        Returns:
+            The folder ``out``, which :meth:`write_index` takes when all parts are there.
+        """
+        from .parts import listed, write_part
+
+        write_part(self.images, listed(items, folder), part, parts, Path(out), workers)
+        return Path(out)
+
     # The index
+
+    def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Index the embeddings that :meth:`embed_part` wrote, without embedding; otherwise as :meth:`index`.
+
+        ``folder`` has the images; by default the one that they were read from. A DataError says that a part is missing.
+        """
+        from .parts import Parts, taken_up
+
+        found = Parts(Path(parts), self.collection.identity)
+        self._check_factory(factory)
+        check_writable("--store", self.collection.place)
+        self.collection.place.mkdir(parents=True, exist_ok=True)
+        with self.collection.locked():
+            self.collection.create(replace=self.images.replace)
+            embedded = taken_up(self.collection, found, found.folder if folder is None else Path(folder))
+            changes = self.collection.write_index(embedded, factory)
+            self.collection.compact()
+        self._gallery = Gallery(self.collection, self.device, changes)
+        return self._gallery
+
+    def _check_factory(self, factory: str) -> None:
+        if factory and factory != EXACT:
+            new_index(factory, self.recipe.model.embedding_size)  # refused before anything is embedded
 
     def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
         """Embed a folder and index it; again, take up what is new, changed and gone.
@@ -197,9 +251,8 @@ class TrainedRun:
             The index; its ``changes`` say what is new, and its ``faiss`` has ``effort`` and the measured ``recall``.
         """
         source = self.indexed_folder() if folder is None else Path(folder)
-        if factory and factory != EXACT:
-            new_index(factory, self.recipe.model.embedding_size)  # refused before anything is embedded
-        with self._images.folder_pass(source) as embedded:
+        self._check_factory(factory)
+        with self.images.folder_pass(source) as embedded:
             changes = self.collection.write_index(embedded, factory)
         self._gallery = Gallery(self.collection, self.device, changes)
         return self._gallery

@@ -29,7 +29,7 @@ def exported(runs, tmp_path_factory):
 def images_and_embeddings(run, folder):
     files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
     trained = load_run(run, "cpu")
-    images = torch.stack([trained._images._image(file) for file in files])
+    images = torch.stack([trained.images._image(file) for file in files])
     return images, trained.embed(files)
 
 

@@ -1,0 +1,87 @@
+"""Embedding with Ray Data: workers embed segments of a listing, and this process writes the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as parquet
+
+from ..collection import check_writable
+from ..errors import ConfigError, DataError, needs_extra, one_line
+from ..experiment.executors import threads_for
+from ..files import write_atomically
+from .parts import Work, tables
+from .trained import load_run
+
+
+class Embedder:
+    """The network in a worker, which embeds a segment at a time."""
+
+    def __init__(self, run: str, device: str, work: Any) -> None:
+        import ray
+
+        self._run, self._work = load_run(run, device, workers=0), ray.get(work)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return segments' numbers, images and Parquet files."""
+        numbers, images, files = list[int](), list[int](), list[bytes]()
+        for number, table in tables(self._run.images, self._work, batch["number"].tolist(), 0):
+            buffer = pyarrow.BufferOutputStream()
+            parquet.write_table(table, buffer)
+            numbers, images = [*numbers, number], [*images, table.num_rows]
+            files.append(buffer.getvalue().to_pybytes())
+        return {"number": numbers, "images": images, "file": files}
+
+
+def write_on_ray(
+    run: Path,
+    device: str,
+    work: Work,
+    part: int,
+    parts: int,
+    out: Path,
+    address: str | None,
+    jobs: int,
+    num_gpus: float,
+) -> int:
+    """Embed a part of a listing with workers of Ray Data, as :func:`~.parts.write_part`; return how many images.
+
+    Workers read the run and the images by their paths, so that a cluster needs both in a place that all machines share.
+    A worker that dies is replaced, and its segments are embedded again.
+    """
+    with needs_extra("ray", "--on ray"):
+        import ray
+        import ray.data
+    check_writable("-o", out)
+    if jobs < 1:
+        raise ConfigError(f"--jobs {jobs}: wanted 1 or more")
+    identity = load_run(run, "cpu").collection.identity
+    numbers = work.pending(work.part(part, parts), out, identity)
+    if not numbers:
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    here = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+    threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
+    ray.init(address=address, runtime_env=threads, log_to_driver=False, **here)
+    images, shared = 0, ray.put(work)
+    try:
+        found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
+        done = found.map_batches(
+            Embedder,
+            fn_constructor_args=(str(run.resolve()), device, shared),
+            batch_size=1,
+            concurrency=jobs,
+            num_cpus=1,
+            num_gpus=num_gpus or None,
+        )
+        for row in done.iter_rows():
+            write_atomically(out / work.file(row["number"]), lambda path, row=row: path.write_bytes(row["file"]))  # type: ignore[misc]
+            images += row["images"]
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise DataError(f"Ray: {one_line(cause)}; files that were written stay, type the command again") from None
+    finally:
+        ray.shutdown()
+    return images

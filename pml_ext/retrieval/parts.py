@@ -1,0 +1,400 @@
+"""Parts of a large collection: embeddings as Parquet, written by any number of processes, and read into an index.
+
+A listing of images is cut into at most 1,024 *segments* of whole batches of 64, the same ones for any number of parts.
+A segment becomes one Parquet file, in one step, whose rows are the same to the last bit whoever computes them with as
+many threads. A part is a run of segments: to be done twice, or by two machines, changes nothing, and one that was
+killed goes on after its last file.
+
+Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; of images in tables and
+shards their CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, the
+listing's digest and the skipped files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import json
+import os
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..collection import Collection, Embedded, Facts, Vectors, check_writable, class_of, path_bytes
+from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
+from ..files import write_atomically
+from .embedding import READ, ImageEmbedder, SkippedImage
+from .reading import list_folder
+
+with needs_extra("parquet", "embeddings as Parquet"):
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+FILES = 1024  # segments of a listing, at most; of tables and of shards, each row group and each shard is one
+_META = b"pml_ext"
+_MISSING = -1, -1  # the facts of a listed file that is not there
+_ROWS = 10_000  # embeddings that a collection takes at a time
+
+
+class _Held(io.BytesIO):
+    """The bytes of an image; its text is its name, for errors."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.title = name
+
+    def __str__(self) -> str:
+        return self.title
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Images that one file of embeddings has: of a folder, of a row group of a table, or of a shard."""
+
+    place: str  # a folder, or an address of one; a table; a shard
+    names: tuple[str, ...] = ()
+    facts: tuple[Facts, ...] = ()
+    group: int = 0  # of a table's rows
+
+    @property
+    def files(self) -> list[Path] | None:
+        """The paths of images that are files of this machine; None of others."""
+        return (
+            None if _is_packed(self.place) or "://" in self.place else [Path(self.place, each) for each in self.names]
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of what the images are, as far as that is known without reading them."""
+        return _digest([self.names, self.facts, self.group] + [self.place] * _is_packed(self.place))
+
+    def images(self) -> Iterator[tuple[str, Facts, Path | _Held]]:
+        """Yield path, size and time, and the file or the bytes of each image."""
+        if self.place.endswith(".parquet"):
+            for name, content in zip(self.names, _group(self, "image")["image"].to_pylist(), strict=True):
+                yield name, *_held(content or b"", name)
+        elif self.place.endswith(".tar"):
+            yield from _samples(self.place)
+        elif "://" in self.place:
+            system, root = _filesystem(self.place)
+            for name, facts in zip(self.names, self.facts, strict=True):
+                with system.open_input_file(f"{root}/{name}") as file:
+                    yield name, facts, _Held(file.read(), name)
+        else:
+            yield from zip(self.names, self.facts, self.files or (), strict=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A listing, cut into segments."""
+
+    folder: str  # which the paths are relative to
+    segments: list[Segment]
+    others: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file of the folder is no image
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the images' names, which is that of all parts."""
+        return _digest([[segment.names, *[segment.place] * _is_packed(segment.place)] for segment in self.segments])
+
+    def file(self, number: int) -> str:
+        """Return the name of a segment's file."""
+        return f"embeddings-{number:05d}-of-{len(self.segments):05d}.parquet"
+
+    def part(self, part: int, parts: int) -> range:
+        """Return the numbers of the segments of a part, which counts from 1."""
+        count = len(self.segments)
+        return range(count * (part - 1) // parts, count * part // parts)
+
+    def pending(self, numbers: Iterable[int], out: Path, identity: str) -> list[int]:
+        """Return the segments that are not written, or whose images have changed; refuse files of another listing."""
+        for file in sorted(out.glob("embeddings-*.parquet")) if out.is_dir() else ():
+            about = _about(file)
+            if (about["identity"], about["listing"]) != (identity, self.digest):
+                what = "another run" if about["identity"] != identity else "another listing of images"
+                raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
+            break  # of one: all files of a folder are of one listing, which the index checks
+        return [each for each in numbers if not self._written(out / self.file(each), self.segments[each], identity)]
+
+    def _written(self, file: Path, segment: Segment, identity: str) -> bool:
+        if not file.is_file():
+            return False
+        try:
+            about = _about(file)
+        except DataError:
+            return False
+        return (about["identity"], about["segment"]) == (identity, segment.digest)
+
+
+def listed(items: str | Path | Sequence[str | Path], folder: str | Path | None = None) -> Work:
+    """List images, without reading them.
+
+    Args:
+        items: a folder, or an address of one that pyarrow's file systems know, such as ``s3://bucket/photos``; a
+            Parquet table of ``path`` and ``image`` (bytes); tar shards of webdataset, ``photos-{000..015}.tar``; or a
+            sequence of paths of images, relative to ``folder``.
+        folder: of the paths in a sequence; by default the one at hand.
+    """
+    if not isinstance(items, (str, os.PathLike)):
+        root = Path(folder or ".").resolve()
+        given = [os.path.relpath(root / item, root) if os.path.isabs(item) else os.fspath(item) for item in items]
+        names = list(dict.fromkeys(name.replace(os.sep, "/") for name in given))
+        if outside := [name for name in names if ".." in name.split("/")]:
+            raise ConfigError(f"{shortened(outside[0], 200)} is not below {root}, the folder of the listed images")
+        return Work(str(root), _cut(str(root), names, [_facts(root / name) for name in names]))
+    place = os.fspath(items)
+    if place.endswith(".parquet"):
+        groups = range(_read(Path(place)).num_row_groups)
+        segments = [Segment(str(Path(place).resolve()), group=group) for group in groups]
+        return Work(
+            str(Path(place).resolve().parent),
+            [dataclasses.replace(each, names=tuple(_group(each, "path")["path"].to_pylist())) for each in segments],
+        )
+    if place.endswith(".tar"):
+        with needs_extra("webdataset", "tar shards"):
+            from braceexpand import braceexpand
+        shards = [Path(shard).resolve() for shard in braceexpand(place)]
+        if gone := [shard for shard in shards if not shard.is_file()]:
+            raise DataError(f"{gone[0]}: no such shard")
+        segments = [Segment(str(shard), facts=((shard.stat().st_size, 0),)) for shard in shards]
+        return Work(str(shards[0].parent), segments)
+    if "://" in place:
+        return _remote(place.rstrip("/"))
+    listing = list_folder(Path(place))
+    resolved = str(Path(place).resolve())
+    return Work(resolved, _cut(resolved, listing.names, listing.facts), listing.others)
+
+
+def _cut(place: str, names: Sequence[str], facts: Sequence[Facts]) -> list[Segment]:
+    if not names:
+        raise DataError(f"{place}: no image by its name")
+    length = READ * -(-len(names) // (READ * FILES))
+    cuts = [slice(start, start + length) for start in range(0, len(names), length)]
+    return [Segment(place, tuple(names[cut]), tuple(facts[cut])) for cut in cuts]
+
+
+def _remote(place: str) -> Work:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    system, root = _filesystem(place)
+    try:
+        found = system.get_file_info(pyarrow.fs.FileSelector(root, recursive=True))
+    except OSError as error:
+        raise DataError(f"{place}: cannot be listed ({one_line(error)})") from None
+    files = {each.path[len(root) + 1 :]: each for each in found if each.is_file}
+    shown = [name for name in files if not any(each.startswith(".") for each in name.split("/"))]
+    names = sorted((name for name in shown if name.lower().endswith(IMG_EXTENSIONS)), key=lambda name: name.split("/"))
+    return Work(place, _cut(place, names, [(files[name].size or 0, files[name].mtime_ns or 0) for name in names]))
+
+
+def _filesystem(place: str) -> tuple[Any, str]:
+    import pyarrow.fs
+
+    try:
+        system, root = pyarrow.fs.FileSystem.from_uri(place)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{place}: no address that pyarrow reads ({one_line(error)})") from None
+    return system, root.rstrip("/")
+
+
+def _group(segment: Segment, column: str) -> Any:
+    try:
+        return _read(Path(segment.place)).read_row_group(segment.group, [column])
+    except (KeyError, pyarrow.ArrowException) as error:
+        raise DataError(f"{segment.place}: cannot be read ({one_line(error)})") from None
+
+
+def _samples(shard: str) -> Iterator[tuple[str, Facts, _Held]]:
+    with needs_extra("webdataset", "tar shards"):
+        import webdataset
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    for sample in webdataset.WebDataset(shard, shardshuffle=False, empty_check=False):
+        for ending, content in sample.items():
+            if f".{ending}".lower() in IMG_EXTENSIONS:
+                name = f"{Path(shard).name}/{sample['__key__']}.{ending}"
+                yield name, *_held(content, name)
+
+
+def _held(content: bytes, name: str) -> tuple[Facts, _Held]:
+    """Return the size and, in place of a time, the checksum of an image's bytes, and these to read."""
+    return (len(content), zlib.crc32(content)), _Held(content, name)
+
+
+def _is_packed(place: str) -> bool:
+    return place.endswith((".parquet", ".tar"))
+
+
+def _facts(file: Path) -> Facts:
+    try:
+        about = file.stat()
+    except (OSError, ValueError):
+        return _MISSING
+    return about.st_size, about.st_mtime_ns
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+# Writing
+
+
+def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: Path, workers: int | None) -> int:
+    """Embed a part of a listing; return how many images were embedded now. See :meth:`TrainedRun.embed_part`."""
+    if not 1 <= part <= parts:
+        raise ConfigError(f"--part {part}/{parts}: wanted 1/{parts} to {parts}/{parts}" if parts > 0 else "--part 1/1")
+    check_writable("-o", out)
+    numbers = work.pending(work.part(part, parts), out, embedder.collection.identity)
+    if part == 1:
+        for why in work.others.values():
+            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=3)
+    out.mkdir(parents=True, exist_ok=True)
+    images = 0
+    for number, table in tables(embedder, work, numbers, workers):
+        write_atomically(out / work.file(number), functools.partial(parquet.write_table, table))
+        images += table.num_rows
+    return images
+
+
+def tables(
+    embedder: ImageEmbedder, work: Work, numbers: Sequence[int], workers: int | None
+) -> Iterator[tuple[int, pyarrow.Table]]:
+    """Embed segments; yield the number and the table of each."""
+    files = [work.segments[number].files for number in numbers]
+    local = [each for each in files if each is not None]
+    # One stream of batches for all files, since workers take a second to start; segments end where batches do.
+    stream = embedder.embed_files(list(itertools.chain(*local)), workers) if len(local) == len(files) else None
+    for number in numbers:
+        segment, images = work.segments[number], work.segments[number].images()
+        names, facts, rows = list[str](), list[Facts](), [np.empty((0, embedder.collection.size), dtype=np.float32)]
+        skipped = dict[str, str]()
+        while batch := [*itertools.islice(images, READ)]:
+            read, points, bad = next(stream or embedder.embed_files([source for _, _, source in batch], 0))
+            text = [_is_text(batch[place][0]) for place in read]
+            rows.append(points[text])
+            kept = [batch[place] for place, fits in zip(read, text, strict=True) if fits]
+            names, facts = names + [name for name, _, _ in kept], facts + [about for _, about, _ in kept]
+            skipped |= {batch[place][0]: why for place, why in bad.items()}
+            unnamed = [batch[place][0] for place, fits in zip(read, text, strict=True) if not fits]
+            skipped |= {name: f"{name!a}: its name is no UTF-8" for name in unnamed}
+        for why in skipped.values():
+            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=3)
+        meta: dict[str, Any] = {"identity": embedder.collection.identity, "folder": work.folder, "listing": work.digest}
+        meta |= {"segment": segment.digest, "number": number, "segments": len(work.segments), "skipped": skipped}
+        columns = {
+            "path": pyarrow.array(names, pyarrow.string()),
+            "class": pyarrow.array([class_of(name) for name in names], pyarrow.string()),
+            "size": pyarrow.array([size for size, _ in facts], pyarrow.int64()),
+            "time": pyarrow.array([time for _, time in facts], pyarrow.int64()),
+            "embedding": _vectors(np.concatenate(rows)),
+        }
+        yield number, pyarrow.table(columns).replace_schema_metadata({_META: json.dumps(meta)})
+
+
+def _vectors(points: Vectors) -> pyarrow.FixedSizeListArray:
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(points.reshape(-1)), points.shape[1])
+
+
+def _is_text(name: str) -> bool:
+    return all(not "\ud800" <= letter <= "\udfff" for letter in name)
+
+
+# Reading
+
+
+def _read(file: Path) -> Any:
+    """Open a Parquet file; a DataError says that it is none."""
+    try:
+        return parquet.ParquetFile(file)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{file}: no Parquet file, or cut ({one_line(error)}); delete it, and write it again") from None
+
+
+def _about(file: Path) -> dict[str, Any]:
+    """Return what a file of embeddings says of itself."""
+    with _read(file) as opened:
+        text = (opened.schema_arrow.metadata or {}).get(_META)
+    if text is None:
+        raise DataError(f"{file}: no embeddings of pml-ext embed --part")
+    about: dict[str, Any] = json.loads(text)
+    return about
+
+
+class Parts:
+    """The files of a whole listing; a ConfigError says what is missing, or of another network or listing."""
+
+    def __init__(self, place: Path, identity: str) -> None:
+        self.files = sorted(place.glob("embeddings-*.parquet"))
+        if not self.files:
+            raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
+        every = [_about(file) for file in self.files]
+        for file, about in zip(self.files, every, strict=True):
+            if about["identity"] != identity:
+                raise DataError(f"{file}: of another network, or another state of the run ({about['identity']})")
+            if about["listing"] != every[0]["listing"]:
+                raise DataError(f"{file}: of another listing of images than {self.files[0]}; delete one of them")
+        wanted, found = every[0]["segments"], {about["number"] for about in every}
+        if missing := sorted({*range(wanted)} - found):
+            first = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
+            raise DataError(f"{place}: {first}; embed the parts that are missing, or were stopped, again")
+        self.folder = Path(every[0]["folder"])
+        self.skipped: dict[str, str] = {name: why for about in every for name, why in about["skipped"].items()}
+
+    def __iter__(self) -> Iterator[tuple[list[str], list[Facts], Vectors]]:
+        for file in self.files:
+            try:
+                with _read(file) as opened:
+                    table = opened.read()
+            except (OSError, pyarrow.ArrowException) as error:
+                raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
+            points = table["embedding"].combine_chunks().flatten().to_numpy()
+            facts = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
+            yield table["path"].to_pylist(), facts, points.reshape(table.num_rows, -1)
+
+
+def taken_up(collection: Collection, parts: Parts, folder: Path) -> Embedded:
+    """Write the embeddings of parts that a collection lacks into it; to be called inside its lock."""
+    root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+    names, facts, numbers, new = list[str](), list[Facts](), list[int](), 0
+    for own, about, points in _gathered(parts):
+        keys = [root + path_bytes(name) for name in own]
+        files = dict(zip(keys, about, strict=True))
+        found = collection.find(files)[0]
+        missing = [row for row, key in enumerate(keys) if key not in found]
+        if missing:
+            first = collection.append([keys[row] for row in missing], [about[row] for row in missing], points[missing])
+            found |= {keys[row]: first + place for place, row in enumerate(missing)}
+        names, facts, numbers = names + own, facts + about, numbers + [found[key] for key in keys]
+        new += len(missing)
+    if len({*names}) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataError(
+            f"{parts.files[0].parent}: {shortened(twice, 200)} is there twice; give images names of their own"
+        )
+    if not names:
+        raise DataError(f"{parts.files[0].parent}: no readable image among {len(parts.skipped)}")
+    every = np.array(numbers, dtype=np.int64)
+    mapped = torch.from_numpy(collection.vectors_of(every))
+    return Embedded(folder, names, mapped, parts.skipped, np.array(facts, dtype=np.int64), new, every)
+
+
+def _gathered(parts: Parts) -> Iterator[tuple[list[str], list[Facts], Vectors]]:
+    """Yield the rows of several files at a time, since each transaction costs a flush."""
+    waiting: list[tuple[list[str], list[Facts], Vectors]] = []
+    for rows in itertools.chain(parts, [None]):
+        if waiting and (rows is None or sum(len(names) for names, _, _ in waiting) >= _ROWS):
+            names, facts, points = zip(*waiting, strict=True)
+            yield [*itertools.chain(*names)], [*itertools.chain(*facts)], np.concatenate(points)
+            waiting.clear()
+        if rows is not None:
+            waiting.append(rows)
