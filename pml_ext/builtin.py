@@ -49,3 +49,11 @@ def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
     from .trackers import builtin_trackers
 
     return builtin_trackers()
+
+
+@hookimpl
+def pml_ext_stores() -> dict[str, Callable[..., Any]]:
+    """LanceDB, PostgreSQL with pgvector, and Qdrant."""
+    from .stores import builtin_stores
+
+    return builtin_stores()

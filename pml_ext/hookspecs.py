@@ -90,3 +90,12 @@ def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
     resumed: with the run's folder, the settings of the recipe by dotted key, and the table's keys that its signature
     names. One that names ``iteration`` and ``epoch`` gets the last ones of the checkpoint from which the run goes on.
     """
+
+
+@hookspec
+def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
+
+    ``factory(address, table, size)`` is called with what follows the colon, the name of a table for one state of a
+    network, and the length of its embeddings.
+    """

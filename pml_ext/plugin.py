@@ -102,6 +102,10 @@ if TYPE_CHECKING:
     from .settings import check_flag as check_flag
     from .settings import check_number as check_number
     from .settings import check_tile_size as check_tile_size
+    from .stores import Found as Found
+    from .stores import Rows as Rows
+    from .stores import Store as Store
+    from .stores import Where as Where
     from .trackers import Tracker as Tracker
 
 __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")

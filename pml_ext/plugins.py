@@ -45,6 +45,7 @@ TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
     "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "metric": ("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
     "tracker": ("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "store": ("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "paper": ("pml_ext_papers", _KEBAB, _is_file, 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'),
 }
 

@@ -162,7 +162,7 @@ def recipes() -> dict[str, Traversable]:
 
 
 def factories(what: str) -> dict[str, Any]:
-    """Return what is there of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"paper"`` or ``"recipe"``.
+    """Return what is there of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"store"``, ``"paper"`` ...
 
     A name that others have too, and that does not mean this one, is there as ``entry-point:name``.
     """
@@ -174,7 +174,7 @@ def factories(what: str) -> dict[str, Any]:
 
 
 def factory(what: str, name: str) -> Callable[..., Any]:
-    """Return the factory of a ``"data set"``, a ``"trunk"`` or a ``"tracker"``: see :mod:`pml_ext.hookspecs`."""
+    """Return a ``"data set"``'s, ``"trunk"``'s, ``"tracker"``'s or ``"store"``'s factory; :mod:`pml_ext.hookspecs`."""
     found: Callable[..., Any] = find(what, name)[1]
     return found
 

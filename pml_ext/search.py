@@ -79,7 +79,11 @@ class FaissIndex:
         built.effort = effort
         if len(points) < 2:  # an image alone has no other to find
             return built
-        recall = built._recall(points)
+        measured = sampled_recall(points)
+
+        def recall(effort: int) -> float:
+            return measured(lambda queries, k: built.search(queries, k, effort=effort)[1])
+
         tried = {effort: recall(effort)}
         while tried[effort] < TARGET and effort < most:
             effort = min(2 * effort, most)
@@ -147,26 +151,30 @@ class FaissIndex:
             faiss.ParameterSpace().set_index_parameter(self.index, self.setting, effort)
             self._effort_set = effort
 
-    def _recall(self, points: Tensor) -> Callable[[int], float]:
-        """Return a function from effort to the share of exact answers that a search finds, for some of the points."""
-        count, k = len(points), min(_NEIGHBORS, len(points) - 1)
-        chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
 
-        def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
-            """Exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
-            apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
-            others = (numbers >= 0) & (numbers != chosen[:, None])
-            return apart, others & (others.cumsum(1) <= k)
+def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]], float]:
+    """Return a function from a search to the share of exact answers that it finds, for at most 200 of the points.
 
-        exact, counted = distances(nearest_of(points[chosen], k + 1, points)[1])
-        # An answer as near as the farthest exact one is right: duplicates make several right answers.
-        farthest = exact.where(counted, -torch.inf).amax(1, keepdim=True)
+    ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 where there are no more.
+    """
+    count, k = len(points), min(_NEIGHBORS, len(points) - 1)
+    chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
 
-        def recall(effort: int) -> float:
-            found, counted = distances(self.search(points[chosen], k + 1, effort=effort)[1].to(points.device))
-            return int((counted & (found <= farthest + 1e-6)).sum()) / (len(chosen) * k)
+    def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
+        apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
+        others = (numbers >= 0) & (numbers != chosen[:, None])
+        return apart, others & (others.cumsum(1) <= k)
 
-        return recall
+    exact, counted = distances(nearest_of(points[chosen], k + 1, points)[1])
+    # An answer as near as the farthest exact one is right: duplicates make several right answers.
+    farthest = exact.where(counted, -torch.inf).amax(1, keepdim=True)
+
+    def recall(search: Callable[[Tensor, int], Tensor]) -> float:
+        found, counted = distances(search(points[chosen], k + 1).to(points.device))
+        return int((counted & (found <= farthest + 1e-6)).sum()) / (len(chosen) * k)
+
+    return recall
 
 
 def _refused(factory: str, error: RuntimeError) -> ConfigError:

@@ -26,6 +26,7 @@ from ..evaluation.sampling import some_of
 from ..files import read_json
 from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 from ..search import nearest_of
+from ..stores import Store, Where
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
 MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # of the leave-one-out search in a large collection
@@ -55,8 +56,8 @@ class Pair(NamedTuple):
 class Collection:
     """Embedded images of a run; of files, small pictures alone are read, and none that lies outside the folder."""
 
-    def __init__(self, name: str, run: TrainedRun, embedded: Embedded) -> None:
-        self.name, self.run, self.embedded = name, run, embedded
+    def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
+        self.name, self.run, self.embedded, self.store = name, run, embedded, store
         self.paths, self.classes = embedded.paths, embedded.classes
         self.folder, self.embeddings = embedded.folder, embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
@@ -92,10 +93,15 @@ class Collection:
         return self._nearest(point, own, k)
 
     def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
-        similarity = self.embeddings @ point  # of vectors of length 1
-        if own is not None:
-            similarity[own] = -torch.inf
-        others = similarity.topk(min(k, len(self) - (own is not None))).indices
+        if self.store is not None:
+            found_there = self.store.search(point.numpy()[None], k + 1, Where())[0]
+            numbers = [self.numbers[each.path] for each in found_there if each.path in self.numbers]
+            others = torch.tensor([number for number in numbers if number != own][:k], dtype=torch.int64)
+        else:
+            similarity = self.embeddings @ point  # of vectors of length 1
+            if own is not None:
+                similarity[own] = -torch.inf
+            others = similarity.topk(min(k, len(self) - (own is not None))).indices
         distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
         order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
         found = zip(others[order].tolist(), distances[order].tolist(), strict=True)
@@ -188,10 +194,12 @@ def open_collections(
     folder: str | Path | None = None,
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
+    store: str | None = None,
 ) -> list[Collection]:
     """Return the collections of runs, given by their folders; images that a run does not have are embedded.
 
-    ``folder`` has the images, by default those of each run's index; ``tell`` is called before it is embedded.
+    ``folder`` has the images, by default those of each run's index; ``tell`` is called before it is embedded. ``store``
+    is the address of a store that has them, and searches.
     """
     collections: list[Collection] = []
     for place in map(Path, runs):
@@ -200,5 +208,6 @@ def open_collections(
             tell(f"{folder}: embedding the images that {run.collection.place} does not have")
         embedded, place = run.gallery().embedded if folder is None else run.embed_folder(folder), place.resolve()
         clashes = place.name in [other.name for other in collections]
-        collections.append(Collection(f"{place.parent.name}/{place.name}" if clashes else place.name, run, embedded))
+        title = f"{place.parent.name}/{place.name}" if clashes else place.name
+        collections.append(Collection(title, run, embedded, None if store is None else run.open_store(store)))
     return collections

@@ -10,7 +10,7 @@ from .common import AsJson, print_json, print_table, stdout
 
 WIDTH = 100  # characters of a line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
-What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "trackers"]
+What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "trackers", "stores"]
 
 
 def list_names(
@@ -22,7 +22,7 @@ def list_names(
     A recipe is the TOML description of a run. A table is one of a paper: its recipes at the paper's scale and on small
     data, whether the README has results, and where there is no recipe, why. A pipeline prepares images. A trunk is the
     network that turns an image into features; the embedder on top makes the embedding of them. A tracker takes the
-    numbers of a run while it trains. With --json and no name, everything is listed.
+    numbers of a run while it trains; a store searches an index. With --json and no name, everything is listed.
     """
     kinds = [what] if what else get_args(What) if as_json else ["losses", "recipes"]
     listed = {each: _entries(each) for each in kinds}
@@ -71,7 +71,7 @@ def _entries(what: str) -> list[dict[str, Any]]:
         from ..data import PATH_FACTORIES
 
         return entries + [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
-    if what == "trackers":
+    if what in ("trackers", "stores"):
         return entries
     from ..models import TIMM, timm_trunk
 

@@ -33,6 +33,7 @@ from .common import (
 if TYPE_CHECKING:
     from ..retrieval import TrainedRun
 
+_SAMPLED = "of exact search, on a sample of the images"
 _SHOWN = 10  # images that are gone or changed, named one by one
 
 
@@ -270,6 +271,13 @@ def index(
             "--from", metavar="PARTS", help="Take the embeddings of pml-ext embed --part; nothing is embedded."
         ),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STORE",
+            help="Bring new, changed and gone images over to lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL.",
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
     ] = False,
@@ -282,7 +290,7 @@ def index(
     from ..retrieval import load_run
 
     if check:
-        if folder is not None or factory or parts:
+        if folder is not None or factory or parts or to:
             raise ConfigError("--check reads the index as it is; leave out FOLDER and --index")
         held = load_run(run, device, store=store).gallery()
         gone, changed = held.check()
@@ -301,14 +309,19 @@ def index(
     with embedding(run, folder, device, workers, store) if parts is None else _loaded(run, device, store) as trained:
         if trained is None:
             return
+        if to is not None:
+            trained.open_store(to)  # refused before anything is embedded
         gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
     changes, faiss = gallery.changes, gallery.faiss
+    stored, recall = trained.bring_over(to) if to is not None else (None, None)
     if as_json:
         about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
         about["new"] = changes.new if changes is not None else len(gallery)
         about |= {name: getattr(changes, name, 0) for name in ("changed", "gone")}
         about |= {"as_before": getattr(changes, "same", 0), "search": gallery.factory or "exact"}
         about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
+        if stored is not None:
+            about["store"] = {"to": to, **stored._asdict(), "recall_at_10": recall}
         print_json(about)
         return
     stdout().print(f"{len(gallery)} images indexed: {gallery.place}")
@@ -316,13 +329,18 @@ def index(
         stdout().print(str(changes))
     if faiss is not None and faiss.recall is not None:
         setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
-        recall = f"recall@10 {faiss.recall:.3f} of exact search, on a sample of the images"
-        stdout().print(f"{gallery.factory}{setting}: {recall}")
+        stdout().print(f"{gallery.factory}{setting}: recall@10 {faiss.recall:.3f} {_SAMPLED}")
+    if stored is not None:
+        stdout().print(f"{str(to).partition(':')[0]}: {stored}")
+        if recall is not None:
+            stdout().print(f"{str(to).partition(':')[0]}: recall@10 {recall:.3f} {_SAMPLED}")
 
 
 def query(
     run: RunFolder,
-    images: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to look for.")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to look for; with -o a folder of them.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 8,
     metric: Annotated[
         Literal["euclidean", "learned"], typer.Option(help="Distances of embeddings, or the run's learned metric.")
@@ -345,24 +363,60 @@ def query(
         bool, typer.Option("--duplicates", help="No IMAGE: groups of near-duplicates among the indexed images.")
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option(help="The PNG to write (default RUN/query.png; with --json none).")
+        Path | None, typer.Option(help="The PNG to write (default RUN/query.png; with --json or a store none).")
     ] = None,
-    store: StoreFolder = None,
+    listing: Annotated[
+        Path | None,
+        typer.Option("--list", metavar="FILE", help="With -o: images to look for, paths in FOLDER."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Look for many images, and write the answers to a .parquet or .jsonl file."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|STORE",
+            help="Another collection than RUN/collection, or a store that index --to filled: lancedb:DIR, "
+            "pgvector:postgresql://..., qdrant:DIR|URL.",
+        ),
+    ] = None,
+    workers: Workers = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an index: a table, and a picture."""
     from ..files import write_atomically
     from ..retrieval import RADIUS, check_writable, load_run
+    from ..retrieval.stored import is_store
 
+    stored = store if store is not None and is_store(store) else None
+    own = Path(store) if store is not None and stored is None else None
+    if out is not None:
+        if duplicates or picture or shortlist is not None or metric != "euclidean":
+            raise ConfigError("-o writes the nearest by distance; leave out --duplicates, --picture and --metric")
+        if len(images or []) != 1 and (listing is None or images):
+            raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
+        with Progress() as bar:
+            trained = load_run(run, device, store=own, listener=bar.embedding)
+            folder = str(images[0]) if images else None
+            items = (folder or "") if listing is None else read_list(listing)
+            queries, found = trained.match(items, out, k, within, radius, stored, folder, workers)
+        about = {"file": str(out), "queries": queries, "answers": found}
+        print_json(about) if as_json else stdout().print(f"{found} answers to {queries} images: {out}")
+        return
+    if listing is not None:
+        raise ConfigError("--list goes with -o FILE")
+    if stored and (duplicates or metric != "euclidean"):
+        raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
     if duplicates and (picture or within or shortlist is not None or metric != "euclidean"):
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
-    place = picture or (None if as_json or duplicates else run / "query.png")
+    place = picture or (None if as_json or duplicates or stored else run / "query.png")
     if place is not None:
         check_writable("--picture", place, file=True)
-    trained = load_run(run, device, store=store)
+    trained = load_run(run, device, store=own)
     if duplicates:
         radius = RADIUS if radius is None else radius
         groups = trained.duplicates(radius)
@@ -374,7 +428,7 @@ def query(
         count = f"{len(groups)} group{'s' * (len(groups) != 1)} of {len(rows)} images"
         stdout().print(f"{count} within {radius:g} of another (--radius)")
         return
-    answers = trained.query(images, k, metric, shortlist, within, radius)
+    answers = trained.query(images, k, metric, shortlist, within, radius, stored)
     if not as_json:
         rows = [
             [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
@@ -410,6 +464,9 @@ def browse(
     beside: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Another run, its answers to the same photographs beside.")
     ] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="STORE", help="Search in a store that index --to filled with RUN's index.")
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0 for any that is free.")
     ] = 7860,
@@ -425,8 +482,10 @@ def browse(
     from ..lazy import check_there
 
     check_there(("starlette", "uvicorn", "python_multipart"), "browse", "pml-ext browse")  # before a folder is indexed
+    if store is not None and (folder is not None or beside is not None):
+        raise ConfigError("--store has the images of RUN's index; leave out FOLDER and --beside")
     with listening(port) as bound:
         runs = [run] if beside is None else [run, beside]
-        collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True))
+        collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True), store)
         serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
     stderr().print("pml-ext: the page is closed")

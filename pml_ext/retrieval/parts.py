@@ -142,11 +142,15 @@ def listed(items: str | Path | Sequence[str | Path], folder: str | Path | None =
         items: a folder, or an address of one that pyarrow's file systems know, such as ``s3://bucket/photos``; a
             Parquet table of ``path`` and ``image`` (bytes); tar shards of webdataset, ``photos-{000..015}.tar``; or a
             sequence of paths of images, relative to ``folder``.
-        folder: of the paths in a sequence; by default the one at hand.
+        folder: of the paths in a sequence; by default the deepest one that has them all.
     """
     if not isinstance(items, (str, os.PathLike)):
-        root = Path(folder or ".").resolve()
-        given = [os.path.relpath(root / item, root) if os.path.isabs(item) else os.fspath(item) for item in items]
+        if not items:
+            raise ConfigError("no images are listed; wanted one or more")
+        whole = [os.path.join(folder or "", item) for item in items]
+        root = Path(folder or os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in whole])).resolve()
+        real = [os.path.join(os.path.realpath(os.path.dirname(item)), os.path.basename(item)) for item in whole]
+        given = [os.path.relpath(item, root) for item in real]
         names = list(dict.fromkeys(name.replace(os.sep, "/") for name in given))
         if outside := [name for name in names if ".." in name.split("/")]:
             raise ConfigError(f"{shortened(outside[0], 200)} is not below {root}, the folder of the listed images")
@@ -305,6 +309,13 @@ def _vectors(points: Vectors) -> pyarrow.FixedSizeListArray:
     return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(points.reshape(-1)), points.shape[1])
 
 
+def points_of(table: pyarrow.Table) -> Vectors:
+    """Return the embeddings of a table, ``[N, D]``."""
+    size = table.schema.field("embedding").type.list_size
+    points: Vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size)
+    return points
+
+
 def _is_text(name: str) -> bool:
     return all(not "\ud800" <= letter <= "\udfff" for letter in name)
 
@@ -357,9 +368,8 @@ class Parts:
                     table = opened.read()
             except (OSError, pyarrow.ArrowException) as error:
                 raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-            points = table["embedding"].combine_chunks().flatten().to_numpy()
             facts = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
-            yield table["path"].to_pylist(), facts, points.reshape(table.num_rows, -1)
+            yield table["path"].to_pylist(), facts, points_of(table)
 
 
 def taken_up(collection: Collection, parts: Parts, folder: Path) -> Embedded:

@@ -162,6 +162,11 @@ class Gallery:
                     return self._checked(*row)
         return None
 
+    def images_of(self, names: Sequence[str]) -> list[Image | None]:
+        """Return the indexed images that files are; None of a file, or an empty name, that is none."""
+        with self.reading() as current:
+            return [self._image_of(current, name) if name else None for name in names]
+
     # Search
 
     def answer(
@@ -178,7 +183,7 @@ class Gallery:
         if k < 1:
             raise ConfigError(f"-k {k}: wanted 1 or more")
         if radius is not None and metric is None:
-            _check_radius(radius)
+            check_radius(radius)
         if shortlist is not None and (metric is None or shortlist < 1):
             raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
         larger = bool(getattr(metric, "is_inverted", False))
@@ -248,7 +253,7 @@ class Gallery:
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
-        _check_radius(radius)
+        check_radius(radius)
         points, paths = self.embedded.embeddings, self.embedded.paths
         groups = np.arange(len(paths))
         for ends in self._near(points, radius):
@@ -277,6 +282,7 @@ class Gallery:
                 yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
 
 
-def _check_radius(radius: float) -> None:
+def check_radius(radius: float) -> None:
+    """Refuse a radius that is no distance."""
     if not radius > 0:  # NaN too
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0, of embeddings of length 1 at most 2")

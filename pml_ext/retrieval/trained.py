@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from ..checksums import check_unchanged, sha256_of
-from ..collection import COLLECTION, Embedded, check_writable
+from ..collection import COLLECTION, Changes, Embedded, check_writable
 from ..devices import choose_device
 from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..experiment import checkpoint
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # seconds to import, which a query need not take
     from matplotlib.figure import Figure
 
     from ..pml import BaseDistance
+    from ..stores import Store
     from .clusters import Clusters, Number
 
 _WEIGHTS = "checkpoints/model.pt"
@@ -199,7 +201,7 @@ class TrainedRun:
             part: which part, from 1 to ``parts``.
             parts: how many there are; of a listing, at most 1,024 are not empty.
             out: the folder to write, which all parts share.
-            folder: which the paths of a sequence are relative to.
+            folder: which the paths of a sequence are in; by default the deepest one that has them all.
             workers: as of :func:`load_run`.
 
         Returns:
@@ -280,6 +282,7 @@ class TrainedRun:
         shortlist: int | None = None,
         within: str | None = None,
         radius: float | None = None,
+        store: str | None = None,
     ) -> list[Answer]:
         """Return the nearest images of the index; fewer than k come with a :class:`RetrievalWarning`.
 
@@ -292,7 +295,10 @@ class TrainedRun:
             within: the class whose images alone are answers; these are searched exactly.
             radius: the largest distance of an answer; of a learned metric by which larger is nearer, the smallest
                 value.
+            store: the address of a store that :meth:`bring_over` filled, which searches in place of the index.
         """
+        if store is not None and (metric != "euclidean" or shortlist is not None):
+            raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
         if metric not in METRICS:
             raise ConfigError(unknown("metric", metric, METRICS))
         if metric == "learned" and self.metric is None:
@@ -303,8 +309,70 @@ class TrainedRun:
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(several(images))  # a generator can be had once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
+        if store is not None:
+            return self._answers(k, within, radius, store)(names, self.embed(images))
         gallery, learned = self._gallery or self.gallery(), self.metric if metric == "learned" else None
         return gallery.answer(names, self.embed(images), k, learned, shortlist, within, radius)
+
+    def match(
+        self,
+        items: str | Path | Sequence[str | Path],
+        out: str | Path,
+        k: int = 8,
+        within: str | None = None,
+        radius: float | None = None,
+        store: str | None = None,
+        folder: str | Path | None = None,
+        workers: int | None = None,
+    ) -> tuple[int, int]:
+        """Write the nearest images to each of many into a ``.parquet`` or ``.jsonl`` file; return queries and answers.
+
+        ``items`` and ``folder`` are as of :meth:`embed_part`, the others as of :meth:`query`. Images that cannot be
+        read are left out with a warning.
+        """
+        from .parts import listed
+        from .stored import check_answers, match
+
+        check_answers(Path(out))
+        answers = self._answers(k, within, radius, store)
+        return match(self.images, listed(items, folder), answers, Path(out), workers)
+
+    def _answers(
+        self, k: int, within: str | None, radius: float | None, store: str | None
+    ) -> Callable[[Sequence[str], Tensor], list[Answer]]:
+        """Return a function from names and embeddings to answers, of the index or of a store."""
+        if store is None:
+            gallery = self._gallery or self.gallery()
+            return lambda names, points: gallery.answer(names, points, k, None, None, within, radius)
+        from ..stores import Where
+        from .stored import answers_from
+
+        opened = self.open_store(store)
+        if not opened.count():
+            run = shlex.join(["pml-ext", "index", str(self.folder), "--to", store])
+            raise DataError(f"{store}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}")
+        own = None
+        if self.collection.exists:  # whose images are no answers to themselves
+            with contextlib.suppress(DataError):
+                own = self._gallery or self.gallery()
+        return lambda names, points: answers_from(opened, own, names, points, k, Where(within, radius))
+
+    def open_store(self, store: str) -> Store:
+        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`."""
+        from .stored import open_store
+
+        return open_store(store, self.collection.identity, self.collection.size)
+
+    def bring_over(self, store: str) -> tuple[Changes, float | None]:
+        """Make a store equal to the index: write what is new or changed and delete what is gone; ids stay.
+
+        Returns:
+            The changes of the store, and its recall@10 against exact search on a sample of the images.
+        """
+        from .stored import bring_over, recall_of
+
+        opened, embedded = self.open_store(store), self.gallery().embedded
+        return bring_over(embedded, opened), recall_of(embedded, opened)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
         """Return groups of near-duplicates among the images of the index; see :meth:`Gallery.duplicates`."""

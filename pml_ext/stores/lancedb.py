@@ -1,0 +1,93 @@
+"""LanceDB, in a folder or in object storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import needs_extra
+from . import BATCH, Found, Rows, Vectors, Where, answering
+
+with needs_extra("lancedb", "the store lancedb:"):
+    import lancedb
+    import pyarrow
+
+INDEXED = 100_000  # images from which lists are made; fewer are compared with each query
+PROBES = 0.1  # the share of the lists that a query is compared with
+_ERRORS = RuntimeError, ValueError, OSError  # what LanceDB raises
+
+
+class LanceDB:
+    """A table of LanceDB, with inverted lists of its embeddings where there are many."""
+
+    def __init__(self, address: str, table: str, size: int) -> None:
+        self._name, self._title, self._size = f"lancedb:{address}", table, size
+        with answering(self._name, *_ERRORS):
+            self._database = lancedb.connect(address)
+            self._table: Any = None
+            try:
+                self._table = self._database.open_table(table)
+            except ValueError as error:
+                if "not found" not in str(error):
+                    raise
+
+    def write(self, rows: Iterable[Rows]) -> None:
+        """Merge batches in, each as a version of the table; make lists of many, and add to those that there are."""
+        with answering(self._name, *_ERRORS):
+            for batch in rows:
+                vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
+                columns = {"id": batch.ids, "mark": batch.marks, "path": [*batch.paths], "class": [*batch.classes]}
+                table = pyarrow.table(columns | {"embedding": vectors})
+                if self._table is None:
+                    self._table = self._database.create_table(self._title, table)
+                else:
+                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                    merge.execute(table)
+            if self._table is None:
+                return
+            count = self._table.count_rows()
+            if count >= INDEXED and not self._table.list_indices():
+                lists = math.isqrt(count)
+                self._table.create_index("l2", lists, vector_column_name="embedding", index_type="IVF_FLAT")
+                self._table.create_scalar_index("class")
+            self._table.optimize()
+
+    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+        """Search the nearest lists, or all images."""
+        if self._table is None or not len(vectors):
+            return [[] for _ in vectors]
+        with answering(self._name, *_ERRORS):
+            probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
+            found: list[list[Found]] = []
+            for vector in vectors:
+                query = self._table.search(vector, vector_column_name="embedding").distance_type("l2").limit(k)
+                query = query.select(["id", "path", "class", "_distance"]).nprobes(probes)
+                if where.within is not None:
+                    quoted = where.within.replace("'", "''")
+                    query = query.where(f"class = '{quoted}'", prefilter=True)
+                if where.radius is not None:
+                    query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
+                every = query.to_arrow().to_pylist()
+                rows = [(row["id"], row["path"], row["class"], math.sqrt(max(row["_distance"], 0.0))) for row in every]
+                found.append([Found(*row) for row in rows])
+        return found
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete images in batches."""
+        with answering(self._name, *_ERRORS):
+            for start in range(0, len(ids) if self._table is not None else 0, BATCH):
+                self._table.delete(f"id IN ({', '.join(map(str, ids[start : start + BATCH]))})")
+
+    def count(self) -> int:
+        """Count rows."""
+        with answering(self._name, *_ERRORS):
+            return int(self._table.count_rows()) if self._table is not None else 0
+
+    def marks(self) -> Mapping[int, int]:
+        """Read all ids and marks."""
+        if self._table is None:
+            return {}
+        with answering(self._name, *_ERRORS):
+            table = self._table.search().select(["id", "mark"]).limit(max(1, self.count())).to_arrow()
+        return dict(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))

@@ -1,0 +1,109 @@
+"""PostgreSQL with pgvector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import DataError, needs_extra
+from . import Found, Rows, Vectors, Where, answering
+
+with needs_extra("pgvector", "the store pgvector:"):
+    import pgvector.psycopg
+    import psycopg
+    from psycopg import sql
+
+CANDIDATES = 200  # hnsw.ef_search, at least: what a search of the graph looks at
+_TYPES = "int8", "int8", "text", "text", "vector"
+
+
+class PgVector:
+    """A table of PostgreSQL with an HNSW index of its embeddings and a B-tree of its classes."""
+
+    def __init__(self, address: str, table: str, size: int) -> None:
+        self._name, self._size, self._table = f"pgvector:{address}", size, sql.Identifier(table)
+        self._indexes = [sql.Identifier(f"{table}_{column}") for column in ("hnsw", "class")]
+        self._there = False
+        with answering(self._name, psycopg.Error):
+            self._connection = psycopg.connect(address, autocommit=True)
+            if not self._execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
+                self._execute("CREATE EXTENSION IF NOT EXISTS vector")
+            (version,) = self._execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+            pgvector.psycopg.register_vector(self._connection)
+            self._there = self._execute("SELECT to_regclass({})", literal=table).fetchone()[0] is not None
+        if tuple(map(int, version.split(".")[:2])) < (0, 8):
+            raise DataError(f"pgvector: version {version} in this database; wanted 0.8 or later")
+
+    def _execute(self, query: str, *values: Any, literal: str = "") -> Any:
+        names = {"table": self._table, "hnsw": self._indexes[0], "by_class": self._indexes[1]}
+        parts = (sql.Literal('"' + literal + '"'),) if literal else ()
+        return self._connection.execute(sql.SQL(query).format(*parts, **names), values or None)  # type: ignore[arg-type]
+
+    def write(self, rows: Iterable[Rows]) -> None:
+        """Copy batches in, each in a transaction; the graph is built after the first ones, and grows from then on."""
+        with answering(self._name, psycopg.Error):
+            columns = f"id bigint PRIMARY KEY, mark bigint, path text, class text, embedding vector({self._size})"
+            self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
+            self._there = True
+            for batch in rows:
+                with self._connection.transaction():
+                    self._execute("CREATE TEMP TABLE batch (LIKE {table}) ON COMMIT DROP")
+                    with (
+                        self._connection.cursor() as cursor,
+                        cursor.copy("COPY batch FROM STDIN (FORMAT BINARY)") as copy,
+                    ):
+                        copy.set_types(_TYPES)
+                        columns_of = batch.ids.tolist(), batch.marks.tolist(), batch.paths, batch.classes, batch.vectors
+                        for row in zip(*columns_of, strict=True):
+                            copy.write_row(row)
+                    self._execute(
+                        "INSERT INTO {table} SELECT * FROM batch ON CONFLICT (id) DO UPDATE SET mark = excluded.mark, "
+                        "path = excluded.path, class = excluded.class, embedding = excluded.embedding"
+                    )
+            with self._connection.transaction():
+                self._execute(
+                    "SET LOCAL maintenance_work_mem = '1GB'"
+                )  # a graph that does not fit takes ten times as long
+                self._execute("CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_l2_ops)")
+                self._execute("CREATE INDEX IF NOT EXISTS {by_class} ON {table} (class)")
+            self._execute("ANALYZE {table}")
+
+    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+        """Search the graph; among the images of a class, it is searched on until k are found."""
+        if not self._there:
+            return [[] for _ in vectors]
+        query = sql.SQL(
+            "SELECT * FROM (SELECT id, path, class, embedding <-> %(point)s AS distance FROM {table}{within} "
+            "ORDER BY embedding <-> %(point)s LIMIT %(k)s) AS nearest{radius} ORDER BY distance"
+        ).format(
+            table=self._table,
+            within=sql.SQL(" WHERE class = %(within)s" if where.within is not None else ""),
+            radius=sql.SQL(" WHERE distance <= %(radius)s" if where.radius is not None else ""),
+        )
+        values = [{"point": vector, "k": k, **where._asdict()} for vector in vectors]
+        found: list[list[Found]] = []
+        with answering(self._name, psycopg.Error), self._connection.transaction(), self._connection.cursor() as cursor:
+            self._execute(f"SET LOCAL hnsw.ef_search = {min(max(CANDIDATES, k), 1000)}")
+            self._execute("SET LOCAL hnsw.iterative_scan = strict_order")
+            cursor.executemany(query, values, returning=True)
+            while len(found) < len(values):
+                found.append([Found(*row) for row in cursor.fetchall()])
+                cursor.nextset()
+        return found
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete images in one transaction."""
+        if not self._there:
+            return
+        with answering(self._name, psycopg.Error):
+            self._execute("DELETE FROM {table} WHERE id = ANY(%s)", list(ids))
+
+    def count(self) -> int:
+        """Count rows."""
+        with answering(self._name, psycopg.Error):
+            return int(self._execute("SELECT count(*) FROM {table}").fetchone()[0]) if self._there else 0
+
+    def marks(self) -> Mapping[int, int]:
+        """Read all ids and marks."""
+        with answering(self._name, psycopg.Error):
+            return dict(self._execute("SELECT id, mark FROM {table}").fetchall()) if self._there else {}

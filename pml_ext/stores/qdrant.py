@@ -1,0 +1,106 @@
+"""Qdrant: a server, or a folder that the client searches itself."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import needs_extra
+from . import BATCH, Found, Rows, Vectors, Where, answering
+
+with needs_extra("qdrant", "the store qdrant:"):
+    from qdrant_client import QdrantClient, models
+    from qdrant_client.http.exceptions import ApiException
+
+CANDIDATES = 200  # hnsw_ef: what a search of the graph looks at
+_SENT = 1000  # points of a request
+_ERRORS = ApiException, RuntimeError, ValueError, OSError  # what the client raises
+
+
+class Qdrant:
+    """A collection of Qdrant, by Euclidean distance; path, class and mark are a point's payload."""
+
+    def __init__(self, address: str, table: str, size: int) -> None:
+        self._name, self._table, self._size = f"qdrant:{address}", table, size
+        place: dict[str, Any] = {"path": address}
+        if "://" in address:
+            place = {"url": address, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": 60}
+        with answering(self._name, *_ERRORS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the server's version, and of folders of many points
+            self._client = QdrantClient(**place)
+            self._there = self._client.collection_exists(table)
+
+    def write(self, rows: Iterable[Rows]) -> None:
+        """Send points in requests of 1,000, each of which is taken whole."""
+        with answering(self._name, *_ERRORS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if not self._there:
+                about = models.VectorParams(size=self._size, distance=models.Distance.EUCLID)
+                self._client.create_collection(self._table, vectors_config=about)
+                self._client.create_payload_index(self._table, "class", models.PayloadSchemaType.KEYWORD)
+                self._there = True
+            for batch in rows:
+                for start in range(0, len(batch.ids), _SENT):
+                    part = slice(start, start + _SENT)
+                    columns = batch.paths[part], batch.classes[part], batch.marks[part].tolist()
+                    payloads = [
+                        dict(zip(("path", "class", "mark"), row, strict=True)) for row in zip(*columns, strict=True)
+                    ]
+                    points = models.Batch(
+                        ids=batch.ids[part].tolist(), vectors=batch.vectors[part].tolist(), payloads=payloads
+                    )
+                    self._client.upsert(self._table, points)
+
+    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+        """Search the graph of a server; in a folder, compare with all points."""
+        if not self._there or not len(vectors):
+            return [[] for _ in vectors]
+        within = None
+        if where.within is not None:
+            condition = models.FieldCondition(key="class", match=models.MatchValue(value=where.within))
+            within = models.Filter(must=[condition])
+        requests = [
+            models.QueryRequest(
+                query=vector,
+                limit=k,
+                filter=within,
+                score_threshold=where.radius,
+                with_payload=True,
+                params=models.SearchParams(hnsw_ef=max(CANDIDATES, k)),
+            )
+            for vector in vectors.tolist()
+        ]
+        with answering(self._name, *_ERRORS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of parameters that a folder has no use for
+            answers = self._client.query_batch_points(self._table, requests)
+        return [
+            [Found(int(each.id), each.payload["path"], each.payload["class"], each.score) for each in answer.points]
+            for answer in answers
+        ]
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete points in batches."""
+        with answering(self._name, *_ERRORS):
+            for start in range(0, len(ids) if self._there else 0, BATCH):
+                self._client.delete(self._table, models.PointIdsList(points=list(ids[start : start + BATCH])))
+
+    def count(self) -> int:
+        """Count points."""
+        with answering(self._name, *_ERRORS):
+            return int(self._client.count(self._table, exact=True).count) if self._there else 0
+
+    def marks(self) -> Mapping[int, int]:
+        """Read all ids and marks."""
+        found: dict[int, int] = {}
+        after: Any = None
+        with answering(self._name, *_ERRORS):
+            while self._there:
+                points, after = self._client.scroll(
+                    self._table, limit=BATCH, offset=after, with_payload=["mark"], with_vectors=False
+                )
+                found |= {int(point.id): point.payload["mark"] for point in points}
+                if after is None:
+                    break
+        return found
