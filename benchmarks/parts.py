@@ -84,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         photographs(place / "photos", options.count, SIDE, SIDE)
-        run = a_run(place, "small-cnn", SIDE)
+        run = a_run(place, "convnet", SIDE)
         finished(started(run, place / "photos", "-o", place / "one.npz", "--store", place / "store"))
         names, points = rows(place / "one.npz")
         for parts in (1, 4, 16):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet as parquet
-
 from ..collection import check_writable
 from ..errors import ConfigError, DataError, needs_extra, one_line
 from ..experiment.executors import threads_for
 from ..files import write_atomically
 from .parts import Work, tables
 from .trained import load_run
+
+with needs_extra("ray", "--on ray"):
+    import pyarrow
+    import pyarrow.parquet as parquet
 
 
 class Embedder:

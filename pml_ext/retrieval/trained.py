@@ -330,10 +330,11 @@ class TrainedRun:
         ``items`` and ``folder`` are as of :meth:`embed_part`, the others as of :meth:`query`. Images that cannot be
         read are left out with a warning.
         """
-        from .parts import listed
         from .stored import check_answers, match
 
         check_answers(Path(out))
+        from .parts import listed
+
         answers = self._answers(k, within, radius, store)
         return match(self.images, listed(items, folder), answers, Path(out), workers)
 

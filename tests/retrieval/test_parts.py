@@ -16,10 +16,11 @@ import pytest
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.retrieval.parts import Parts, listed
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
+from pml_ext.retrieval.parts import Parts, listed  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext.retrieval.SkippedImage")
 
 
