@@ -92,7 +92,8 @@ def main() -> None:
             for part in range(1, parts + 1):
                 process = started(run, place / "photos", "-o", out, "--part", f"{part}/{parts}")
                 if parts == 4 and part == 2:
-                    kill_when(out, len(list(out.glob("embeddings-*"))) + 20, lambda process=process: process.pid).join()
+                    there = len(list(out.glob("embeddings-*")))
+                    kill_when(out, there + options.count // 1024, lambda process=process: process.pid).join()
                     print(
                         f"a part killed: exit {process.wait()}, {len(list(out.glob('embeddings-*')))} files are there"
                     )
@@ -101,7 +102,7 @@ def main() -> None:
             same = rows(out)[0] == names and np.array_equal(rows(out)[1], points)
             print(f"{parts} parts: {len(rows(out)[0])} rows, {'the same' if same else 'DIFFERENT'} to the last bit")
         process = started(run, place / "photos", "-o", place / "by ray", "--on", "ray", "-j", 2)
-        kill_when(place / "by ray", 40, ray_worker).join()
+        kill_when(place / "by ray", options.count // 512, ray_worker).join()
         finished(process)
         same = rows(place / "by ray")[0] == names and np.array_equal(rows(place / "by ray")[1], points)
         print(f"Ray, a worker killed: {len(rows(place / 'by ray')[0])} rows, {'the same' if same else 'DIFFERENT'}")
