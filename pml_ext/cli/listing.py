@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated, Any, Literal, get_args
 
 import typer
@@ -43,7 +44,8 @@ def list_names(
             print_table([name, ""], [[entry["name"], entry["summary"]] for entry in entries], width=WIDTH)
             stdout().print()
         more = ", ".join(name for name in get_args(What) if name not in listed)
-        stdout().print(f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of\n{more}")
+        text = f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {more}"
+        stdout().print(textwrap.fill(text, WIDTH), soft_wrap=True)
 
 
 def _entries(what: str) -> list[dict[str, Any]]:
