@@ -41,6 +41,7 @@ class Server:
         if os.getuid() == 0:  # which PostgreSQL refuses to run as
             self._as = ["runuser", "-u", "postgres" if _is_user("postgres") else "nobody", "--"]
             shutil.chown(folder, self._as[2])
+            self.binaries = _copied(binaries, folder)
         else:
             self._as = []
         self._run("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
@@ -63,6 +64,17 @@ class Server:
     def stop(self) -> None:
         """Stop it at once, as a machine that fails."""
         self._run("pg_ctl", "stop", "-w", "-m", "immediate", "-D", self.data)
+
+
+def _copied(binaries: Path, folder: Path) -> Path:
+    """Return the programs; those of the wheel are copied, as the environment of root may be closed to others."""
+    if binaries.is_relative_to("/usr"):
+        return binaries
+    programs, wheel = binaries.parent, binaries.parent.parent
+    shutil.copytree(programs, folder / wheel.name / programs.name, symlinks=True)
+    if (libraries := wheel.with_name(f"{wheel.name}.libs")).is_dir():
+        shutil.copytree(libraries, folder / libraries.name)
+    return folder / wheel.name / programs.name / binaries.name
 
 
 def _is_user(name: str) -> bool:

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -190,7 +191,11 @@ class Watched(Dataset[tuple[Tensor, int]]):
     def naming_images(self) -> Iterator[None]:
         """Inside, torch's error about a worker that died is a DataError with the image that it read."""
         try:
-            yield
+            try:
+                yield
+            except (EOFError, ConnectionError):  # a batch of a worker that is ending: torch's handler says which one
+                time.sleep(5)
+                raise
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -161,6 +162,16 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+
+
+def test_a_batch_cut_short_by_the_death_of_its_worker_is_no_bare_eof_error():
+    reader = BatchReader(Noisy(), 1, CPU)
+    next(reader.read(epoch_batches([[0], [1]], 0, 1)))
+    killed = threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL))
+    killed.start()
+    with pytest.raises(DataError, match="a data-loader worker died while it read image"), reader.naming_images():
+        raise EOFError
+    reader.close()
 
 
 def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
