@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,7 +38,7 @@ _DIMENSIONS = 600
 _IMAGES = (65, 182, 1025)
 _COPIES = (43, 257, 2731)  # of references: beyond int8, beyond what float16 counts, beyond int16
 _LARGE = 64  # entries of the largest tensor per entry of the matrix, above which larger batches are left out
-_SECONDS = 0.1  # of the processor for a batch, above which no larger one is tried
+_OPERATIONS = 5_000  # for a batch, above which no larger one is tried
 
 
 def _set_autocast(value: tuple[bool, torch.dtype]) -> None:
@@ -290,7 +289,7 @@ def check_order_does_not_matter(subject: Subject) -> None:
 def check_sizes(subject: Subject) -> str:
     """65, 182 and 1,025 images, in any order and under any names, in float32 too: tiles end, counters overflow.
 
-    Memory that grows with the cube of the batch, or a tenth of a second for one, leaves out the largest. A class of
+    Memory that grows with the cube of the batch, or thousands of operations for one, leave out the largest. A class of
     many images gives a value of the order of that of a smaller one.
     """
     if is_random(subject):
@@ -305,10 +304,8 @@ def check_sizes(subject: Subject) -> str:
         numbers = torch.randint(images // 4, (images,), generator=generator)
         points = batch_of(subject, numbers % subject.classes, seed=images)
         batch = Batch(points.embeddings, numbers if names else points.labels)
-        begun = time.process_time()
         with CountedOperations() as counted:
             expected = reordered(subject.make(), batch, torch.arange(images))
-        slow = time.process_time() - begun > _SECONDS
         other = torch.randint(2**40, (images,), generator=generator)
         renamed = Batch(batch.embeddings, other[numbers]) if names else batch
         if not alike(reordered(subject.make(), renamed, shuffle(images, 1)), expected, 1e-6):
@@ -316,7 +313,7 @@ def check_sizes(subject: Subject) -> str:
                 f"{images} images in another order{' and with other names of classes' * names} give another result"
             )
         compared = images
-        if slow or counted.largest > _LARGE * images * max(images, subject.size):
+        if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
     return f"up to {compared} images"
 
