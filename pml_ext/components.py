@@ -12,7 +12,7 @@ from .lazy import relative_imports
 from .outline import imported_class, module_source, outline
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
-CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "state", "tiles"})
+CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "relation", "state", "tiles"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ def capabilities(component: object) -> frozenset[str]:
     """Return the capabilities of a class or an instance.
 
     These are ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and
-    ``ref_labels``), ``"state"`` (keeps some between calls), ``"tiles"`` (works in tiles of bounded memory). They come
+    ``ref_labels``), ``"relation"`` (takes one in place of equal labels), ``"state"`` (keeps some between calls), ``"tiles"`` (works in tiles of bounded memory). They come
     from its attribute ``capabilities``; for PML's classes from a table; labels and indices_tuple if neither says.
     """
     declared = getattr(component, "capabilities", None)

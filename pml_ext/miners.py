@@ -2,32 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from .distances import EuclideanDistance, TileMatrix, matrix_of
-from .pairwise import FullPrecisionMining, PairsOfRows, pair_masks, rows_per_tile, tiles_of_rows
+from .pairwise import (
+    FullPrecisionMining,
+    PairsOfRows,
+    Related,
+    Relation,
+    check_batch,
+    check_indices_tuple,
+    check_references,
+    related,
+    rows_per_tile,
+    tiles_of_rows,
+)
 from .pml import BaseDistance, BaseMiner, MinerSettings
 from .settings import check_choice, check_number, check_tile_size, settings_repr
 
 _ENTRIES = 1 << 21  # entries of gathered rows held at a time
 
 
+class TiledMinerSettings(MinerSettings, total=False):
+    """Keyword arguments of miners in tiles."""
+
+    relation: Relation | None
+
+
 class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
 
     A subclass writes :meth:`choose`. The miner compares ``tile_size`` anchors (None chooses it) with all columns at a
-    time: memory is linear in the batch, apart from the result. Other settings: PML's ``distance``, ``collect_stats``.
+    time: memory is linear in the batch, apart from the result. A ``relation``, as of a :class:`pml_ext.PairLoss`, says
+    which pairs are positive and negative, by labels of any shape; an ``indices_tuple`` in a call narrows them. Other
+    settings: PML's ``distance``, ``collect_stats``.
     """
 
-    capabilities = frozenset({"labels", "references"})
+    capabilities = frozenset({"labels", "references", "relation"})
 
-    def __init__(self, tile_size: int | None = None, **kwargs: Unpack[MinerSettings]) -> None:
+    def __init__(
+        self, tile_size: int | None = None, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]
+    ) -> None:
         check_tile_size(self, tile_size)
         super().__init__(**kwargs)
-        self.tile_size = tile_size
+        self.tile_size, self.relation = tile_size, relation
+        self._asked: tuple[Any, Related | None] = (None, None)  # indices_tuple and relation of the call at hand
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Any,
+        ref_emb: Tensor | None = None,
+        ref_labels: Any = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        relation: Relation | None = None,
+    ) -> Any:
+        """Return indices of pairs or triplets, in row-major order; of those in ``indices_tuple``, where it is given."""
+        check_indices_tuple(indices_tuple)
+        pairs, asked = indices_tuple, None
+        if (relation := self.relation if relation is None else relation) is not None:
+            check_batch(embeddings)
+            check_references(embeddings, ref_emb, None)
+            given = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            labels, found, ref_labels = given
+            if isinstance(found, Related):  # PML's base wants one integer for each row
+                asked = found
+                labels = torch.arange(len(embeddings), device=embeddings.device)
+                ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
+        self._asked = pairs, asked
+        try:
+            return super().forward(embeddings, labels, ref_emb, ref_labels)
+        finally:
+            self._asked = None, None
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Return the indices of the triplets or pairs mined in a tile; anchors are rows of the tile.
@@ -41,17 +90,23 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         empty = len(embeddings) * len(ref_emb) == 0
+        pairs, asked = self._asked
+
+        def rule(rows: int | None = None) -> PairsOfRows:
+            return PairsOfRows(
+                embeddings.device, labels, pairs, ref_labels, references=references, rows=rows, related=asked
+            )
+
         if size is None or empty:
             shape = len(embeddings), len(ref_emb)
             matrix = embeddings.new_zeros(shape) if empty else matrix_of(self.distance, embeddings, ref_emb)[0]
-            return self.choose(matrix, *pair_masks(matrix, labels, None, ref_labels, references=references))
+            return self.choose(matrix, *rule().masks(matrix))
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
-        rule = PairsOfRows(points.device, labels, None, ref_labels, references=references, rows=len(points))
-        tile_matrix, mined = TileMatrix(self.distance, points, columns), []
+        by_rows, tile_matrix, mined = rule(len(points)), TileMatrix(self.distance, points, columns), []
         for rows in tiles_of_rows(len(points), size):
             matrix = tile_matrix.of(points[rows], columns)
-            chosen = self.choose(matrix, *rule.masks(matrix, rows))
+            chosen = self.choose(matrix, *by_rows.masks(matrix, rows))
             anchors = {0} if len(chosen) == 3 else {0, 2}  # other indices are columns, which need no offset
             mined.append([index + rows.start * (number in anchors) for number, index in enumerate(chosen)])
         tile_matrix.finish()
@@ -98,7 +153,7 @@ class SemiHardTripletMiner(TiledMiner):
         margin: float = 0.2,
         negatives: str = "nearest",
         tile_size: int | None = None,
-        **kwargs: Unpack[MinerSettings],
+        **kwargs: Unpack[TiledMinerSettings],
     ) -> None:
         check_number(self, "margin", margin, above=0)
         check_choice(self, "negatives", negatives, ("nearest", "all"))

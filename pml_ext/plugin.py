@@ -50,10 +50,12 @@ if TYPE_CHECKING:
     from .losses import per_triplet as per_triplet
     from .losses import reduced as reduced
     from .miners import TiledMiner as TiledMiner
+    from .miners import TiledMinerSettings as TiledMinerSettings
     from .pairwise import ClassLabels as ClassLabels
     from .pairwise import ClassMembers as ClassMembers
     from .pairwise import FullPrecisionForward as FullPrecisionForward
     from .pairwise import FullPrecisionMining as FullPrecisionMining
+    from .pairwise import Relation as Relation
     from .pairwise import all_places as all_places
     from .pairwise import apart as apart
     from .pairwise import autocast_off as autocast_off
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from .pairwise import tiles_of_rows as tiles_of_rows
     from .pairwise import to_full_precision as to_full_precision
     from .pairwise import transformed as transformed
+    from .pairwise import with_log_weights as with_log_weights
     from .pml import BaseDistance as BaseDistance
     from .pml import BaseMetricLossFunction as BaseMetricLossFunction
     from .pml import BaseMiner as BaseMiner

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from pml_ext.plugin import exp_bounded, log_one_plus_exp, log_sums_exp, moments_of_pairs
+from pml_ext.plugin import exp_bounded, log_one_plus_exp, log_sums_exp, moments_of_pairs, with_log_weights
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,6 +34,7 @@ def contrastive_bayesian_terms(
     log_delta: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
     averaging: str = "log",
     statistics: Sequence[float] | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Return each anchor's two terms of Eq. (27), :class:`CBMLLoss`, ``[B]`` each; of Eq. (22) if given all pairs.
 
@@ -48,12 +49,14 @@ def contrastive_bayesian_terms(
         log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
         averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
         statistics: those of :func:`log_ratio`, which then replaces the exponent; centers and widths are not used.
+        weights: of the positive pairs' exponentials, ``[B, R]``, above 0; None for 1.
     """
     g = AVERAGINGS[averaging]
     if statistics is not None:
         similarity = log_ratio(similarity, *statistics)
         alpha_pos = alpha_neg = 0.0
         beta_pos = beta_neg = 1.0
+    similarity = with_log_weights(similarity, positives, weights, -1 / beta_pos)
     sums = log_sums_exp(similarity, (positives, -1 / beta_pos, alpha_pos), (negatives, 1 / beta_neg, alpha_neg))
     return g(log_one_plus_exp(sums[0] + log_delta[0])), g(log_one_plus_exp(sums[1] + log_delta[1]))
 

@@ -14,6 +14,7 @@ from pml_ext.plugin import (
     PairLoss,
     PairLossSettings,
     Pairs,
+    Relation,
     RunView,
     Terms,
     apart,
@@ -50,7 +51,9 @@ class CBMLLoss(PairLoss):
     The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
     is counted. An ``indices_tuple`` narrows all pair sets, target and variance included, and mining acts inside it.
     With ``collect_stats``, ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight) are
-    recorded, each the mean over anchors. All is computed in float32 or float64, whatever the dtype and autocast.
+    recorded, each the mean over anchors. A graded relation multiplies the exponential of a positive pair by its weight,
+    :math:`\sum_{j \in P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance take all pairs alike.
+    All is computed in float32 or float64, whatever the dtype and autocast.
 
     *Deviations* from the authors' program: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
     anchors without hard pairs (``skip_unmined=True``), takes ``delta=0.25`` with ``"const"``, and leaves out
@@ -98,6 +101,7 @@ class CBMLLoss(PairLoss):
 
     recorded = ("positive_loss", "negative_loss", "variance_loss")
     tiles = "rows"
+    graded = True
     estimates: Tensor
 
     def __init__(
@@ -178,11 +182,14 @@ class CBMLLoss(PairLoss):
         indices_tuple: tuple[Tensor, ...] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as in PML's losses. Statistics that are to be estimated are of labels."""
+        """Return the reduced loss; arguments as of a pair loss. Statistics that are to be estimated are of labels."""
         if not self._fitted:
+            if relation is not None or self.relation is not None:
+                raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
             apart(self._fit, *(embeddings, labels) if ref_emb is None else (ref_emb, ref_labels))
-        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, relation)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
         """Take the statistics of the state, or else of a batch; the gathered one over several processes."""
@@ -221,6 +228,7 @@ class CBMLLoss(PairLoss):
             log_delta=self._log_delta(num_pos, num_neg),
             averaging=self.averaging,
             statistics=self.statistics,
+            weights=pairs.weights,
         )
         variance = metric_variance(
             similarity,

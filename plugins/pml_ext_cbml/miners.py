@@ -7,7 +7,14 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import BaseDistance, GramCosineSimilarity, MinerSettings, TiledMiner, check_number, hard_pair_masks
+from pml_ext.plugin import (
+    BaseDistance,
+    GramCosineSimilarity,
+    TiledMiner,
+    TiledMinerSettings,
+    check_number,
+    hard_pair_masks,
+)
 
 
 class HardPairMiner(TiledMiner):
@@ -31,7 +38,9 @@ class HardPairMiner(TiledMiner):
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
     """
 
-    def __init__(self, epsilon: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[MinerSettings]) -> None:
+    def __init__(
+        self, epsilon: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[TiledMinerSettings]
+    ) -> None:
         check_number(self, "epsilon", epsilon)
         super().__init__(tile_size, **kwargs)
         self.epsilon = epsilon

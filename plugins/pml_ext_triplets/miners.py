@@ -14,6 +14,7 @@ from pml_ext.plugin import (
     EuclideanDistance,
     MinerSettings,
     TiledMiner,
+    TiledMinerSettings,
     autocast_off,
     check_batch,
     check_number,
@@ -46,7 +47,9 @@ class LocalPositiveMiner(TiledMiner):
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.3.
     """
 
-    def __init__(self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Unpack[MinerSettings]) -> None:
+    def __init__(
+        self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Unpack[TiledMinerSettings]
+    ) -> None:
         check_number(self, "percentile", percentile, least=0, most=100)
         super().__init__(tile_size, **kwargs)
         require_distance(self, self.distance)

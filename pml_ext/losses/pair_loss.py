@@ -19,8 +19,13 @@ from ..distances import (
 from ..pairwise import (
     FullPrecisionForward,
     PairsOfRows,
+    Related,
+    Relation,
     apart,
+    check_batch,
+    check_references,
     in_tiles,
+    related,
     rows_per_tile,
     tiles_of_rows,
     transformed,
@@ -42,12 +47,14 @@ class Given(NamedTuple):
     ref_emb: Tensor
     ref_labels: Tensor | None
     own: Tensor | None
+    related: Related | None = None  # a relation and its labels, where these are not classes
 
 
 class PairLossSettings(LossSettings, total=False):
     """Keyword arguments of pair losses."""
 
     tile_size: int | None
+    relation: Relation | None
 
 
 class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
@@ -64,22 +71,29 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         recorded: names of the statistics that :meth:`record` sets with ``collect_stats``.
         tiles: ``"rows"`` where what an anchor gives depends on its own row alone; ``"classes"`` where it depends on the
             rows of its class too; None where the equation needs the whole matrix.
+        graded: whether the equation uses ``pairs.weights``, those of positive pairs by a graded relation.
 
     Args:
         tile_size: how many anchors are computed at a time; None chooses.
+        relation: what two items are to each other by their labels, in the place of equal labels: a
+            :class:`pml_ext.SharedLabel`, :class:`pml_ext.Hierarchy`, ... A call may be given another one.
         kwargs: PML's keyword arguments of losses.
 
     Raises:
-        TypeError, ValueError: a distance that does not fit; a ``tile_size`` below 1, or for an equation without tiles.
+        TypeError, ValueError: a distance that does not fit; a ``tile_size`` below 1, or for an equation without tiles;
+            a graded relation for an equation without weights.
     """
 
-    capabilities = frozenset({"labels", "indices_tuple", "references"})
+    capabilities = frozenset({"labels", "indices_tuple", "references", "relation"})
     nearer: ClassVar[str] = "larger"
     recorded: ClassVar[tuple[str, ...]] = ()
     tiles: ClassVar[str | None] = None
+    graded: ClassVar[bool] = False
     takes_all_pairs: ClassVar[bool] = True
 
-    def __init__(self, tile_size: int | None = None, **kwargs: Unpack[LossSettings]) -> None:
+    def __init__(
+        self, tile_size: int | None = None, relation: Relation | None = None, **kwargs: Unpack[LossSettings]
+    ) -> None:
         check_tile_size(self, tile_size)
         if tile_size is not None and self.tiles is None:
             name = type(self).__name__
@@ -87,7 +101,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         super().__init__(**kwargs)
         if self.nearer in _REQUIRED:
             _REQUIRED[self.nearer](self, self.distance)
-        self.tile_size = tile_size
+        self._check_relation(relation)
+        self.tile_size, self.relation = tile_size, relation
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # of statistics, of the tile at hand
         self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
         self.add_to_recordable_attributes(list_of_names=list(self.recorded), is_stat=True)
@@ -112,18 +127,35 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         indices_tuple: tuple[Tensor, ...] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as in PML's losses."""
+        """Return the reduced loss; arguments as in PML's losses, labels as the relation takes them, if there is one."""
+        self._check_relation(relation)
+        if (relation := self.relation if relation is None else relation) is not None:
+            check_batch(embeddings)
+            check_references(embeddings, ref_emb, None)
+            found = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            labels, indices_tuple, ref_labels = found
         given = embeddings, labels, indices_tuple, ref_emb, ref_labels
         if torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb) is False:
             return apart(super().forward, *given)
         return super().forward(*given)
 
+    def _check_relation(self, relation: Any) -> None:
+        if relation is not None and not isinstance(relation, Relation):
+            raise TypeError(f"relation must be an object such as SharedLabel() or Hierarchy(paths); got {relation!r}")
+        if relation is not None and relation.graded and not self.graded:
+            raise ValueError(
+                f"{type(self).__name__} has no weights of pairs in its equation; take a relation with graded=False, or "
+                "CBMLLoss, TiledMultiSimilarityLoss, TiledContrastiveLoss or TiledSupConLoss"
+            )
+
     def _everywhere(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
         """:meth:`takes_all_places`, of a batch; False for listed triplets, or values that are wanted one by one."""
         alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
         takes = self.takes_all_places(len(embeddings), alone)
-        triplets = indices_tuple is not None and len(indices_tuple) == 3
+        listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
+        triplets = listed is not None and len(listed) == 3
         return False if takes and (triplets or self.collect_stats or not weighs_alike(self.reducer)) else takes
 
     def compute_loss(
@@ -137,13 +169,15 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """Return PML's loss dictionary: the equation on the pairs of the batch."""
         if len(embeddings) == 0 or len(ref_emb) == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
+        related = indices_tuple if isinstance(indices_tuple, Related) else None
+        indices_tuple = indices_tuple if related is None else related.indices_tuple
         own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
         if own is not None:
             indices_tuple = None
-        if indices_tuple is None and (labels is None or ref_labels is None):
+        if indices_tuple is None and related is None and (labels is None or ref_labels is None):
             raise ValueError(f"{'ref_' * (labels is not None)}labels must be given where no indices_tuple is")
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
-        given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own)
+        given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related)
         terms = self._dense(given) if size is None else self._in_tiles(size, given)
         zero = reduced(0)["loss"]  # what PML's reducers want where there is no value
         terms = {
@@ -157,19 +191,31 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def _dense(self, given: Given) -> Terms:
         """Return the terms of the whole matrix."""
-        embeddings, labels, indices_tuple, ref_emb, ref_labels, own = given
+        embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related = given
         matrix, references = matrix_of(self.distance, embeddings, ref_emb)
-        everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb))
-        rule = PairsOfRows(matrix.device, labels, indices_tuple, ref_labels, references=references, own_columns=own)
+        asked = indices_tuple if related is None else related
+        everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, asked, ref_emb))
+        rule = PairsOfRows(
+            matrix.device,
+            labels,
+            indices_tuple,
+            ref_labels,
+            references=references,
+            own_columns=own,
+            related=related,
+        )
+        positives, negatives, weights = rule.weighted_masks(matrix)
         pairs = Pairs(
             matrix,
-            *rule.masks(matrix),
+            positives,
+            negatives,
             embeddings,
             ref_emb,
             self.distance,
             references,
             labels=None if references or indices_tuple is not None else labels,
             triplets=rule.triplets(),
+            weights=weights,
             whole_classes=not references,
             everywhere=everywhere,
         )
@@ -185,9 +231,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def _in_tiles(self, size: int, given: Given) -> Terms:
         """Return the same terms, computed ``size`` anchors at a time."""
-        embeddings, labels, indices_tuple, ref_emb, ref_labels, own = given
+        embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related = given
         references, order, ends = ref_emb is not embeddings, None, None
-        alone = not references and indices_tuple is None
+        alone = not references and indices_tuple is None and related is None
         by_class = self.tiles == "classes" and alone
         if by_class and labels is not None:
             order = labels.argsort(stable=True)
@@ -201,7 +247,14 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
         rule = PairsOfRows(
-            points.device, labels, indices_tuple, ref_labels, references=references, own_columns=own, rows=len(points)
+            points.device,
+            labels,
+            indices_tuple,
+            ref_labels,
+            references=references,
+            own_columns=own,
+            rows=len(points),
+            related=related,
         )
         tile_matrix, joined = TileMatrix(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
 
@@ -210,15 +263,18 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             matrix = tile_matrix.of(anchors[0], whole[0])
             if own is not None and own_apart:
                 matrix = matrix.index_copy(1, own, tile_matrix.of(anchors[0], whole[2]))
+            positives, negatives, weights = rule.weighted_masks(matrix, rows)
             pairs = Pairs(
                 matrix,
-                *rule.masks(matrix, rows),
+                positives,
+                negatives,
                 anchors[1],
                 whole[1],
                 self.distance,
                 references,
                 labels=labels[rows] if alone and labels is not None else None,
                 triplets=rule.triplets(rows),
+                weights=weights,
                 first=rows.start,
                 whole_classes=by_class,
                 normalized=(anchors[0], whole[0]),

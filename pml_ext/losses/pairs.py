@@ -40,6 +40,7 @@ class Pairs:
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in its order
     normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns as the distance takes them
     compare: Callable[[Tensor, Tensor], Tensor] | None = None  # the matrix of two sets of such
+    weights: Tensor | None = None  # of the positive pairs, above 0 and up to 1, where the relation is graded
     everywhere: bool = False  # all places stand for the positive pairs; see PairLoss.takes_all_places
 
     @property

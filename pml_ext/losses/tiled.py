@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..distances import EuclideanDistance
-from ..pairwise import log_one_plus_exp, log_sum_exp, log_sums_exp, masked_mean, transformed
+from ..pairwise import (
+    log_one_plus_exp,
+    log_sum_exp,
+    log_sums_exp,
+    masked_mean,
+    masked_sum,
+    transformed,
+    with_log_weights,
+)
 from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_flag, check_number
@@ -76,7 +84,8 @@ class TiledContrastiveLoss(_SummedByRow):
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
     Both means run over the pairs with a nonzero loss, as with PML's default reducer. PML's reducers that need no list
-    of pairs give PML's values too. A pair that is listed twice counts once.
+    of pairs give PML's values too. A pair that is listed twice counts once. A graded relation multiplies the loss of a
+    positive pair by its weight: :math:`w_{ap} \max(0, d_{ap} - m_p)`.
 
     Args:
         pos_margin: distance up to which a positive pair has no loss; 0.
@@ -85,6 +94,7 @@ class TiledContrastiveLoss(_SummedByRow):
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
     """
 
+    graded = True
     _of_pairs = True
 
     def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **kwargs: Unpack[PairLossSettings]) -> None:
@@ -98,6 +108,8 @@ class TiledContrastiveLoss(_SummedByRow):
         sign = -1 if self.distance.is_inverted else 1
         positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0)
         negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
+        if pairs.weights is not None:
+            positive = positive * torch.where(pairs.positives, pairs.weights, 1)
         terms = {}
         for name, values, mask in (("pos_loss", positive, pairs.positives), ("neg_loss", negative, pairs.negatives)):
             sums, counts = row_sums(reducer_of(self.reducer, name), values, mask)
@@ -115,7 +127,8 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         \operatorname{mean}_i \Big[ \frac{1}{\alpha} \log\Big(1 + \sum_{j \in P_i} e^{-\alpha (s_{ij} - \lambda)}\Big)
         + \frac{1}{\beta} \log\Big(1 + \sum_{j \in N_i} e^{\beta (s_{ij} - \lambda)}\Big) \Big]
 
-    The reducer gets one value per anchor.
+    The reducer gets one value per anchor. A graded relation multiplies the exponential of a positive pair by its
+    weight: :math:`\sum_{j \in P_i} w_{ij} \, e^{-\alpha (s_{ij} - \lambda)}`.
 
     *Pair with:* :class:`pml_ext.HardPairMiner`, the paper's miner; pass its result as ``indices_tuple``.
 
@@ -127,6 +140,8 @@ class TiledMultiSimilarityLoss(_TiledLoss):
 
     *Source:* Wang et al., Multi-Similarity Loss with General Pair Weighting, 2019, https://arxiv.org/abs/1904.06627.
     """
+
+    graded = True
 
     def __init__(
         self,
@@ -146,7 +161,8 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         sign = 1 if self.distance.is_inverted else -1
         pos, neg = -sign * self.alpha, sign * self.beta
         sums = (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base)
-        positive, negative = map(log_one_plus_exp, log_sums_exp(pairs.matrix, *sums))
+        matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, pos)
+        positive, negative = map(log_one_plus_exp, log_sums_exp(matrix, *sums))
         return per_anchor(positive / self.alpha + negative / self.beta)
 
 
@@ -191,7 +207,8 @@ class TiledSupConLoss(_TiledLoss):
         \log \frac{e^{s_{ip} / \tau}}{\sum_{j \in P_i \cup N_i} e^{s_{ij} / \tau}}
 
     The reducer gets one value per anchor, with the number of values above 0 as ``divisor``: the mean runs over these
-    values, as with PML's default reducer. A batch without any negative pair gives 0.
+    values, as with PML's default reducer. A batch without any negative pair gives 0. A graded relation makes the mean
+    over positives a weighted one: :math:`\sum_p w_{ip} \log(\dots) \, / \sum_p w_{ip}`.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.1.
@@ -199,6 +216,8 @@ class TiledSupConLoss(_TiledLoss):
 
     *Source:* Khosla et al., Supervised Contrastive Learning, 2020, https://arxiv.org/abs/2004.11362.
     """
+
+    graded = True
 
     def __init__(self, temperature: float = 0.1, **kwargs: Unpack[PairLossSettings]) -> None:
         check_number(self, "temperature", temperature, above=0)
@@ -211,6 +230,8 @@ class TiledSupConLoss(_TiledLoss):
         if isinstance(info["losses"], Tensor):
             if given.indices_tuple is not None:
                 there = torch.tensor(len(given.indices_tuple[-1]) > 0)
+            elif given.related is not None:
+                there = given.related.has_negatives()
             else:
                 assert given.labels is not None
                 assert given.ref_labels is not None
@@ -225,7 +246,12 @@ class TiledSupConLoss(_TiledLoss):
         logits = self._nearness(pairs.matrix) / self.temperature
         count = pairs.positives.sum(1, dtype=logits.dtype)
         total = log_sum_exp(logits, pairs.positives | pairs.negatives)
-        losses = total * (count > 0).to(logits.dtype) - masked_mean(logits, pairs.positives, count)
+        if pairs.weights is None:
+            mean = masked_mean(logits, pairs.positives, count)
+        else:
+            weights = torch.where(pairs.positives, pairs.weights, 0)
+            mean = masked_sum(weights * logits, pairs.positives) / torch.where(count > 0, weights.sum(1), 1)
+        losses = total * (count > 0).to(logits.dtype) - mean
         return per_anchor(losses, divisor=(losses > 0).sum())
 
     def get_default_reducer(self) -> BaseReducer:

@@ -31,6 +31,16 @@ from .reductions import masked_mean as masked_mean
 from .reductions import masked_min as masked_min
 from .reductions import masked_sum as masked_sum
 from .reductions import moments_of_pairs as moments_of_pairs
+from .reductions import with_log_weights as with_log_weights
+from .relations import RELATIONS as RELATIONS
+from .relations import FromMatrix as FromMatrix
+from .relations import Hierarchy as Hierarchy
+from .relations import NegativesOnly as NegativesOnly
+from .relations import Related as Related
+from .relations import Relation as Relation
+from .relations import SharedLabel as SharedLabel
+from .relations import related as related
+from .relations import related_pairs as related_pairs
 from .similarity import cosine_similarity as cosine_similarity
 from .similarity import gram as gram
 from .similarity import normalize as normalize

@@ -121,6 +121,14 @@ def log_one_plus_sum_exp(
     return log_one_plus_exp(log_sum_exp(matrix, mask, slope=slope, center=center) + log_scale)
 
 
+def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope: float) -> Tensor:
+    r"""Return the matrix whose exponentials :math:`e^{k s_{ij}}` are multiplied by weights inside of a mask.
+
+    The matrix itself where there are no weights; ``weights``, ``[B, R]``, are above 0 in the mask.
+    """
+    return matrix if weights is None else matrix + torch.where(mask, weights, 1).log() / slope
+
+
 def log_one_plus_exp(x: Tensor) -> Tensor:
     r"""Return :math:`\log(1 + e^x)`, or x itself above 50, where float64 cannot tell the two apart."""
     return torch.nn.functional.softplus(x, threshold=50)

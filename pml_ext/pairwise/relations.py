@@ -1,0 +1,383 @@
+"""What two items are to each other where equal labels do not say it: label sets, trees, matrices, unknown classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Relation(nn.Module):
+    r"""Base of relations between items, by their labels ``[B, ...]``. A subclass writes :meth:`weights`.
+
+    The weight :math:`w_{ij} \in [0, 1]` of two items says what they are to each other: above 0 positive, and how much
+    where the relation is ``graded``; 0 negative; NaN neither. An item is no partner of itself, by index.
+
+    Attributes:
+        graded: whether positive pairs have weights other than 1, for the losses that use them.
+    """
+
+    graded: bool = False
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the weights of items with labels x and y, whose leading dimensions broadcast against each other."""
+        raise NotImplementedError
+
+    def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the weights of all pairs, ``[T, R]``, of labels ``[T, ...]`` and ``[R, ...]``."""
+        return self.weights(rows[:, None], columns[None])
+
+    def positive(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return whether items with labels x and y are positive: PML's ``label_comparison_fn``."""
+        return self.weights(x, y) > 0
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return the labels of ``count`` items as a tensor ``[count, ...]``; refuse others with TypeError or ValueError.
+
+        ``axis``: 0 for the rows of the matrix, 1 for its columns.
+        """
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
+            raise TypeError(
+                f"{type(self).__name__} wants a tensor of integers of shape ({count},); got {_text(labels)}"
+            )
+        return _counted(labels.to(device, torch.long), count)
+
+    def classes(self, labels: Tensor) -> Tensor | None:
+        """Return integers ``[B]`` that are equal where items are positive and differ where negative; None for none."""
+        return None
+
+    @classmethod
+    def of_classes(cls, names: Sequence[str], **settings: Any) -> Relation:
+        """Return the relation between items of classes with these names, whose labels are places among them."""
+        raise NotImplementedError(f"{cls.__name__} does not follow from the names of classes")
+
+
+class SharedLabel(Relation):
+    r"""Items with sets of labels :math:`L_i`; those that share a label are positive.
+
+    .. math:: w_{ij} = [\,|L_i \cap L_j| > 0\,], \qquad \text{graded: } w_{ij} = |L_i \cap L_j| \, / \, |L_i \cup L_j|
+
+    Pairs that share labels, but have a Jaccard index below ``threshold``, are neither positive nor negative. An item
+    without labels is nobody's positive.
+
+    Labels are multi-hot, ``[B, C]``, of any dtype (what is not 0 is a label), or a list of B collections of integers,
+    or, with ``sets``, integers ``[B]``.
+
+    *Cost:* one product of ``B x C x R``.
+
+    Args:
+        threshold: least Jaccard index of a positive pair, from 0 to 1.
+        graded: whether the Jaccard index is the weight.
+        num_labels: C, where labels are lists; by default one more than the largest in the list.
+        sets: the labels of each class, where items have a class ``[B]`` whose label is a place in this list.
+
+    Example:
+        >>> relation = SharedLabel(graded=True)
+        >>> relation.matrix(torch.tensor([[1, 1, 0]]), torch.tensor([[0, 1, 1], [0, 0, 1]]))
+        tensor([[0.3333, 0.0000]])
+    """
+
+    table: Tensor | None
+
+    def __init__(
+        self,
+        threshold: float = 0.0,
+        graded: bool = False,
+        num_labels: int | None = None,
+        sets: Sequence[Iterable[Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+            raise ValueError(f"threshold of SharedLabel must be a number from 0 to 1, not {threshold!r}")
+        self.threshold, self.graded, self.num_labels = float(threshold), graded, num_labels
+        table = None
+        if sets is not None:
+            names = sorted({name for each in sets for name in each})
+            places = {name: place for place, name in enumerate(names)}
+            table = multi_hot([[places[name] for name in each] for each in sets], len(names))
+            self.num_labels = len(names)
+        self.register_buffer("table", table, persistent=False)
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return multi-hot labels ``[count, C]``, booleans, or integers ``[count]`` that are classes."""
+        if isinstance(labels, Tensor) and labels.ndim == 2 and self.table is None:
+            return _counted((labels != 0).to(device), count)
+        if isinstance(labels, Tensor) or self.table is not None:
+            return super().tensor(labels, count, device, axis)
+        if not isinstance(labels, (list, tuple)) or any(isinstance(each, str) for each in labels):
+            raise TypeError(
+                f"SharedLabel wants multi-hot labels ({count}, C) or lists of integers; got {_text(labels)}"
+            )
+        width = self.num_labels or 1 + max((int(label) for each in labels for label in each), default=0)
+        return _counted(multi_hot(labels, width).to(device), count)
+
+    def classes(self, labels: Tensor) -> Tensor | None:
+        """Return the single label of each item, where each has one; asks the device for that."""
+        if labels.ndim == 2:
+            return labels.long().argmax(1) if labels.shape[1] and bool((labels.sum(1) == 1).all()) else None
+        if self.table is None:
+            return labels
+        return self.table.long().argmax(1).to(labels.device)[labels] if bool((self.table.sum(1) == 1).all()) else None
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return 1 where a label is shared, or the Jaccard index."""
+        first, second = self._sets(x), self._sets(y)
+        return self._weighed((first & second).sum(-1), first.sum(-1), second.sum(-1))
+
+    def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the weights of all pairs, from one product of the sets."""
+        first, second = self._sets(rows).float(), self._sets(columns).float()
+        width = max(first.shape[1], second.shape[1])
+        first, second = (nn.functional.pad(each, (0, width - each.shape[1])) for each in (first, second))
+        return self._weighed(first @ second.T, first.sum(1)[:, None], second.sum(1))
+
+    def _sets(self, labels: Tensor) -> Tensor:
+        return labels != 0 if self.table is None else self.table.to(labels.device)[labels.long()]
+
+    def _weighed(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        positive = (shared > 0).float()
+        if not self.graded and self.threshold == 0:
+            return positive
+        union = first + second - shared
+        weights = shared / union.clamp(min=1) if self.graded else positive
+        return torch.where((shared > 0) & (shared < self.threshold * union - 1e-4), torch.nan, weights)
+
+    @classmethod
+    def of_classes(cls, names: Sequence[str], **settings: Any) -> SharedLabel:
+        """Return the relation of classes whose names are their labels, separated by ``|``, such as ``"cat|dog"``."""
+        return cls(sets=[[part.strip() for part in name.split("|") if part.strip()] for name in names], **settings)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"threshold={self.threshold}, graded={self.graded}"
+
+
+class Hierarchy(Relation):
+    r"""Classes in a tree; items with a common ancestor at a level are positive.
+
+    .. math:: w_{ij} = [\,d_{ij} \ge \ell\,], \qquad \text{graded: } w_{ij} = [\,d_{ij} \ge \ell\,] \, d_{ij} / D
+
+    with :math:`d_{ij}` the depth of the lowest common ancestor, 0 where the first name differs and D, the depth of the
+    tree, within a class. Labels are integers ``[B]``, places in ``paths``, or a list of paths.
+
+    Args:
+        paths: the path of each class from the root, such as ``"animal/bird/sparrow"`` or a sequence of names.
+        level: :math:`\ell`, from 1 to D; by default D, the class itself, or 1 where graded.
+        graded: whether the depth of the common ancestor is the weight.
+
+    Example:
+        >>> relation = Hierarchy(["bird/owl", "bird/robin", "fish/cod"], graded=True)
+        >>> relation.matrix(torch.tensor([0]), torch.arange(3))
+        tensor([[1.0000, 0.5000, 0.0000]])
+    """
+
+    codes: Tensor
+
+    def __init__(self, paths: Sequence[str | Sequence[str]], level: int | None = None, graded: bool = False) -> None:
+        super().__init__()
+        self.paths = [tuple(path.split("/") if isinstance(path, str) else path) for path in paths]
+        if not self.paths or not all(self.paths):
+            raise ValueError("paths of Hierarchy must have a path for each class, at least one")
+        self.depth = max(map(len, self.paths))
+        if level is None:
+            level = 1 if graded else self.depth
+        if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= self.depth:
+            raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
+        self.level, self.graded = level, graded
+        nodes: dict[tuple[str, ...], int] = {}  # numbers of the beginnings of paths
+        filled = [path + ("",) * (self.depth - len(path)) for path in self.paths]
+        codes = [[nodes.setdefault(path[:end], len(nodes)) for end in range(1, self.depth + 1)] for path in filled]
+        self.register_buffer("codes", torch.tensor(codes), persistent=False)
+
+    def at(self, level: int) -> Hierarchy:
+        """Return the same tree, not graded, with another level."""
+        return Hierarchy(self.paths, level).to(self.codes.device)
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return integers ``[count]``, the places of classes in ``paths``."""
+        if isinstance(labels, (list, tuple)) and labels and not isinstance(labels[0], int):
+            known = {path: place for place, path in enumerate(self.paths)}
+            given = [tuple(each.split("/") if isinstance(each, str) else each) for each in labels]
+            if unknown := [each for each in given if each not in known]:
+                raise ValueError(f"Hierarchy has no class {'/'.join(unknown[0])!r}; its paths name all classes")
+            labels = torch.tensor([known[each] for each in given])
+        return super().tensor(labels, count, device, axis)
+
+    def classes(self, labels: Tensor) -> Tensor | None:
+        """Return the ancestors at the level; None where graded."""
+        return None if self.graded else self.codes.to(labels.device)[labels][..., self.level - 1]
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return 1 where the ancestor at the level is common, or the depth of the lowest one over D."""
+        codes = self.codes.to(x.device)
+        first, second = codes[x.long()], codes[y.long()]
+        if not self.graded:
+            return (first[..., self.level - 1] == second[..., self.level - 1]).float()
+        depth = sum(first[..., level] == second[..., level] for level in range(self.depth))
+        assert isinstance(depth, Tensor)
+        return torch.where(depth >= self.level, depth / self.depth, 0.0)
+
+    @classmethod
+    def of_classes(cls, names: Sequence[str], **settings: Any) -> Hierarchy:
+        """Return the tree of classes whose names are paths, such as ``"animal/bird/sparrow"``."""
+        return cls(list(names), **settings)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{len(self.paths)} classes, level={self.level}, graded={self.graded}"
+
+
+class FromMatrix(Relation):
+    """Pairs that a matrix ``[B, R]`` says: 1 positive, 0 negative, NaN neither.
+
+    Rows are the batch in its order and columns the references, or the batch itself; labels are not needed, and not
+    looked at. With ``by_label`` rows and columns are classes, and labels their places, integers ``[B]``, which travel
+    through memories and processes.
+
+    Args:
+        matrix: floating point, ``[B, R]``, or booleans.
+        by_label: whether labels are rows and columns of the matrix.
+        graded: whether values between 0 and 1 are allowed, the weights of positive pairs.
+    """
+
+    values: Tensor
+
+    def __init__(self, matrix: Tensor, by_label: bool = False, graded: bool = False) -> None:
+        super().__init__()
+        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
+            raise TypeError(f"matrix of FromMatrix must be a tensor [B, R]; got {_text(matrix)}")
+        values = matrix.detach().float()
+        allowed = values.isnan() | ((values >= 0) & (values <= 1) if graded else (values == 0) | (values == 1))
+        if not bool(allowed.all()):
+            found = float(values[~allowed][0])
+            more = "from 0 to 1, and NaN" if graded else "1, 0 and NaN; graded=True allows weights between"
+            raise ValueError(f"matrix of FromMatrix has the value {found:g}; wanted {more}")
+        self.by_label, self.graded = by_label, graded
+        self.register_buffer("values", values, persistent=False)
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return the rows or columns of the items, ``[count]``."""
+        if self.by_label:
+            return super().tensor(labels, count, device, axis)
+        if count != self.values.shape[axis]:
+            raise ValueError(
+                f"matrix of FromMatrix has {self.values.shape[axis]} {('rows', 'columns')[axis]}, and the batch or its "
+                f"references {count} items; with by_label=True labels say which rows and columns are theirs"
+            )
+        return torch.arange(count, device=device)
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the values of the matrix."""
+        return self.values.to(x.device)[x.long(), y.long()]
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{list(self.values.shape)}, by_label={self.by_label}, graded={self.graded}"
+
+
+class NegativesOnly(Relation):
+    """Items of unknown class are nobody's positive, and negatives of all items whose class is known.
+
+    Two unknown ones are neither. Labels are integers ``[B]``.
+
+    Args:
+        unknown: the label of items whose class is not known.
+    """
+
+    def __init__(self, unknown: int = -1) -> None:
+        super().__init__()
+        if isinstance(unknown, bool) or not isinstance(unknown, int):
+            raise TypeError(f"unknown of NegativesOnly must be an integer, the label of unknown items, not {unknown!r}")
+        self.unknown = unknown
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return 1 for equal known labels, NaN for two unknown ones."""
+        return torch.where((x == self.unknown) & (y == self.unknown), torch.nan, (x == y).float())
+
+    @classmethod
+    def of_classes(cls, names: Sequence[str], **settings: Any) -> NegativesOnly:
+        """Return the relation in which the class of the name ``unknown``, a setting, is that of unknown items."""
+        name = settings.pop("unknown", "unknown")
+        return cls(list(names).index(name) if name in names else -1, **settings)
+
+    def extra_repr(self) -> str:
+        """Return the setting."""
+        return f"unknown={self.unknown}"
+
+
+RELATIONS: dict[str, type[Relation]] = {
+    "shared-label": SharedLabel,
+    "hierarchy": Hierarchy,
+    "negatives-only": NegativesOnly,
+}
+"""Relations that follow from the names of classes, by their names in recipes."""
+
+
+class Related(NamedTuple):
+    """An ``indices_tuple`` that carries a relation, the labels that it compares, and the tuple that was given."""
+
+    relation: Relation
+    labels: Tensor  # of the batch, [B, ...]
+    ref_labels: Tensor  # of the columns, [R, ...]
+    indices_tuple: Any
+
+    def has_negatives(self) -> Tensor:
+        """Return whether any pair is negative, in memory linear in the batch."""
+        parts = self.labels.split(1024)
+        return torch.stack([(self.relation.matrix(part, self.ref_labels) == 0).any() for part in parts]).any()
+
+
+def related(
+    relation: Relation, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Tensor | None, ref_labels: Any
+) -> tuple[Tensor | None, Any, Tensor | None]:
+    """Return labels, indices_tuple and labels of references as a pair loss takes them, of a batch with a relation.
+
+    Labels that are classes are returned as such: one-hot sets give what labels give, to the last bit.
+    """
+    if labels is None and indices_tuple is not None and not relation.graded:
+        return None, indices_tuple, None
+    rows = relation.tensor(labels, len(embeddings), embeddings.device)
+    if ref_emb is None:
+        columns = relation.tensor(labels, len(embeddings), embeddings.device, 1)
+    else:
+        columns = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
+    if not torch.compiler.is_compiling() or rows.ndim == 1:
+        classes = relation.classes(rows), relation.classes(columns)
+        if classes[0] is not None and classes[1] is not None:
+            return classes[0], indices_tuple, None if ref_emb is None else classes[1]
+    return None, Related(relation, rows, columns, indices_tuple), None
+
+
+def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself: bool) -> tuple[Tensor, ...]:
+    """Return a list of all pairs, as an ``indices_tuple`` of four; ``itself``: the columns are the rows."""
+    weights = relation.matrix(labels, ref_labels)
+    positives, negatives = weights > 0, weights == 0
+    if itself:
+        positives.fill_diagonal_(False)
+        negatives.fill_diagonal_(False)
+    return (*torch.where(positives), *torch.where(negatives))
+
+
+def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
+    """Return lists of integers below a width as booleans ``[B, width]``."""
+    lists = [[int(label) for label in each] for each in labels]
+    if bad := [label for each in lists for label in each if not 0 <= label < width]:
+        raise ValueError(f"the label {bad[0]} is not from 0 to {width - 1}; num_labels of SharedLabel says how many")
+    table = torch.zeros(len(lists), width, dtype=torch.bool)
+    for row, each in enumerate(lists):
+        table[row, each] = True
+    return table
+
+
+def _counted(labels: Tensor, count: int) -> Tensor:
+    if len(labels) != count:
+        raise ValueError(f"labels of {len(labels)} items are given for {count} embeddings; wanted one row for each")
+    return labels
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    return f"{value!r:.80}"
