@@ -1,5 +1,7 @@
 # The public names of pml_ext. __init__.py reads the relative imports; a test holds the classes to the registry.
 from pml_ext.miners import SemiHardTripletMiner as SemiHardTripletMiner
+from pml_ext.samplers import MPerLabelSampler as MPerLabelSampler
+from pml_ext.samplers import TreeSampler as TreeSampler
 from pml_ext_angular.losses import AngularLoss as AngularLoss
 from pml_ext_angular.losses import AngularTripletLoss as AngularTripletLoss
 from pml_ext_angular.losses import NPairAngularLoss as NPairAngularLoss
@@ -41,6 +43,7 @@ from . import reducers as reducers
 from . import registry as registry
 from . import regularizers as regularizers
 from . import retrieval as retrieval
+from . import samplers as samplers
 from . import settings as settings
 from . import testing as testing
 from .components import Component as Component
@@ -67,6 +70,12 @@ from .losses import TiledMultiSimilarityLoss as TiledMultiSimilarityLoss
 from .losses import TiledNTXentLoss as TiledNTXentLoss
 from .losses import TiledSupConLoss as TiledSupConLoss
 from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
+from .losses import WithRelation as WithRelation
+from .pairwise import FromMatrix as FromMatrix
+from .pairwise import Hierarchy as Hierarchy
+from .pairwise import NegativesOnly as NegativesOnly
+from .pairwise import Relation as Relation
+from .pairwise import SharedLabel as SharedLabel
 from .registry import register as register
 from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .regularizers import LabelledRegularizer as LabelledRegularizer

@@ -12,7 +12,7 @@ from .hookspecs import hookimpl, packaged
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """Return the wrappers and the miner of the core, and PML's losses in tiles."""
+    """Return the wrappers, the miner and the samplers of the core, and PML's losses in tiles."""
     return [
         Component("pml_ext.losses:RegularizedLoss", name="regularized"),
         Component("pml_ext.losses:TiledContrastiveLoss", name="tiled-contrastive"),
@@ -21,6 +21,8 @@ def pml_ext_components() -> list[Component]:
         Component("pml_ext.losses:TiledSupConLoss", name="tiled-sup-con"),
         Component("pml_ext.losses:TiledTripletMarginLoss", name="tiled-triplet-margin"),
         Component("pml_ext.miners:SemiHardTripletMiner", name="semi-hard-triplet"),
+        Component("pml_ext.samplers:MPerLabelSampler", name="m-per-label"),
+        Component("pml_ext.samplers:TreeSampler", name="tree"),
     ]
 
 

@@ -123,8 +123,9 @@ def capabilities(component: object) -> frozenset[str]:
     """Return the capabilities of a class or an instance.
 
     These are ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and
-    ``ref_labels``), ``"relation"`` (takes one in place of equal labels), ``"state"`` (keeps some between calls), ``"tiles"`` (works in tiles of bounded memory). They come
-    from its attribute ``capabilities``; for PML's classes from a table; labels and indices_tuple if neither says.
+    ``ref_labels``), ``"relation"`` (takes one in place of equal labels), ``"state"`` (keeps some between calls),
+    ``"tiles"`` (works in tiles of bounded memory). They come from its attribute ``capabilities``; for PML's classes
+    from a table; labels and indices_tuple if neither says.
     """
     declared = getattr(component, "capabilities", None)
     if declared is not None:

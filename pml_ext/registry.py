@@ -215,6 +215,7 @@ class BuildContext(TypedDict, total=False):
     batch_size: int  # of all processes together
     length_before_new_iter: int  # images per epoch
     seed: int  # the run's
+    relation: Any  # between the classes of the training images, where the recipe has one
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:

@@ -19,6 +19,7 @@ def folder(
     train_fraction: float = 0.5,
     seed: int = 0,
     classes: Literal["outer", "leaf"] = "outer",
+    levels: int | None = None,
 ) -> DataSplits:
     """Return a folder of images, one sub-folder per class, or ``train/CLASS`` and ``test/CLASS``.
 
@@ -35,6 +36,7 @@ def folder(
         seed: of the split.
         classes: of folders inside of folders, ``"outer"`` takes the outermost as classes, ``"leaf"`` those that images
             lie in, named by their paths.
+        levels: in the place of ``classes``: how many folders deep classes are, named by their paths, for a tree.
 
     Raises:
         ConfigError: a setting outside its range.
@@ -42,6 +44,10 @@ def folder(
     """
     if split not in ("class", "image"):
         raise ConfigError(f"split of a folder must be 'class' or 'image', not {split!r}")
+    if levels is not None and (levels < 1 or classes != "outer"):
+        raise ConfigError(
+            f"levels of a folder must be 1 or more, and goes without classes; found {levels}, {classes!r}"
+        )
     if not 0 < train_fraction < 1:
         raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
     place = (root or Path()) / Path(path).expanduser()
@@ -49,7 +55,8 @@ def folder(
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     parts = [place / "train", place / "test"]
     parts = parts if all(part.is_dir() for part in parts) else [place]
-    found = [_files_by_class(part, classes) for part in parts]
+    depth = None if classes == "leaf" else levels or 1
+    found = [_files_by_class(part, depth) for part in parts]
     names = sorted(set().union(*found))
     labeled = [_labeled(files, names, channels) for files in found]
     inner = [
@@ -76,7 +83,7 @@ def folder(
         raise DataError(f"{place}: one class to train with; wanted two or more{other}")
     note = (
         f"{inner[0]} is a folder inside of a class's folder, whose class its images get; {leaf}"
-        if inner and classes == "outer"
+        if inner and classes == "outer" and levels is None
         else ""
     )
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note=note)
@@ -86,8 +93,8 @@ def _refuse(error: OSError) -> None:
     raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); give it back its read permission")
 
 
-def _files_by_class(place: Path, classes: str) -> dict[str, list[Path]]:
-    """Return the images below the folders of classes; hidden files and folders, and other files, are left out."""
+def _files_by_class(place: Path, depth: int | None) -> dict[str, list[Path]]:
+    """Return the images by class, folders so deep, or any; hidden files and folders, and other files, are left out."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     found: dict[str, list[Path]] = {}
@@ -96,7 +103,7 @@ def _files_by_class(place: Path, classes: str) -> dict[str, list[Path]]:
             folders[:] = [each for each in folders if not each.startswith(".")]
             images = [Path(folder, each) for each in files if not each.startswith(".")]
             images = [file for file in images if file.name.lower().endswith(IMG_EXTENSIONS) and file.is_file()]
-            name = Path(folder).relative_to(place).as_posix() if classes == "leaf" else top
+            name = "/".join(Path(folder).relative_to(place).parts[:depth])
             if images:
                 found.setdefault(name, []).extend(images)
     if not found:

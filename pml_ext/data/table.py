@@ -39,6 +39,7 @@ def table(
     image_size: int = 224,
     channels: Literal[1, 3] = 3,
     shared_classes: bool = False,
+    label_sets: bool = False,
 ) -> DataSplits:
     """The images that a CSV file lists: columns ``label``, ``path`` and ``split``, others if they are there.
 
@@ -53,6 +54,7 @@ def table(
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         shared_classes: whether classes may be in ``train`` and in ``validation``.
+        label_sets: whether a label may be several, separated by ``|``: a class is then such a set.
 
     Raises:
         DataError: the table or an image that it lists is missing, or it cannot be understood; the text has the line.
@@ -61,10 +63,13 @@ def table(
     place = root.expanduser() if root is not None else file.parent
     rows = _read(file)
     for row in rows:
-        if len([part for part in re.split(r"[|;]", row.label) if part.strip()]) > 1:
+        names = [part.strip() for part in re.split("[|]" if label_sets else "[|;]", row.label) if part.strip()]
+        if label_sets:
+            row.label = "|".join(sorted(set(names)))
+        elif len(names) > 1:
             raise DataError(
-                f"{file}: {row.path} has several labels in one cell, {row.label!r}; an image has one class here: keep "
-                "one of them, or give their combination a name without | and ;"
+                f"{file}: {row.path} has several labels in one cell, {row.label!r}; --set data.relation=shared-label "
+                "takes labels separated by | as a set; else keep one of them"
             )
     if missing := [row.path for row in rows if not (place / row.path).is_file()]:
         raise DataError(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..components import capabilities
 from ..devices import drawing_from, generator_states
-from ..losses import WrapperCapabilities, call_loss, inside
-from ..pairwise import check_batch, check_indices_tuple, check_references
+from ..losses import WrapperCapabilities, call_loss, checked, inside, relation_of
+from ..pairwise import Relation
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from .gather import join, tiles_shared
 from .processes import from_rank_0, num_processes, rank
@@ -54,6 +54,11 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     def check_loss_support(cls, loss_name: str) -> None:
         """Accept any name."""
 
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the loss."""
+        return relation_of(self.loss)
+
     def forward(
         self,
         embeddings: Tensor,
@@ -71,9 +76,7 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
         """
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
-        check_batch(embeddings, labels)
-        check_indices_tuple(indices_tuple)
-        check_references(embeddings, ref_emb, ref_labels)
+        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if not self._alike:
             _take_state_of_rank_0(self.loss)
             self._alike = True
@@ -103,8 +106,13 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The miner's."""
-        return capabilities(self.miner)
+        """The miner's, without the relation that a call may have."""
+        return capabilities(self.miner) - {"relation"}
+
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the miner."""
+        return relation_of(self.miner)
 
     @torch.no_grad()
     def forward(
@@ -121,8 +129,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         if num_processes() == 1:
             optional = [] if ref_emb is None else [ref_emb, ref_labels]
             return self.miner(embeddings, labels, *optional)
-        check_batch(embeddings, labels)
-        check_references(embeddings, ref_emb, ref_labels)
+        labels, ref_labels = checked(relation_of(self.miner), embeddings, labels, None, ref_emb, ref_labels)
         joined = join({"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels})
         mined: list[Tensor] = []
         if rank() == 0:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, unknown
+from ..pairwise import Hierarchy, Relation
 from ..pml import EQUALITY, AccuracyCalculator
 from .clustering import kmeans
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of, relevant_counts
@@ -69,6 +70,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
         clusters_per_class: numbers of k-means clusters per class of the queries; 1 gives ``NMI``, ``f1`` and
             ``purity``, any other c gives ``nmi_c``, ``f1_c`` and ``purity_c``.
+        relation: what items are to each other, in the place of equal labels: neighbors that are positive to a query are
+            right, and labels have any form that the relation takes. Of a :class:`pml_ext.Hierarchy` there is
+            ``recall_at_K_level_L`` for each level but the relation's own.
+        ndcg_at: values of K for ``ndcg_at_K``, by the weights of a graded relation, or else 1 for what is right.
         lone_queries: a query whose class has no other member counts as a ``"miss"`` in ``recall_at_K``, or is left
             out (``"drop"``) as in PML's own metrics.
 
@@ -99,14 +104,24 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         precision_at: Iterable[int] = (1,),
         clusters_per_class: Iterable[int] = (1,),
         lone_queries: Literal["miss", "drop"] = "miss",
+        relation: Relation | None = None,
+        ndcg_at: Iterable[int] = (),
     ) -> None:
+        if relation is not None and label_comparison_fn is not None:
+            raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         self.lone_queries = lone_queries
         include = tuple(include)
         self._named = frozenset(include)
         self._own: dict[str, Metric] = {}  # metrics that no subclass overrides
-        table = metrics_of(recall_at, precision_at, clusters_per_class)
+        self.relation = relation
+        levels = () if relation is None else relation.levels
+        if relation is not None:
+            label_comparison_fn = relation.positive
+            exclude = [*exclude, *(() if include else super().requires_clustering())]
+            clusters_per_class = () if not include else clusters_per_class
+        table = metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels)
         for metric in table:
             method = PREFIX + metric.accuracy
             if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):
@@ -174,7 +189,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
         Args:
             query: ``[N, D]``, tensor or array.
-            query_labels: ``[N]``, integers.
+            query_labels: ``[N]``, integers, or as the relation takes them.
             reference: the gallery, ``[R, D]``; None for the queries themselves.
             reference_labels: ``[R]``.
             ref_includes_query: whether the gallery's first N rows are the queries; each then skips its own row.
@@ -227,8 +242,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return Evaluation(accuracies, relevant, *(each[:, :keep] for each in kept))
 
     def _points(self, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
-        points, labels = torch.as_tensor(points, device=self.device), torch.as_tensor(labels, device=self.device)
-        points = points.detach().float()
+        points = torch.as_tensor(points, device=self.device).detach().float()
+        if self.relation is not None:
+            return points, self.relation.tensor(_tensor_or_lists(labels), len(points), self.device)
+        labels = torch.as_tensor(labels, device=self.device)
         if len(points) != len(labels):
             raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
         if self.label_comparison_fn is not EQUALITY:
@@ -248,10 +265,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             counts = relevant_counts(classes, reference_labels)
         else:
             counts = torch.stack([same(label[None], reference_labels).sum() for label in classes])
-        lone = counts <= same(classes, classes) * itself
+        own = same(classes, classes) * itself
+        lone = counts <= own
         if lone.all():
             logging.getLogger("PML").warning("None of the query labels are in the reference set.")
-        relevant = (counts - itself).clamp(min=0)[places].cpu()
+        relevant = (counts - (itself if self.relation is None else own)).clamp(min=0)[places].cpu()
 
         size = len(reference) - itself
         pml_k = min(max(1, self.determine_k(counts, len(reference), bool(itself))), size)
@@ -266,17 +284,32 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         values = {name: torch.empty(len(query), dtype=torch.float64) for name in wanted}
         kept = [torch.empty(len(query), min(max(keep, others), size), dtype=kind) for kind in _KINDS]
         most = max([min(1, size), keep, others, *columns.values()])
+        ideal = {
+            name: self._greatest_gains(classes, reference_labels, counts, columns[name], bool(itself))[places].cpu()
+            for name, metric in wanted.items()
+            if metric.graded
+        }
+        levels = {metric.level for metric in wanted.values() if metric.level}
+        trees = {level: self.relation.at(level) for level in levels} if isinstance(self.relation, Hierarchy) else {}
         if isinstance(self.knn_func, NearestNeighbors):
-            tiles: Iterable[Any] = self.knn_func.tiles(query, most, reference, bool(itself))
+            width = query_labels[:1].numel()
+            rows = None if width <= 1 else max(1, (1 << 23) // (max(1, most) * width))
+            tiles: Iterable[Any] = self.knn_func.tiles(query, most, reference, bool(itself), rows)
         else:
             tiles = [(slice(0, len(query)), *self.knn_func(query, most, reference, bool(itself)))]
         for rows, distances, indices in tiles:
-            right = same(query_labels[rows][:, None], reference_labels[indices]).bool() & (indices >= 0)
-            right = right.cpu()  # not every device has float64
+            ends, there = (query_labels[rows][:, None], reference_labels[indices]), indices >= 0
+            right = (same(*ends).bool() & there).cpu()  # not every device has float64
+            gains = right
+            if ideal and self.relation is not None:
+                gains = (self.relation.weights(*ends).nan_to_num() * there).cpu()
             for all_kept, tile in zip(kept, (distances, indices, right), strict=True):
                 all_kept[rows] = tile[:, : all_kept.shape[1]].cpu()
+            of_level = {level: (tree.positive(*ends) & there).cpu() for level, tree in trees.items()}
             for name, metric in wanted.items():
-                values[name][rows] = metric.function(right[:, : columns[name]], relevant[rows])
+                seen_by = gains if metric.graded else of_level.get(metric.level, right)
+                best = ideal[name][rows] if metric.graded else relevant[rows]
+                values[name][rows] = metric.function(seen_by[:, : columns[name]], best)
         for_others = {
             "per_query": values,
             "label_counts": (classes, counts),
@@ -286,6 +319,25 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             "knn_distances": kept[0][:, :others].to(query.device),
         }
         return for_others, relevant, kept
+
+    def _greatest_gains(
+        self, classes: Tensor, reference_labels: Tensor, counts: Tensor, k: int, itself: bool
+    ) -> Tensor:
+        """Return the k greatest gains that a query of each class finds in the gallery, ``[C, k]``, itself left out."""
+        if self.relation is None:
+            found = (counts - int(itself)).clamp(min=0)
+            return (torch.arange(k, device=found.device) < found[:, None]).to(torch.float64)
+        tops = []
+        for part in torch.split(classes, 256):
+            weights = self.relation.matrix(part, reference_labels).nan_to_num()
+            top = weights.topk(min(k + itself, weights.shape[1]), dim=1).values
+            if itself:
+                own = top == self.relation.weights(part, part).nan_to_num()[:, None]
+                own &= own.cumsum(1) == 1
+                own[:, -1] |= ~own.any(1)
+                top = top[~own].view(len(top), -1)
+            tops.append(top.to("cpu", torch.float64))
+        return torch.cat(tops).to(classes.device)
 
     def _value(
         self,
@@ -306,6 +358,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if self.return_per_class:
             return class_means(values, labels, counted)[1].tolist() or [math.nan] * len(label_counts[0])
         return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
+
+
+def _tensor_or_lists(labels: Any) -> Any:
+    """Return an array of labels as a tensor, and lists of labels, or a tensor, as they are."""
+    return labels if isinstance(labels, (Tensor, list, tuple)) else torch.as_tensor(labels)
 
 
 _KINDS = (torch.float32, torch.int64, torch.bool)  # dtypes of distances, of indices and of the mask of right neighbors

@@ -90,6 +90,18 @@ def reciprocal_rank(right: Tensor) -> Tensor:
     return (first.to(torch.float64) / _ranks(right)).sum(dim=1)
 
 
+def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
+    r"""Return NDCG@K: gains of the K nearest, discounted by rank, over those of the best order.
+
+    .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
+
+    ``gains``, ``[Q, K]``, are the weights of the neighbors, 1 and 0 without a graded relation; ``ideal``, ``[Q, K]``,
+    the K greatest of the gallery. The value is NaN where all of these are 0.
+    """
+    discounts = 1 / torch.log2(1 + _ranks(ideal).to(torch.float64))
+    return (gains * discounts[: gains.shape[1]]).sum(dim=1) / (ideal * discounts).sum(dim=1)
+
+
 def _ranks(right: Tensor) -> Tensor:
     return torch.arange(1, right.shape[1] + 1, device=right.device)
 
@@ -110,6 +122,8 @@ class Metric:
     pml_name: str = ""  # in PML's calculator, where it differs from the name
     lone_queries: bool = False  # whether a lone query may enter the mean, as a miss
     in_runs: bool = True  # whether runs report it
+    graded: bool = False  # whether the function is of gains and the greatest gains of the gallery
+    level: int = 0  # of a tree, whose ancestors say which neighbors are right; 0 for the relation's own
 
     @property
     def accuracy(self) -> str:
@@ -138,9 +152,17 @@ _METRICS = (
 
 
 def metrics_of(
-    recall_at: Iterable[int] = (1,), precision_at: Iterable[int] = (1,), clusters_per_class: Iterable[int] = (1,)
+    recall_at: Iterable[int] = (1,),
+    precision_at: Iterable[int] = (1,),
+    clusters_per_class: Iterable[int] = (1,),
+    ndcg_at: Iterable[int] = (),
+    levels: Iterable[int] = (),
 ) -> list[Metric]:
-    """Return the table of metrics in the order of ``metrics.json``; arguments as of the calculator."""
+    """Return the table of metrics in the order of ``metrics.json``; arguments as of the calculator.
+
+    ``levels``: those of a tree for which recall is reported too.
+    """
+    recall_at = list(recall_at)
 
     def recall(k: int) -> Metric:
         return Metric(f"recall_at_{k}", f"Recall@{k}", lambda right, _: recall_at_k(right, k), k, lone_queries=True)
@@ -155,9 +177,15 @@ def metrics_of(
         for metric in _METRICS
         if metric.clusters and metric.in_runs
     ]
+    graded = [Metric(f"ndcg_at_{k}", f"NDCG@{k}", ndcg, k, graded=True) for k in _counts("ndcg_at", ndcg_at)]
+    of_levels = [
+        replace(recall(k), name=f"recall_at_{k}_level_{level}", title=f"Recall@{k}, level {level}", level=level)
+        for level in levels
+        for k in _counts("recall_at", recall_at)
+    ]
     families = [recall(k) for k in _counts("recall_at", recall_at)]
     families += [precision(k) for k in _counts("precision_at", precision_at)]
-    return [*families, *_METRICS, *more_clusters]
+    return [*families, *graded, *of_levels, *_METRICS, *more_clusters]
 
 
 def _counts(name: str, values: Iterable[int]) -> list[int]:

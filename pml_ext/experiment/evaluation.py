@@ -137,7 +137,9 @@ def _searched(
 ) -> Evaluation:
     """Return the metrics of retrieval, or those of clusters, under their names in ``metrics.json``; plugins' follow."""
     table, where = view.recipe.evaluation, view.gallery_of(split)
-    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
+    relation = None if clusters or view.relation is None else view.relation.to(view.device)
+    levels = () if relation is None else relation.levels
+    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
     names = {each.accuracy: each.name for each in known if each.in_runs and bool(each.clusters) == clusters}
     names |= {name: name for name, metric in plugin_metrics().items() if needs_clusters(metric) == clusters}
     calculator = RetrievalAccuracyCalculator(
@@ -149,6 +151,8 @@ def _searched(
         precision_at=table.precision_at,
         lone_queries=table.lone_queries,
         clusters_per_class=table.clusters_per_class,
+        relation=relation,
+        ndcg_at=table.ndcg_at,
     )
     gallery, labels = (None, None) if where == split or clusters else (points[where], view.true_labels(where))
     result = calculator.evaluate(points[split], view.true_labels(split), gallery, labels, keep=0 if clusters else keep)

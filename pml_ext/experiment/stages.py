@@ -89,14 +89,14 @@ class Stages(list[Stage]):
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
     """Return the stages of a recipe, the recipe's own loss in the last; ConfigError for samplers as below."""
-    context = loss_context(recipe, np.unique(images.labels).tolist())
+    context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
     stages, first, joined = Stages(), 1, num_processes() > 1
     for table in recipe.all_stages():
         assert table.sampler is not None
         loss, miner = build_loss(table.loss, context)
         loss, miner = loss.to(device), miner.to(device) if miner is not None else None
         if recipe.data.pseudo is None:
-            sampler, iterations = build_sampler(table.sampler, images, seed)
+            sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
         else:
             sampler, iterations = sampler_before_clusters(table.sampler, recipe.data.pseudo, images, seed)
         own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
@@ -151,7 +151,7 @@ def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, f
         group["lr"] = base * share * factor
 
 
-def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tuple[Any, int]:
+def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relation: Any = None) -> tuple[Any, int]:
     """Return a sampler, and how many batches an epoch has; ConfigError if it cannot compose them from the images."""
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
@@ -175,6 +175,8 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int) -> tupl
         "length_before_new_iter": iterations * table.batch_size,
         "seed": seed,
     }
+    if relation is not None:
+        context["relation"] = relation
     try:
         sampler = registry.build(table.name, "sampler", context, **table.settings)
     except PmlExtError:

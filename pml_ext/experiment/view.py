@@ -19,7 +19,7 @@ from ..plugin import RunView
 from . import checkpoint
 from .batches import embed_batches
 from .features import FeatureCache, Features, with_features
-from .recipe import Recipe, build_dataset, build_network, preprocessing_of
+from .recipe import Recipe, build_dataset, build_network, build_relation, preprocessing_of
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
@@ -101,6 +101,7 @@ class View:
         tested_training = SAMPLE if SAMPLE in self.splits else "train"
         self.tested_training = tested_training if evaluation.training_images else None
         self.training_images = train.with_transform(augmented)
+        self.relation = build_relation(table, train.class_names)
 
     def network_json(self) -> dict[str, Any]:
         """Return what is needed besides the recipe and ``model.pt`` to use the networks."""

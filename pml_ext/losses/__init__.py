@@ -4,7 +4,9 @@ from .cached import CachedGradients as CachedGradients
 from .cached import MicroBatched as MicroBatched
 from .calling import WrapperCapabilities as WrapperCapabilities
 from .calling import call_loss as call_loss
+from .calling import checked as checked
 from .calling import inside as inside
+from .calling import relation_of as relation_of
 from .memory import CrossBatchMemory as CrossBatchMemory
 from .multiple import MultipleLosses as MultipleLosses
 from .pair_loss import PairLoss as PairLoss
@@ -22,3 +24,4 @@ from .tiled import TiledMultiSimilarityLoss as TiledMultiSimilarityLoss
 from .tiled import TiledNTXentLoss as TiledNTXentLoss
 from .tiled import TiledSupConLoss as TiledSupConLoss
 from .tiled import TiledTripletMarginLoss as TiledTripletMarginLoss
+from .with_relation import WithRelation as WithRelation

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..components import capabilities
+from ..pairwise import Relation, check_batch, check_indices_tuple, check_references
 
 
 class WrapperCapabilities:
@@ -29,6 +30,27 @@ def inside(loss: torch.nn.Module) -> torch.nn.Module:
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
     """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` for an ``indices_tuple``, as ours do."""
     return bool(getattr(inside(loss), "takes_all_pairs", False))
+
+
+def relation_of(module: torch.nn.Module | None) -> Relation | None:
+    """Return the relation of a loss, a wrapper or a miner; None where labels are compared."""
+    return getattr(inside(module), "relation", None) if module is not None else None
+
+
+def checked(
+    relation: Relation | None, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
+) -> tuple[Any, Any]:
+    """Check the arguments of a wrapper; return labels and those of references, as tensors that the relation takes."""
+    free = relation is not None
+    check_batch(embeddings, None if free else labels)
+    check_indices_tuple(indices_tuple)
+    check_references(embeddings, ref_emb, None if free and ref_emb is not None else ref_labels)
+    if relation is not None:
+        if labels is not None and not isinstance(labels, Tensor):
+            labels = relation.tensor(labels, len(embeddings), embeddings.device)
+        if ref_labels is not None and not isinstance(ref_labels, Tensor):
+            ref_labels = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
+    return labels, ref_labels
 
 
 def call_loss(

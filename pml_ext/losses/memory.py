@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..components import capabilities
-from ..pairwise import apart, autocast_off, check_batch, check_indices_tuple, normalizes, to_full_precision
+from ..pairwise import Relation, apart, autocast_off, normalizes, related_pairs, to_full_precision
 from ..pml import (
     BaseLossWrapper,
     ModuleSettings,
@@ -19,7 +19,7 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..settings import check_count
-from .calling import call_loss, takes_all_pairs
+from .calling import call_loss, checked, relation_of, takes_all_pairs
 from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
@@ -54,7 +54,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     Attributes:
         active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is.
-        embedding_memory, label_memory: the ring, ``[memory_size, D]`` and ``[memory_size]``.
+        embedding_memory, label_memory: the ring, ``[memory_size, D]`` and ``[memory_size]``; ``[memory_size, C]`` for
+            label sets, where the loss has a relation.
         queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
         curr_batch_idx: the rows that the last batch entered.
 
@@ -114,6 +115,11 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     def check_loss_support(cls, loss_name: str) -> None:
         """Accept any name: capabilities decide, in the constructor."""
 
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the loss."""
+        return relation_of(self.loss)
+
     def start_epoch(self, run: Any) -> None:
         """Activate the memory from ``first_epoch`` on; a run calls this before each epoch."""
         self.active = run.epoch >= self.first_epoch
@@ -150,8 +156,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         that are True enter the ring, without gradient, and are no anchors (the keys of a momentum encoder, say); the
         others are anchors and do not enter it.
         """
-        check_batch(embeddings, labels)
-        check_indices_tuple(indices_tuple)
+        labels, _ = checked(self.relation, embeddings, labels, indices_tuple, None, None)
         self._check(embeddings, indices_tuple, enqueue_mask)
         self.reset_stats()
         with autocast_off(embeddings.device):
@@ -215,7 +220,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
         """Write embeddings over the oldest rows of the ring; a call of the memory does it in training."""
-        check_batch(embeddings, labels)
+        labels, _ = checked(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
         if batch_size not in (None, count):
             raise ValueError(f"batch_size must be the {count} of the embeddings, or be left out; got {batch_size!r}")
@@ -223,6 +228,12 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         embeddings = to_full_precision(embeddings)
         self.embedding_memory = self.embedding_memory.to(embeddings.device, embeddings.dtype)
         self.label_memory = self.label_memory.to(embeddings.device)
+        if labels.ndim > 1 and self.filled == 0:
+            shape = self.memory_size, *labels.shape[1:]
+            self.label_memory = torch.zeros(shape, dtype=labels.dtype, device=embeddings.device)
+        if labels.shape[1:] != self.label_memory.shape[1:]:
+            kept, given = (list(each.shape[1:]) for each in (self.label_memory, labels))
+            raise ValueError(f"the memory keeps labels of shape {kept}, and those of the batch have {given}")
         self.curr_batch_idx = (self._cursor + torch.arange(count, device=embeddings.device)) % self.memory_size
         self.embedding_memory[self.curr_batch_idx] = embeddings
         self.label_memory[self.curr_batch_idx] = labels.to(self.label_memory)
@@ -258,7 +269,9 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self, embeddings: Tensor, labels: Tensor, ring: Tensor, ring_labels: Tensor, own: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Return what the miner finds between the batch and the ring, or all pairs; no embedding with itself."""
-        if self.miner is None or len(ring) == 0:
+        if (self.miner is None or len(ring) == 0) and self.relation is not None:
+            mined = related_pairs(self.relation, labels, ring_labels, itself=False)
+        elif self.miner is None or len(ring) == 0:
             mined = get_all_pairs_indices(labels, ring_labels)
         else:
             mined = self.miner(embeddings, labels, ring, ring_labels)
@@ -293,7 +306,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             return
         for name in _STATE[:2]:
             value, own = saved[name], getattr(self, name)
-            if value.shape != own.shape:
+            if value.shape[: 1 + (name == _STATE[0])] != own.shape[: 1 + (name == _STATE[0])]:
                 errors.append(
                     f"size mismatch for {prefix}{name}: it has shape {tuple(value.shape)} in the state, "
                     f"{tuple(own.shape)} in a memory of these sizes"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .. import pml
 from ..components import capabilities
-from ..pairwise import check_batch, check_indices_tuple, check_references, to_full_precision
-from .calling import WrapperCapabilities, call_loss, takes_all_pairs
+from ..pairwise import Relation, to_full_precision
+from .calling import WrapperCapabilities, call_loss, checked, relation_of, takes_all_pairs
 
 
 class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
@@ -54,6 +54,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         """Whether all of the losses do, and none has a miner; see :func:`takes_all_pairs`."""
         return not self.miners and all(takes_all_pairs(loss) for _, loss in self.items())
 
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the first loss that has one."""
+        return next((found for _, loss in self.items() if (found := relation_of(loss)) is not None), None)
+
     def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
         """Iterate over the losses by name or number."""
         yield from self.losses.items() if self.is_dict else enumerate(self.losses)
@@ -67,9 +72,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """The weighted sum; arguments as of PML's losses."""
-        check_batch(embeddings, labels)
-        check_indices_tuple(indices_tuple)
-        check_references(embeddings, ref_emb, ref_labels)
+        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.miners and indices_tuple is not None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from ..components import capabilities
-from ..pairwise import FullPrecisionForward
+from ..pairwise import FullPrecisionForward, Related, Relation
 from ..pml import BaseMetricLossFunction, LossSettings
 from ..settings import check_number
-from .calling import WrapperCapabilities, call_loss, takes_all_pairs
+from .calling import WrapperCapabilities, call_loss, checked, relation_of, takes_all_pairs
 from .pairs import Terms, reduced
 
 
@@ -58,6 +58,26 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         """Whether the loss does; see :func:`takes_all_pairs`."""
         return takes_all_pairs(self.loss)
 
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the loss."""
+        return relation_of(self.loss)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Any = None,
+        indices_tuple: Any = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Any = None,
+    ) -> Any:
+        """Return the weighted sum; arguments as of the loss."""
+        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if self.relation is not None and labels is not None and labels.ndim > 1:
+            columns = labels if ref_emb is None else ref_labels
+            indices_tuple, labels, ref_labels = Related(self.relation, labels, columns, indices_tuple), None, None
+        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
     def compute_loss(
         self,
         embeddings: Tensor,
@@ -67,6 +87,8 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         ref_labels: Tensor | None,
     ) -> Terms:
         """Return the two parts, both already reduced."""
+        if isinstance(indices_tuple, Related):
+            _, labels, ref_labels, indices_tuple = indices_tuple
         references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
         loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
         regularizer = self.regularizer(embeddings, *([labels] if self._labeled_regularizer else []))

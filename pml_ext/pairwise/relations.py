@@ -17,9 +17,11 @@ class Relation(nn.Module):
 
     Attributes:
         graded: whether positive pairs have weights other than 1, for the losses that use them.
+        levels: of a tree, those but the relation's own.
     """
 
     graded: bool = False
+    levels: Sequence[int] = ()
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the weights of items with labels x and y, whose leading dimensions broadcast against each other."""
@@ -34,7 +36,7 @@ class Relation(nn.Module):
         return self.weights(x, y) > 0
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return the labels of ``count`` items as a tensor ``[count, ...]``; refuse others with TypeError or ValueError.
+        """Return the labels of ``count`` items as a tensor ``[count, ...]``; TypeError or ValueError for others.
 
         ``axis``: 0 for the rows of the matrix, 1 for its columns.
         """
@@ -186,6 +188,7 @@ class Hierarchy(Relation):
         if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= self.depth:
             raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
         self.level, self.graded = level, graded
+        self.levels = [each for each in range(1, self.depth + 1) if each != level]
         nodes: dict[tuple[str, ...], int] = {}  # numbers of the beginnings of paths
         filled = [path + ("",) * (self.depth - len(path)) for path in self.paths]
         codes = [[nodes.setdefault(path[:end], len(nodes)) for end in range(1, self.depth + 1)] for path in filled]
@@ -325,7 +328,7 @@ class Related(NamedTuple):
 
     def has_negatives(self) -> Tensor:
         """Return whether any pair is negative, in memory linear in the batch."""
-        parts = self.labels.split(1024)
+        parts = torch.split(self.labels, 1024)
         return torch.stack([(self.relation.matrix(part, self.ref_labels) == 0).any() for part in parts]).any()
 
 

@@ -140,7 +140,7 @@ class TrainedRun:
         from ..evaluation import learned_metric
 
         recipe = self._checked_recipe()
-        loss, _ = build_loss(recipe.loss, loss_context(recipe, self._facts.classes))
+        loss, _ = build_loss(recipe.loss, loss_context(recipe, self._facts.classes, self._facts.class_names))
         with checkpoint.taking(self.folder / _WEIGHTS, self._state):
             loss.load_state_dict(self._state["loss"])
         metric = learned_metric(loss.modules())

@@ -3,6 +3,7 @@
 from .building import build_dataset as build_dataset
 from .building import build_loss as build_loss
 from .building import build_network as build_network
+from .building import build_relation as build_relation
 from .building import build_tracker as build_tracker
 from .building import flat as flat
 from .building import loss_context as loss_context

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ...errors import ConfigError, DataError, PmlExtError, shortened
 from ...registry import BuildContext
 from .schema import (
     SHUFFLE,
+    DataTable,
     LossTable,
     ModelTable,
     NamedTable,
@@ -33,9 +34,13 @@ if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show
 
     from ...data import DataSplits, Pipeline
     from ...network import Network, Preprocessing
+    from ...pairwise import Relation
     from ...trackers import Tracker
 
-_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root",), ("in_channels", "image_size")  # by a run; not options of a recipe
+_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = (
+    ("root", "label_sets"),
+    ("in_channels", "image_size"),
+)  # by a run; not options of a recipe
 _FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
@@ -98,12 +103,31 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def build_dataset(table: NamedTable, root: Path | None) -> DataSplits:
+def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
     factory = _dataset_factory(table.name)
     options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
+    if table.relation is not None and "label_sets" in registry.settings_of(factory):
+        options["label_sets"] = table.relation.name == "shared-label"
     with _located("data", table):
         return factory(root, **options)  # type: ignore[no-any-return]
+
+
+def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
+    """Build the relation of ``[data] relation`` between classes of these names; None where there is none."""
+    if table.relation is None:
+        return None
+    from ...pairwise import RELATIONS
+
+    cls = RELATIONS[table.relation.name]
+    accepted = {**registry.settings_of(cls)}
+    for name in ("sets", "num_labels", "paths", "unknown"):
+        accepted.pop(name, None)
+    if table.relation.name == "negatives-only":
+        accepted["unknown"] = inspect.Parameter("unknown", inspect.Parameter.KEYWORD_ONLY, default="unknown")
+    settings = _settings("data.relation", table.relation.name, accepted, table.relation.settings)
+    with _located("data.relation", table.relation):
+        return cls.of_classes(class_names, **settings)
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
@@ -225,9 +249,11 @@ def _options(
     return _settings(key, name, accepted, given)
 
 
-def loss_context(recipe: Recipe, labels: list[int]) -> BuildContext:
+def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str]) -> BuildContext:
     """Return the settings that a loss may leave to the run; of clusters as labels, without number and labels."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
+    if (relation := build_relation(recipe.data, class_names)) is not None:
+        context["relation"] = relation
     if recipe.data.labels == "clusters":
         return context
     return context | {"num_classes": len(labels), "class_labels": labels}
@@ -239,9 +265,12 @@ def build_loss(
     """Build a loss with its regularizer and memory, and its miner unless the memory has that."""
     from ...losses import CrossBatchMemory, RegularizedLoss
 
+    if table.relation == "none":
+        context = {name: value for name, value in context.items() if name != "relation"}
     loss, miner = _component(key, "loss", table, context), None
     if table.miner is not None:
         miner = _component(f"{key}.miner", "miner", table.miner, context)
+        miner = _related(f"{key}.miner", miner, context)
         if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
             raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
         if any(True for _ in miner.parameters()):
@@ -249,6 +278,7 @@ def build_loss(
                 f"{key}.miner: {table.miner.name} has parameters here (a learned distance), which nothing would "
                 "train; take a loss that has them and mines by them itself"
             )
+    loss = _related(key, loss, context)
     if table.regularizer is not None:
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
         with _located(f"{key}.regularizer"):
@@ -259,6 +289,17 @@ def build_loss(
     with _located(f"{key}.memory"):
         size_of_one = context["embedding_size"]
         return CrossBatchMemory(loss, size_of_one, size, miner, first_epoch=first, collect_stats=True), None
+
+
+def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> torch.nn.Module:
+    """Return a loss or miner that goes by the context's relation, if there is one: PML's get it by their pairs."""
+    from ...losses import WithRelation, relation_of
+
+    relation = context.get("relation")
+    if relation is None or relation_of(module) is not None:
+        return module
+    with _located(key):
+        return WithRelation(module, relation)
 
 
 def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
@@ -294,7 +335,7 @@ def check_names(recipe: Recipe) -> None:
         with _located("track.name"):
             factory = registry.factory("tracker", tracker.name)
         _options("track", tracker.name, factory, _FILLED_FOR_TRACKER, tracker.settings)
-    optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1])
+    optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1], _stand_ins(data))
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""
         metrics.append(learned_metric(build_loss(stage.loss, context, f"{prefix}loss")[0].modules()))
@@ -310,6 +351,13 @@ def check_names(recipe: Recipe) -> None:
         raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
     if select is not None and select not in (known := recipe.evaluation.metric_names()):
         raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
+
+
+def _stand_ins(table: DataTable) -> list[str]:
+    """Return names of two classes, with which a recipe is tried before its data are there."""
+    depth = table.relation.settings.get("level", 1) if table.relation is not None else 1
+    above = "/".join(["parent"] * depth) if isinstance(depth, int) and 0 < depth < 100 else "parent"
+    return [f"{above}/0", f"{above}/1"]
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
+RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # as pml_ext.pairwise has them
 Count = Annotated[int, Field(ge=1)]
 _NO_SETTINGS = ("description", "paper", "track")  # keys of a recipe that are no tables of settings
 
@@ -107,6 +108,7 @@ class DataTable(NamedTable):
     images: ImagesTable = ImagesTable()
     labels: Literal["given", "clusters"] = "given"  # of training images; clusters as [data.pseudo] says
     pseudo: PseudoTable | None = None
+    relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
@@ -114,6 +116,10 @@ class DataTable(NamedTable):
             self.pseudo = self.pseudo or PseudoTable()
         elif self.pseudo is not None:
             raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
+        if self.relation is not None and self.relation.name not in RELATIONS:
+            raise ValueError(f"relation: {unknown('relation', self.relation.name, RELATIONS)}")
+        if self.relation is not None and self.labels == "clusters":
+            raise ValueError("relation: it follows from the names of classes, which clusters have not")
         if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
             raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
         return self
@@ -210,6 +216,7 @@ class LossTable(NamedTable):
     miner: Annotated[NamedTable, _name_alone] | None = None
     regularizer: Annotated[RegularizerTable, _name_alone] | None = None
     memory: MemoryTable | None = None
+    relation: Literal["data", "none"] = "data"  # whether loss and miner go by [data] relation, or by classes
     optimizer: dict[str, Any] = {}
 
 
@@ -264,6 +271,7 @@ class EvaluationTable(Table):
 
     recall_at: list[Count] = [1, 2, 4, 8]
     precision_at: list[Count] = [1]
+    ndcg_at: list[Count] = []
     clusters_per_class: list[Count] = [1]
     lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
@@ -308,7 +316,7 @@ class EvaluationTable(Table):
         """Return the names of the metrics that a run reports."""
         from ...evaluation.metrics import metrics_of
 
-        metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class)
+        metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at)
         named = [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric")]
         return named + [f"{PROTOCOLS[name]}_top_{k}" for name in self.protocols for k in TOP]
 

@@ -278,9 +278,9 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
     if view.frozen and {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder) in phases:
         phases.remove("after")  # nothing was trained: it is that phase
-    titles = {
-        each.name: each.title for each in metrics_of(table.recall_at, table.precision_at, table.clusters_per_class)
-    }
+    levels = view.relation.levels if view.relation is not None else ()
+    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
+    titles = {each.name: each.title for each in known}
     titles |= {f"{prefix}_top_{k}": f"{text}, top-{k}" for prefix, text in _PROTOCOLS.items() for k in TOP}
     rows = []
     for name in metrics["after"]:

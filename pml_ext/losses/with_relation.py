@@ -1,0 +1,127 @@
+"""A relation between items for PML's own losses and miners, through pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..components import capabilities
+from ..pairwise import Relation, autocast_off, check_batch, check_indices_tuple, check_references, related_pairs
+from ..pml import BaseMiner
+from .calling import WrapperCapabilities, call_loss, inside
+from .pairs import AllButItself
+
+
+class WithRelation(nn.Module):
+    r"""A loss or a miner with a relation in the place of equal labels; see :class:`pml_ext.pairwise.Relation`.
+
+    Labels may have any form that the relation takes. Pair losses and miners of ours get the relation itself. Another
+    loss gets all positive and negative pairs as ``indices_tuple``, and no labels: it must take the one and do without
+    the other. Another miner gets one anchor at a time, the items that are related to it as references, and labels that
+    say which of these are positive; it finds what it would find in the batch if it chooses for each anchor by itself,
+    as PML's do, apart from ``HDCMiner`` and ``UniformHistogramMiner``.
+
+    *Cost:* around PML's losses a list of all pairs; around PML's miners a call for each anchor. Around ours, nothing.
+
+    Args:
+        loss_or_miner: a loss that takes an ``indices_tuple``, or a miner.
+        relation: not graded, unless the loss is one of ours that takes weights.
+
+    Raises:
+        TypeError: something else. ValueError: a graded relation for a loss or miner of PML.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import ContrastiveLoss
+        >>> from pml_ext import SharedLabel
+        >>> loss = WithRelation(ContrastiveLoss(), SharedLabel())
+        >>> loss(torch.eye(3), torch.tensor([[1, 1, 0], [0, 1, 1], [0, 0, 1]])).shape
+        torch.Size([])
+    """
+
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "references", "relation"},
+        lambda self: capabilities(inside(self.inner)) | {"labels", "relation"},
+    )
+    takes_all_pairs = True
+
+    def __init__(self, loss_or_miner: nn.Module, relation: Relation) -> None:
+        super().__init__()
+        name = type(loss_or_miner).__name__
+        if not isinstance(loss_or_miner, nn.Module) or not isinstance(relation, Relation):
+            raise TypeError(f"WithRelation wants a loss or a miner and a relation; got {loss_or_miner!r}, {relation!r}")
+        has = capabilities(inside(loss_or_miner))
+        self.mines = isinstance(loss_or_miner, BaseMiner)
+        self.takes_relation = "relation" in has
+        if not self.mines and "indices_tuple" not in has:
+            raise TypeError(f"WithRelation tells a loss of pairs by an indices_tuple, which {name} does not take")
+        if relation.graded and not (self.takes_relation and getattr(inside(loss_or_miner), "graded", self.mines)):
+            raise ValueError(f"{name} has no weights of pairs; take a relation with graded=False")
+        self.inner, self.relation = loss_or_miner, relation
+
+    def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
+        """Return the loss, or what is mined; arguments as of the loss or the miner inside."""
+        call = self._mined if self.mines else self._loss
+        return call(embeddings, labels, *arguments, **named)
+
+    def _loss(
+        self,
+        embeddings: Tensor,
+        labels: Any = None,
+        indices_tuple: Any = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Any = None,
+    ) -> Any:
+        references = {"ref_emb": ref_emb, "ref_labels": ref_labels} if ref_emb is not None else {}
+        if self.takes_relation:
+            return self.inner(embeddings, labels, indices_tuple, **references, relation=self.relation)
+        check_indices_tuple(indices_tuple)
+        if indices_tuple is None or isinstance(indices_tuple, AllButItself):
+            own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
+            indices_tuple = self._pairs(embeddings, labels, ref_emb, ref_labels, own)
+        return call_loss(self.inner, embeddings, None, indices_tuple, ref_emb)
+
+    def _pairs(
+        self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, own: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        check_batch(embeddings)
+        check_references(embeddings, ref_emb, None)
+        itself = ref_emb is None or ref_emb is embeddings
+        rows = self.relation.tensor(labels, len(embeddings), embeddings.device)
+        others, count = (labels, len(embeddings)) if ref_emb is None else (ref_labels, len(ref_emb))
+        columns = self.relation.tensor(others, count, embeddings.device, 1)
+        a1, p, a2, n = related_pairs(self.relation, rows, columns, itself)
+        if own is None:
+            return a1, p, a2, n
+        pulled, pushed = p != own[a1], n != own[a2]
+        return a1[pulled], p[pulled], a2[pushed], n[pushed]
+
+    @torch.no_grad()
+    def _mined(
+        self,
+        embeddings: Tensor,
+        labels: Any = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Any = None,
+        **named: Any,
+    ) -> tuple[Tensor, ...]:
+        if self.takes_relation:
+            return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **named)  # type: ignore[no-any-return]
+        a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels, **named)
+        columns = embeddings if ref_emb is None else ref_emb
+        found = []
+        with autocast_off(embeddings.device):
+            for anchor in range(len(embeddings)):
+                positive, negative = p[a1 == anchor], n[a2 == anchor]
+                places = torch.cat([positive, negative])
+                alike = torch.zeros_like(places).index_fill_(0, torch.arange(len(positive), device=places.device), 1)
+                if len(places):
+                    one = torch.ones_like(places[:1])
+                    mined = self.inner(embeddings[anchor : anchor + 1], one, columns[places], alike)
+                    ends = {0} if len(mined) == 3 else {0, 2}
+                    indices = [index.to(places.device) for index in mined]
+                    found.append([index + anchor if k in ends else places[index] for k, index in enumerate(indices)])
+        if not found:
+            return tuple(torch.zeros(0, dtype=torch.long, device=embeddings.device) for _ in range(4))
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))

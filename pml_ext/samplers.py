@@ -1,0 +1,160 @@
+"""Samplers for label sets and trees: several images of each label, or of several classes of each parent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from .pairwise import Hierarchy, Relation, SharedLabel
+from .settings import check_count
+
+Members = list[NDArray[np.int64]]  # the images of each group
+
+
+class _GroupSampler(Sampler[int]):
+    """Base of samplers that draw from one group after the other until a batch is full; a pass gives whole batches.
+
+    Every group is drawn once, in a random order that goes on from batch to batch, before one is drawn again.
+    """
+
+    def __init__(self, members: Members, batch_size: int, length: int, seed: int) -> None:
+        check_count(self, "batch_size", batch_size)
+        images = len(np.unique(np.concatenate(members))) if members else 0
+        if batch_size > images:
+            name = type(self).__name__
+            raise ValueError(f"batch_size of {name} must be at most the {images} images with labels; got {batch_size}")
+        self.batch_size, self._members, self._batches = batch_size, members, max(1, length // batch_size)
+        self._generator = np.random.default_rng(seed)
+        self._waiting: list[int] = []  # groups still to be drawn, the next one last
+
+    def _draw(self, group: int, taken: set[int]) -> list[int]:
+        """Return images of a group that are not taken; none where there are no more."""
+        raise NotImplementedError
+
+    def _some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
+        left = [image for image in members.tolist() if image not in taken]
+        return [left[place] for place in self._generator.permutation(len(left))[:count]]
+
+    def __len__(self) -> int:
+        return self._batches * self.batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self._batches):
+            batch: list[int] = []
+            while len(batch) < self.batch_size:
+                if not self._waiting:
+                    self._waiting = self._generator.permutation(len(self._members)).tolist()
+                batch += self._draw(self._waiting.pop(), set(batch))[: self.batch_size - len(batch)]
+            yield from batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator and the groups still to be drawn."""
+        return {"generator": self._generator.bit_generator.state, "waiting": list(self._waiting)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self._generator.bit_generator.state = state["generator"]
+        self._waiting = list(state["waiting"])
+
+
+class MPerLabelSampler(_GroupSampler):
+    """Batches with m images of each of some labels, for images with sets of labels.
+
+    Every label is drawn once before one is drawn again, so that rare labels are in as many batches as frequent ones. An
+    image that has several of the labels is once in a batch, and images without labels are in none.
+
+    Args:
+        labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` as the relation takes them.
+        m: images of each label that is drawn, fewer where it has no more.
+        batch_size: images in a batch.
+        length_before_new_iter: images in a pass, cut to whole batches; by default N.
+        seed: of the draw; the sampler has a generator of its own.
+        relation: a :class:`pml_ext.SharedLabel` that has the sets of classes; None where labels are the sets.
+
+    Raises:
+        ValueError: fewer images with labels than a batch.
+    """
+
+    def __init__(
+        self,
+        labels: Any,
+        m: int,
+        batch_size: int,
+        length_before_new_iter: int | None = None,
+        seed: int = 0,
+        relation: Relation | None = None,
+    ) -> None:
+        check_count(self, "m", m)
+        relation = SharedLabel() if relation is None else relation
+        if not isinstance(relation, SharedLabel):
+            raise TypeError(f"relation of MPerLabelSampler must be a SharedLabel; got {relation!r}")
+        given = torch.as_tensor(labels) if isinstance(labels, np.ndarray) else labels
+        known = relation.tensor(given, len(given)).cpu()
+        if relation.table is not None:
+            known = relation.table.cpu()[known]
+        elif known.ndim == 1:  # a class each
+            known = torch.nn.functional.one_hot(torch.unique(known, return_inverse=True)[1])
+        members = [np.flatnonzero(column) for column in known.numpy().T if column.any()]
+        self.m = m
+        super().__init__(members, batch_size, length_before_new_iter or len(known), seed)
+
+    def _draw(self, group: int, taken: set[int]) -> list[int]:
+        return self._some(self._members[group], self.m, taken)
+
+
+class TreeSampler(_GroupSampler):
+    """Batches of some parents in a tree, several classes of each, and m images of each class.
+
+    Every parent is drawn once before one is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
+    parent; where one has fewer, further parents fill the batch.
+
+    Args:
+        labels: the class of every image, integers ``[N]``, places in the tree's paths.
+        relation: the :class:`pml_ext.Hierarchy`.
+        m: images of each class that is drawn.
+        batch_size: images in a batch.
+        parents: parents in a batch.
+        level: of the parents, from 1; by default the one above the classes.
+        length_before_new_iter: images in a pass, cut to whole batches; by default N.
+        seed: of the draw; the sampler has a generator of its own.
+
+    Raises:
+        ValueError: fewer images than a batch, a tree without parents, or a level outside of it.
+    """
+
+    def __init__(
+        self,
+        labels: Any,
+        relation: Relation,
+        m: int,
+        batch_size: int,
+        parents: int = 2,
+        level: int | None = None,
+        length_before_new_iter: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        check_count(self, "m", m)
+        check_count(self, "parents", parents)
+        if not isinstance(relation, Hierarchy):
+            raise TypeError(f"relation of TreeSampler must be a Hierarchy; got {relation!r}")
+        level = relation.depth - 1 if level is None else level
+        if not 1 <= level < relation.depth:
+            raise ValueError(
+                f"level of TreeSampler must be from 1 to {relation.depth - 1}, above the classes; got {level}"
+            )
+        self.m, self.parents, self.level = m, parents, level
+        self._per_parent = max(1, batch_size // (parents * m))
+        self._classes = np.asarray(labels)
+        above = relation.codes.cpu().numpy()[self._classes, level - 1]
+        members = [np.flatnonzero(above == parent) for parent in np.unique(above)]
+        super().__init__(members, batch_size, length_before_new_iter or len(self._classes), seed)
+
+    def _draw(self, group: int, taken: set[int]) -> list[int]:
+        left = np.array(sorted(set(self._members[group].tolist()) - taken), dtype=np.int64)
+        classes = self._generator.permutation(np.unique(self._classes[left]))[: self._per_parent]
+        return [image for one in classes for image in self._some(left[self._classes[left] == one], self.m, taken)]
