@@ -46,11 +46,19 @@ class _GroupSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         for _ in range(self._batches):
             batch: list[int] = []
+            used: set[int] = set()  # groups
             while len(batch) < self.batch_size:
-                if not self._waiting:
-                    self._waiting = self._generator.permutation(len(self._members)).tolist()
-                batch += self._draw(self._waiting.pop(), set(batch))[: self.batch_size - len(batch)]
+                used = used if len(used) < len(self._members) else set()
+                used.add(group := self._next(used))
+                batch += self._draw(group, set(batch))[: self.batch_size - len(batch)]
             yield from batch
+
+    def _next(self, used: set[int]) -> int:
+        for place in range(len(self._waiting) - 1, -1, -1):
+            if self._waiting[place] not in used:
+                return self._waiting.pop(place)
+        self._waiting = self._generator.permutation(len(self._members)).tolist() + self._waiting
+        return self._next(used)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generator and the groups still to be drawn."""
@@ -70,8 +78,8 @@ class MPerLabelSampler(_GroupSampler):
 
     Args:
         labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` as the relation takes them.
-        m: images of each label that is drawn, fewer where it has no more.
         batch_size: images in a batch.
+        m: images of each label that is drawn, fewer where it has no more.
         length_before_new_iter: images in a pass, cut to whole batches; by default N.
         seed: of the draw; the sampler has a generator of its own.
         relation: a :class:`pml_ext.SharedLabel` that has the sets of classes; None where labels are the sets.
@@ -83,8 +91,8 @@ class MPerLabelSampler(_GroupSampler):
     def __init__(
         self,
         labels: Any,
-        m: int,
         batch_size: int,
+        m: int = 4,
         length_before_new_iter: int | None = None,
         seed: int = 0,
         relation: Relation | None = None,
@@ -116,8 +124,8 @@ class TreeSampler(_GroupSampler):
     Args:
         labels: the class of every image, integers ``[N]``, places in the tree's paths.
         relation: the :class:`pml_ext.Hierarchy`.
-        m: images of each class that is drawn.
         batch_size: images in a batch.
+        m: images of each class that is drawn.
         parents: parents in a batch.
         level: of the parents, from 1; by default the one above the classes.
         length_before_new_iter: images in a pass, cut to whole batches; by default N.
@@ -131,8 +139,8 @@ class TreeSampler(_GroupSampler):
         self,
         labels: Any,
         relation: Relation,
-        m: int,
         batch_size: int,
+        m: int = 4,
         parents: int = 2,
         level: int | None = None,
         length_before_new_iter: int | None = None,

@@ -18,10 +18,11 @@ class WithRelation(nn.Module):
     r"""A loss or a miner with a relation in the place of equal labels; see :class:`pml_ext.pairwise.Relation`.
 
     Labels may have any form that the relation takes. Pair losses and miners of ours get the relation itself. Another
-    loss gets all positive and negative pairs as ``indices_tuple``, and no labels: it must take the one and do without
-    the other. Another miner gets one anchor at a time, the items that are related to it as references, and labels that
-    say which of these are positive; it finds what it would find in the batch if it chooses for each anchor by itself,
-    as PML's do, apart from ``HDCMiner`` and ``UniformHistogramMiner``.
+    loss gets all positive and negative pairs as ``indices_tuple``, and no labels, which PML's ``AngularLoss``,
+    ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` ask for. Another miner gets one anchor at a time,
+    the items that are related to it as references, and labels that say which of these are positive; it finds what it
+    would find in the batch if it chooses for each anchor by itself, as PML's do, apart from ``HDCMiner`` and
+    ``UniformHistogramMiner``.
 
     *Cost:* around PML's losses a list of all pairs; around PML's miners a call for each anchor. Around ours, nothing.
 
@@ -54,8 +55,8 @@ class WithRelation(nn.Module):
         has = capabilities(inside(loss_or_miner))
         self.mines = isinstance(loss_or_miner, BaseMiner)
         self.takes_relation = "relation" in has
-        if not self.mines and "indices_tuple" not in has:
-            raise TypeError(f"WithRelation tells a loss of pairs by an indices_tuple, which {name} does not take")
+        if not self.mines and ("indices_tuple" not in has or hasattr(inside(loss_or_miner), "num_classes")):
+            raise TypeError(f"WithRelation tells a loss of pairs by its indices_tuple; {name} compares no pairs")
         if relation.graded and not (self.takes_relation and getattr(inside(loss_or_miner), "graded", self.mines)):
             raise ValueError(f"{name} has no weights of pairs; take a relation with graded=False")
         self.inner, self.relation = loss_or_miner, relation

@@ -18,7 +18,7 @@ from ..registry import BuildContext, check_settings, filled
 
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
 # Settings of PML's base classes, which are components of their own, or no part of the equation.
-OF_PML = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size"} | {
+OF_PML = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
     *("embedding_regularizer", "embedding_reg_weight", "weight_regularizer", "weight_reg_weight", "weight_init_func")
 }
 

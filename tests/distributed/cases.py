@@ -117,6 +117,15 @@ def cases():
                 ),
             )
         },
+        **{
+            f"related, {type(loss).__name__}": (loss, None)
+            for loss in (
+                pml_ext.CBMLLoss(tile_size=3, relation=pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)),
+                pml_ext.BatchAllTripletLoss(relation=pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])),
+                pml_ext.WithRelation(losses.ContrastiveLoss(), pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])),
+                CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=pml_ext.NegativesOnly(0)), SIZE, 40),
+            )
+        },
         "in tiles, mined": (pml_ext.TiledTripletMarginLoss(tile_size=2), miners.BatchHardMiner()),
         "two losses of PML": (losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()]), None),
     }

@@ -616,6 +616,14 @@ plant("LeavesOutRow", ByHand, "leaves out the reference in the same row", "check
 )
 
 
+@planted("takes the first label of a set alone", "check_relation", "label sets with SharedLabel")
+class FirstLabelAlone(Deviance):
+    def forward(self, embeddings, labels=None, *others, **named):
+        if isinstance(labels, torch.Tensor) and labels.ndim == 2:
+            labels = torch.nn.functional.one_hot(labels.long().argmax(1), labels.shape[1])
+        return super().forward(embeddings, labels, *others, **named)
+
+
 @planted("takes the batch's labels for as many references", "check_references", "references")
 class LabelsOfBatch(ByHand):
     def masks(self, matrix, labels, indices_tuple, ref_labels, references):

@@ -32,7 +32,7 @@ def ours():
         component
         for component in registry.components()
         if not component.name.startswith("pml/")
-        and component.name not in WRAPPERS | {"anchor-swap"}
+        and component.name not in WRAPPERS | {"anchor-swap", "tree"}
         and component.plugin != registry.LOCAL
     ]
     return [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import pml
+from ...pairwise import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
 from ..calling import call, close, compute, gradient, gradients, is_random, needs, needs_repeatable, seeded
 from ..subject import SkipCheck, Subject, applies_to, takes_labels
@@ -213,6 +214,48 @@ def _check_narrowed(
     for kind, part in kinds.items():
         if not any(changes(batch_of(subject, **settings), part) for settings in CLOSE):
             raise AssertionError(f"the {kind} that a miner chose are ignored: a third of them gives the loss of all")
+
+
+@applies_to("loss", "miner")
+def check_relation(subject: Subject) -> None:
+    """A relation takes the place of equal labels: sets of one label give what labels give, others what pairs give.
+
+    One-hot labels give the same value and gradient, or indices, to the last bit. Of label sets a loss gives what it
+    gives with the list of their pairs as ``indices_tuple``, whole and in tiles; a miner chooses among these pairs.
+    """
+    if "relation" not in subject.capabilities:
+        raise SkipCheck("it takes no relation")
+    if is_random(subject):
+        raise SkipCheck("its values are random")
+    batch = batch_of(subject)
+
+    def outcome(labels: Tensor, relation: SharedLabel | None, tile_size: int | None = None, **named: Any) -> Any:
+        component = subject.make()
+        component.relation = relation
+        if hasattr(component, "tile_size"):
+            component.tile_size = tile_size
+        value = seeded(component, Batch(batch.embeddings, labels), **named)
+        if subject.kind == "miner":
+            return tuple(value)
+        return value.detach(), gradient(value, batch.embeddings)
+
+    one_hot = torch.nn.functional.one_hot(batch.labels)
+    for found, wanted in zip(outcome(one_hot, SharedLabel()), outcome(batch.labels, None), strict=True):
+        if not torch.equal(found, wanted):
+            raise AssertionError("one-hot labels with SharedLabel() give something else than labels do")
+    sets = torch.rand(len(batch.labels), 6, generator=torch.Generator().manual_seed(0)) < 0.3
+    pairs = related_pairs(SharedLabel(), sets, sets, itself=True)
+    if subject.kind == "miner":
+        mined = outcome(sets, SharedLabel())
+        weights = SharedLabel().matrix(sets, sets)
+        anchors = mined[0] if len(mined) == 3 else mined[2]
+        if not (weights[mined[0], mined[1]] > 0).all() or not (weights[anchors, mined[-1]] == 0).all():
+            raise AssertionError("with label sets it chooses pairs that the relation does not allow")
+        return
+    wanted = outcome(batch.labels, None, indices_tuple=pairs)
+    for tile_size in (None, 3):
+        for found, other in zip(outcome(sets, SharedLabel(), tile_size), wanted, strict=True):
+            close(found, other, "label sets with SharedLabel() give something else than their pairs do", atol=1e-9)
 
 
 @applies_to("loss")

@@ -1,0 +1,103 @@
+"""Evaluation with a relation against a loop over queries."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext import FromMatrix, Hierarchy, RetrievalAccuracyCalculator, SharedLabel
+from pml_ext.evaluation import neighbors_under
+from pml_ext.pml import CosineSimilarity
+
+N, M = 50, 40
+NAMES = {
+    "r1": "recall_at_1",
+    "r4": "recall_at_4",
+    "p5": "precision_at_5",
+    "rp": "r_precision",
+    "map": "mean_average_precision_at_r",
+    "ndcg": "ndcg_at_10",
+}
+
+
+def made(rows, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 5, generator=generator), torch.rand(rows, 6, generator=generator) < 0.3
+
+
+def loop(points, weights, gallery=None):
+    """The metrics of queries, with weights ``[Q, R]`` of the gallery's items."""
+    found = {name: [] for name in NAMES}
+    for i, query in enumerate(points.double()):
+        others = points if gallery is None else gallery
+        distances = (others.double() - query).norm(dim=1)
+        order = [j for j in distances.argsort().tolist() if gallery is not None or j != i]
+        gains = np.nan_to_num(weights[i][order].double().numpy())
+        right, discounts = gains > 0, 1 / np.log2(2 + np.arange(len(gains)))
+        found["r1"].append(right[0])
+        found["r4"].append(right[:4].any())
+        if not (R := int(right.sum())):
+            continue
+        found["p5"].append(right[:5].mean())
+        found["rp"].append(right[:R].mean())
+        found["map"].append(sum(right[j] * right[: j + 1].mean() for j in range(R)) / R)
+        best = np.sort(gains)[::-1]
+        found["ndcg"].append((gains * discounts)[:10].sum() / (best * discounts)[:10].sum())
+    return {NAMES[name]: float(np.mean(values)) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("relation", [SharedLabel(), SharedLabel(graded=True), SharedLabel(0.4, graded=True)])
+@pytest.mark.parametrize("search", [None, "torch"])
+def test_sets(relation, search):
+    points, sets = made(N)
+    settings = {"relation": relation, "precision_at": (5,), "ndcg_at": (10,), "include": tuple(NAMES.values())}
+    if search:
+        points = torch.nn.functional.normalize(points)
+        settings["knn_func"] = neighbors_under(CosineSimilarity())
+    found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets.float().numpy())
+    assert found == pytest.approx(loop(points, relation.matrix(sets, sets)))
+    gallery, others = made(M, 1)
+    if search:
+        gallery = torch.nn.functional.normalize(gallery)
+    found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets, gallery, others)
+    assert found == pytest.approx(loop(points, relation.matrix(sets, others), gallery))
+
+
+def test_trees_and_matrices():
+    points, _ = made(N)
+    labels = torch.randint(6, (N,), generator=torch.Generator().manual_seed(2))
+    tree = Hierarchy(["a/x", "a/y", "a/z", "b/u", "b/v", "b/w"])
+    plain = RetrievalAccuracyCalculator(exclude=("NMI", "AMI"), ndcg_at=(10,)).get_accuracy(points, labels)
+    found = RetrievalAccuracyCalculator(relation=tree, ndcg_at=(10,)).get_accuracy(points, labels)
+    assert {name: found[name] for name in plain} == plain
+    above = RetrievalAccuracyCalculator(relation=tree.at(1)).get_accuracy(points, labels)
+    assert found["recall_at_2_level_1"] == above["recall_at_2"] > found["recall_at_2"] == above["recall_at_2_level_2"]
+    graded = Hierarchy(tree.paths, graded=True)
+    by_tree = RetrievalAccuracyCalculator(relation=graded, ndcg_at=(10,)).get_accuracy(points, labels)
+    matrix = graded.matrix(torch.arange(6), torch.arange(6))
+    by_matrix = FromMatrix(matrix, by_label=True, graded=True)
+    same = RetrievalAccuracyCalculator(relation=by_matrix, ndcg_at=(10,)).get_accuracy(points, labels)
+    assert {name: by_tree[name] for name in same} == same
+    assert by_tree["ndcg_at_10"] == pytest.approx(loop(points, matrix[labels][:, labels])["ndcg_at_10"])
+
+
+def test_relation_as_pmls_label_comparison():
+    points, sets = made(N)
+    relation = SharedLabel()
+    settings = {"exclude": ("NMI", "AMI"), "k": "max_bin_count"}
+    theirs = RetrievalAccuracyCalculator(label_comparison_fn=relation.positive, **settings)
+    ours = RetrievalAccuracyCalculator(relation=relation, k="max_bin_count").get_accuracy(points, sets)
+    assert theirs.get_accuracy(points, sets)["precision_at_1"] == ours["precision_at_1"]
+    with pytest.raises(ValueError, match="leave out one"):
+        RetrievalAccuracyCalculator(relation=relation, label_comparison_fn=torch.eq)
+    with pytest.raises(NotImplementedError, match="clustering"):
+        RetrievalAccuracyCalculator(relation=relation, include=("NMI",))
+
+
+def test_a_query_that_nothing_is_related_to():
+    points = torch.tensor([[0.0], [1.0], [3.0]])
+    sets = torch.tensor([[1, 0], [1, 0], [0, 0]])
+    found = RetrievalAccuracyCalculator(relation=SharedLabel(), ndcg_at=(2,)).get_accuracy(points, sets)
+    assert (found["recall_at_1"], found["precision_at_1"], found["ndcg_at_2"]) == (2 / 3, 1.0, 1.0)
+    assert not any(math.isnan(value) for value in found.values())

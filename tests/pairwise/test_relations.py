@@ -1,0 +1,386 @@
+"""Relations: sets, trees and matrices against float64 loops; losses and miners with them against listed pairs."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, regularizers
+
+from pml_ext import (
+    CachedGradients,
+    CBMLLoss,
+    CrossBatchMemory,
+    DistributedLoss,
+    FromMatrix,
+    Hierarchy,
+    MultipleLosses,
+    NegativesOnly,
+    PairLoss,
+    RegularizedLoss,
+    Relation,
+    SharedLabel,
+    TiledContrastiveLoss,
+    TiledMultiSimilarityLoss,
+    TiledSupConLoss,
+    WithRelation,
+    registry,
+)
+from pml_ext.miners import TiledMiner
+from pml_ext.pairwise import related_pairs
+
+B, C = 24, 6
+PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
+TILED_MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, TiledMiner)]
+
+
+def points(seed=0, rows=B, size=8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, size, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def some_sets(seed=0, rows=B, share=0.35):
+    return torch.rand(rows, C, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def value_and_gradient(loss, x, *arguments, **named):
+    value = loss(x, *arguments, **named)
+    return value.detach(), torch.autograd.grad(value, x)[0]
+
+
+def assert_equal(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+# Weights
+
+
+def jaccard(first, second):
+    shared = len(first & second)
+    return shared, shared / len(first | second) if first | second else 0.0
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("threshold", [0.0, 1 / 3, 0.5, 1.0])
+def test_sets_against_a_loop(threshold, graded):
+    first, second = some_sets(0), some_sets(1, 17)
+    relation = SharedLabel(threshold, graded)
+    found = relation.matrix(relation.tensor(first.float(), B), second)
+    one_by_one = relation.weights(first[:, None], second[None])
+    lists = [{label for label in range(C) if row[label]} for row in first]
+    of_lists = relation.matrix(SharedLabel(num_labels=C).tensor([sorted(each) for each in lists], B), second)
+    for i, j in itertools.product(range(B), range(17)):
+        shared, index = jaccard(lists[i], {label for label in range(C) if second[j, label]})
+        wanted = 0.0 if not shared else index if graded else 1.0
+        if shared and index < threshold:
+            wanted = math.nan
+        for each in (found, one_by_one, of_lists):
+            assert each[i, j].item() == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+
+
+PATHS = ["animal/bird/owl", "animal/bird/robin", "animal/fish/cod", "plant/tree/oak", "plant/moss", "animal/bird"]
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_trees_against_a_loop(level, graded):
+    relation = Hierarchy(PATHS, level, graded)
+    labels = torch.arange(len(PATHS))
+    found = relation.matrix(labels, labels)
+    for i, j in itertools.product(range(len(PATHS)), repeat=2):
+        paths = [PATHS[k].split("/") + [""] * (3 - len(PATHS[k].split("/"))) for k in (i, j)]
+        depth = next((d for d in range(3) if paths[0][d] != paths[1][d]), 3)
+        wanted = 0.0 if depth < level else depth / 3 if graded else 1.0
+        assert found[i, j].item() == pytest.approx(wanted, rel=1e-6)
+    classes = relation.classes(labels)
+    assert graded or torch.equal(classes[:, None] == classes, found > 0)
+    assert relation.tensor(["plant/moss", ("animal", "bird", "owl")], 2).tolist() == [4, 0]
+
+
+def test_unknown_items_are_nobodys_positive():
+    labels = torch.tensor([0, 0, 1, -1, -1])
+    weights = NegativesOnly().matrix(labels, labels)
+    for i, j in itertools.product(range(5), repeat=2):
+        both = labels[i] == -1 and labels[j] == -1
+        assert weights[i, j].item() == pytest.approx(math.nan if both else float(labels[i] == labels[j]), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: SharedLabel(threshold=2), ValueError, "threshold of SharedLabel"),
+        (lambda: Hierarchy([]), ValueError, "a path for each class"),
+        (lambda: Hierarchy(["a/b"], level=3), ValueError, "from 1 to 2"),
+        (lambda: FromMatrix(torch.full((2, 2), 0.5)), ValueError, "has the value 0.5.*graded=True"),
+        (lambda: FromMatrix([[1]]), TypeError, r"a tensor \[B, R\]"),
+        (lambda: NegativesOnly(0.5), TypeError, "must be an integer"),
+        (lambda: SharedLabel().tensor([[0], [7], [1]], 2), ValueError, "3 items are given for 2 embeddings"),
+        (lambda: SharedLabel(num_labels=3).tensor([[0], [7]], 2), ValueError, "the label 7 is not from 0 to 2"),
+        (lambda: SharedLabel().tensor(["ab", "c"], 2), TypeError, "multi-hot labels"),
+        (lambda: Hierarchy(["a/b"]).tensor(["a/c"], 1), ValueError, "no class 'a/c'"),
+        (lambda: CBMLLoss(relation="tree"), TypeError, r"such as SharedLabel\(\)"),
+        (lambda: registry.build("n-pair", "loss", relation=SharedLabel(graded=True)), ValueError, "has no weights"),
+        (lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel(graded=True)), ValueError, "has no weights"),
+        (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "compares no pairs"),
+        (lambda: WithRelation(losses.ContrastiveLoss(), "tree"), TypeError, "a loss or a miner and a relation"),
+        (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
+        (lambda: CBMLLoss(relation=Hierarchy(PATHS))(points(), some_sets()), TypeError, "a tensor of integers"),
+    ],
+)
+def test_refusals(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+# Losses
+
+
+@pytest.mark.parametrize("tile_size", [None, 5])
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_one_label_each_gives_what_labels_give_to_the_last_bit(name, tile_size):
+    labels = torch.arange(B) // 4
+    x, y = points(), points(1, 18)
+    one_hot, other = (torch.nn.functional.one_hot(each, C) for each in (labels, torch.arange(18) % C))
+    plain = registry.build(name, "loss", tile_size=tile_size)
+    related = registry.build(name, "loss", tile_size=tile_size, relation=SharedLabel())
+    wanted = value_and_gradient(plain, x, labels)
+    assert_equal(value_and_gradient(related, x, one_hot), wanted)
+    assert_equal(value_and_gradient(related, x, [[label] for label in labels.tolist()]), wanted)
+    assert_equal(value_and_gradient(plain, x, labels, relation=Hierarchy([f"p/{k}" for k in range(C)])), wanted)
+    named = {"ref_emb": y.detach(), "ref_labels": torch.arange(18) % C}
+    wanted = value_and_gradient(plain, x, labels, **named)
+    assert_equal(value_and_gradient(related, x, one_hot, **named | {"ref_labels": other}), wanted)
+
+
+def relations():
+    """Relations with labels of a batch and of references."""
+    table = torch.tensor([[1, 0, math.nan], [0, 1, 1], [math.nan, 1, 0]])
+    integers = torch.arange(B) % 3, torch.arange(18) % 3
+    yield "sets", SharedLabel(), (some_sets(), some_sets(1, 18))
+    yield "threshold", SharedLabel(0.5), (some_sets(), some_sets(1, 18))
+    yield "classes", FromMatrix(table, by_label=True), integers
+    yield "unknown", NegativesOnly(0), integers
+
+
+RELATIONS = {name: rest for name, *rest in relations()}
+
+
+@pytest.mark.parametrize("case", RELATIONS)
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_a_relation_gives_what_its_pairs_give(name, case):
+    relation, (labels, ref_labels) = RELATIONS[case]
+    x, y = points(), points(1, 18).detach()
+    for named, columns in (({}, labels), ({"ref_emb": y}, ref_labels)):
+        pairs = related_pairs(relation, labels, columns, itself=not named)
+        wanted = value_and_gradient(registry.build(name, "loss"), x, None, pairs, **named)
+        more = named | {"ref_labels": ref_labels} if named else {}
+        for tile_size in (None, 5):
+            loss = registry.build(name, "loss", tile_size=tile_size, relation=relation)
+            for one, other in zip(value_and_gradient(loss, x, labels, **more), wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert wanted[1].abs().max() > 0
+
+
+def test_a_matrix_of_the_batch():
+    x = points()
+    matrix = torch.where(torch.rand(B, B, generator=torch.Generator().manual_seed(3)) < 0.3, math.nan, 0.0)
+    matrix[torch.arange(B), (torch.arange(B) + 1) % B] = 1
+    positives, negatives = matrix == 1, matrix == 0
+    negatives.fill_diagonal_(False)
+    wanted = CBMLLoss()(x, None, (*torch.where(positives), *torch.where(negatives)))
+    for loss in (CBMLLoss(), CBMLLoss(tile_size=5)):
+        torch.testing.assert_close(loss(x, relation=FromMatrix(matrix)), wanted)
+        torch.testing.assert_close(loss(x, torch.arange(B), relation=FromMatrix(matrix)), wanted)
+
+
+def graded_loops(x, weights):
+    """CBML, multi-similarity, contrastive and SupCon with weights of positive pairs, anchor by anchor."""
+    points = torch.nn.functional.normalize(x)
+    s, d = points @ points.T, torch.cdist(points, points)
+    cbml, ms, supcon, pulled, pushed = [], [], [], [], []
+    for i in range(len(x)):
+        P = [j for j in range(len(x)) if j != i and weights[i, j] > 0]
+        N = [j for j in range(len(x)) if j != i and weights[i, j] == 0]
+        w = weights[i].double()
+        pulled += [w[j] * d[i, j] for j in P]
+        pushed += [(1 - d[i, j]).clamp(min=0) for j in N]
+        pos = sum((w[j] * torch.exp(-2 * (s[i, j] - 0.5)) for j in P), torch.zeros(()))
+        ms.append(torch.log(1 + pos) / 2 + torch.log(1 + sum(torch.exp(50 * (s[i, j] - 0.5)) for j in N)) / 50)
+        if P:
+            every = torch.stack([s[i, j] for j in P + N]).mul(10).logsumexp(0)
+            supcon.append(sum(w[j] * (every - 10 * s[i, j]) for j in P) / sum(w[j] for j in P))
+        if P and N:
+            top, low = max(s[i, j] for j in N) + 0.1, min(s[i, j] for j in P) - 0.1
+            one = sum((w[j] * torch.exp((0.5 - s[i, j]) / 0.5) for j in P if s[i, j] < top), torch.zeros(()))
+            two = sum((torch.exp((s[i, j] - 1) / 0.01) for j in N if s[i, j] > low), torch.zeros(()))
+            mean_p, mean_n = (sum(s[i, j] for j in each) / len(each) for each in (P, N))
+            target = 0.2 * mean_p + 0.8 * mean_n
+            cbml.append(torch.log(1 + one) + torch.log(1 + two) + sum((s[i, j] - target) ** 2 for j in N) / len(N))
+        else:
+            cbml.append(torch.zeros(()))
+    means = [torch.stack([v for v in each if v > 0]).mean() for each in (pulled, pushed)]
+    return {
+        "CBMLLoss": torch.stack([v.double() for v in cbml]).mean(),
+        "TiledMultiSimilarityLoss": torch.stack([v.double() for v in ms]).mean(),
+        "TiledSupConLoss": torch.stack([v for v in supcon if v > 0]).mean(),
+        "TiledContrastiveLoss": means[0] + means[1],
+    }
+
+
+@pytest.mark.parametrize("loss", [CBMLLoss, TiledMultiSimilarityLoss, TiledSupConLoss, TiledContrastiveLoss])
+def test_graded_losses_against_a_loop(loss):
+    x, labels = points(), some_sets()
+    relation = SharedLabel(0.3, graded=True)
+    value = graded_loops(x, relation.matrix(labels, labels))[loss.__name__]
+    wanted = value.detach(), torch.autograd.grad(value, x)[0]
+    for tile_size in (None, 5):
+        found = value_and_gradient(loss(tile_size=tile_size), x, labels, relation=relation)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)  # weights are float32
+    ones = FromMatrix((SharedLabel().matrix(labels, labels) > 0).float(), graded=True)
+    torch.testing.assert_close(loss()(x, relation=ones), loss()(x, labels, relation=SharedLabel()), rtol=1e-9, atol=0)
+
+
+def test_a_relation_and_mined_pairs_keep_the_weights():
+    x, labels, relation = points(), some_sets(), SharedLabel(graded=True)
+    pairs = related_pairs(relation, labels, labels, itself=True)
+    for tile_size in (None, 5):
+        loss = TiledMultiSimilarityLoss(tile_size=tile_size, relation=relation)
+        torch.testing.assert_close(loss(x, labels, pairs), loss(x, labels))
+
+
+# Miners
+
+
+def as_set(mined):
+    return set(zip(*(index.tolist() for index in mined[:2]), strict=True)), set(
+        zip(*(index.tolist() for index in mined[-2:]), strict=True)
+    )
+
+
+@pytest.mark.parametrize("tile_size", [None, 5])
+@pytest.mark.parametrize("name", TILED_MINERS)
+def test_miners(name, tile_size):
+    x, labels, sets = points(), torch.arange(B) // 4, some_sets()
+    plain = registry.build(name, "miner", tile_size=tile_size)
+    related = registry.build(name, "miner", tile_size=tile_size, relation=SharedLabel())
+    wanted = plain(x, labels)
+    assert_equal(related(x, torch.nn.functional.one_hot(labels)), wanted)
+    pairs = related_pairs(SharedLabel(), labels[:, None] == torch.arange(C), labels[:, None] == torch.arange(C), True)
+    assert_equal(plain(x, labels, indices_tuple=pairs), wanted)
+    found = related(x, sets)
+    pairs = related_pairs(SharedLabel(), sets, sets, True)
+    assert_equal(plain(x, labels, indices_tuple=pairs), found)
+    kept = pairs[0] < 5  # issue 742: a tuple narrows what is mined
+    narrowed = plain(x, labels, indices_tuple=(pairs[0][kept], pairs[1][kept], *pairs[2:]))
+    assert set(narrowed[0].tolist()) <= set(range(5))
+    assert len(narrowed[0]) > 0
+
+
+@pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
+def test_pmls_miners_mine_for_each_anchor(miner):
+    x, labels, sets = points().detach(), torch.arange(B) // 4, some_sets()
+    wrapped = WithRelation(miner, SharedLabel())
+    assert as_set(wrapped(x, torch.nn.functional.one_hot(labels))) == as_set(miner(x, labels))
+    mined = wrapped(x, sets)
+    weights = SharedLabel().matrix(sets, sets)
+    (a, p), (b, n) = mined[:2], (mined[0], mined[2]) if len(mined) == 3 else mined[2:]
+    assert (weights[a, p] > 0).all()
+    assert (weights[b, n] == 0).all()
+    assert (a != p).all()
+    assert len(a) > 10
+
+
+# Around and inside of other things
+
+
+@pytest.mark.parametrize("loss", [losses.ContrastiveLoss, losses.TripletMarginLoss, losses.SupConLoss])
+def test_pmls_losses_get_pairs(loss):
+    x, labels, sets = points(), torch.arange(B) // 4, some_sets()
+    wrapped = WithRelation(loss(), SharedLabel())
+    for one, other in zip(
+        value_and_gradient(wrapped, x, torch.nn.functional.one_hot(labels)),
+        value_and_gradient(loss(), x, labels),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    ours = {"ContrastiveLoss": "tiled-contrastive", "TripletMarginLoss": "tiled-triplet-margin"}
+    twin = registry.build(ours.get(loss.__name__, "tiled-sup-con"), "loss", relation=SharedLabel())
+    torch.testing.assert_close(wrapped(x, sets), twin(x, sets), rtol=1e-6, atol=1e-9)
+
+
+def memories():
+    yield "ours", lambda: CBMLLoss(relation=SharedLabel())
+    yield "in tiles", lambda: registry.build("batch-all-triplets", "loss", relation=SharedLabel(), tile_size=5)
+    yield "PML's", lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel())
+    yield "two", lambda: MultipleLosses([CBMLLoss(relation=SharedLabel()), TiledSupConLoss(relation=SharedLabel())])
+    regularizer = regularizers.LpRegularizer()
+    yield "regularized", lambda: RegularizedLoss(CBMLLoss(relation=SharedLabel()), regularizer, weight=0.0)
+
+
+@pytest.mark.parametrize("case", dict(memories()))
+def test_a_memory_keeps_labels_of_any_shape(case, tmp_path):
+    make = dict(memories())[case]
+    first, second = (points(0), some_sets(0)), (points(1), some_sets(1))
+    memory = CrossBatchMemory(make(), 8, memory_size=3 * B)
+    torch.testing.assert_close(memory(*first), make()(*first))
+    columns = torch.cat([first[0].detach(), second[0]])
+    weights = SharedLabel().matrix(second[1], torch.cat([first[1], second[1]]))
+    weights[torch.arange(B), B + torch.arange(B)] = math.nan  # itself
+    value = make()
+    matrix = FromMatrix(weights)
+    for module in value.modules():
+        if "relation" in vars(module).get("_modules", {}):
+            module.relation = matrix
+    found = memory(*second)
+    torch.testing.assert_close(found, value(second[0], second[1], None, columns, None))
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    again = CrossBatchMemory(make(), 8, memory_size=3 * B)
+    again.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    third = points(2), some_sets(2)
+    torch.testing.assert_close(again(*third), memory(*third), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="the memory keeps labels of shape"):
+        memory(points(3), torch.zeros(B, C + 1))
+
+
+def test_gradient_caching_one_process_and_compile():
+    x, sets = points(), some_sets()
+    network = torch.nn.Linear(8, 8).double()
+    loss = CBMLLoss(relation=SharedLabel())
+    loss(network(x), sets).backward()
+    wanted = network.weight.grad.clone()
+    network.weight.grad = None
+    CachedGradients(network, loss, 5)(x, sets).backward()
+    torch.testing.assert_close(network.weight.grad, wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(DistributedLoss(loss)(x, sets), loss(x, sets))
+    compiled = torch.compile(loss, backend="eager")
+    torch.testing.assert_close(compiled(x, sets), loss(x, sets))
+    torch.testing.assert_close(
+        compiled(x, torch.nn.functional.one_hot(torch.arange(B) // 4, C)),
+        loss(x, torch.nn.functional.one_hot(torch.arange(B) // 4, C)),
+    )
+
+
+def test_memory_is_linear_in_tiles():
+    """No tensor of ``B x B`` is made for the masks."""
+    from pml_ext.testing.calling import CountedOperations
+
+    rows = 512
+    x, labels = points(0, rows).detach(), some_sets(0, rows)
+    with CountedOperations() as counted:
+        CBMLLoss(tile_size=16, relation=SharedLabel())(x, labels)
+    assert counted.largest <= 16 * rows
+
+
+class Near(Relation):
+    """A relation of somebody else: integers that differ by at most one."""
+
+    def weights(self, x, y):
+        return ((x - y).abs() <= 1).float()
+
+
+def test_a_relation_of_somebody_else():
+    x, labels = points(), torch.arange(B) // 4
+    pairs = related_pairs(Near(), labels, labels, True)
+    torch.testing.assert_close(CBMLLoss(relation=Near())(x, labels), CBMLLoss()(x, None, pairs))

@@ -1,0 +1,69 @@
+"""Samplers of label sets and of trees."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from pml_ext import Hierarchy, MPerLabelSampler, SharedLabel, TreeSampler
+
+SETS = [[0], [0, 1], [1], [1, 2], [2], [0, 2], [3], []]
+LABELS = torch.arange(80) % 8
+
+
+def batches(sampler):
+    drawn = list(sampler)
+    assert len(drawn) == len(sampler)
+    return [drawn[start : start + sampler.batch_size] for start in range(0, len(drawn), sampler.batch_size)]
+
+
+def multi_hot():
+    return torch.stack([torch.tensor([label in SETS[each] for label in range(4)]) for each in LABELS])
+
+
+@pytest.mark.parametrize("given", ["multi-hot", "lists", "classes"])
+def test_m_images_of_each_label(given):
+    labels, relation = {
+        "multi-hot": (multi_hot().float(), None),
+        "lists": ([SETS[each] for each in LABELS], None),
+        "classes": (LABELS.numpy(), SharedLabel(sets=SETS)),
+    }[given]
+    sampler = MPerLabelSampler(labels, m=3, batch_size=12, length_before_new_iter=600, relation=relation)
+    drawn = Counter()
+    for batch in batches(sampler):
+        assert len(set(batch)) == 12
+        of = Counter(label for image in batch for label in SETS[LABELS[image]])
+        assert all(of[label] >= 3 for label in range(4))
+        drawn.update(batch)
+    assert all(SETS[LABELS[image]] for image in drawn)  # none without labels
+    assert len(drawn) == 70
+
+
+def test_single_labels_and_resume():
+    first, second = (MPerLabelSampler(LABELS, m=2, batch_size=8, seed=3) for _ in range(2))
+    for batch in batches(first):
+        assert set(Counter(LABELS[batch].tolist()).values()) == {2}
+    second.load_state_dict(first.state_dict())
+    assert list(first) == list(second)
+    with pytest.raises(ValueError, match="at most the 70 images with labels; got 71"):
+        MPerLabelSampler(multi_hot(), m=2, batch_size=71)
+    with pytest.raises(TypeError, match="must be a SharedLabel"):
+        MPerLabelSampler(LABELS, 8, relation=Hierarchy(["a/b"]))
+
+
+def test_classes_of_some_parents():
+    tree = Hierarchy([f"{'ab'[k % 2] if k < 6 else 'c'}/{k}" for k in range(8)])  # c has two classes
+    sampler = TreeSampler(LABELS.tolist(), tree, m=2, batch_size=12, parents=2, length_before_new_iter=240)
+    parents = Counter()
+    for batch in batches(sampler):
+        assert len(set(batch)) == 12
+        classes = Counter(LABELS[batch].tolist())
+        assert set(classes.values()) == {2}
+        of = Counter(tree.paths[each][0] for each in classes)
+        assert len(of) in (2, 3)
+        assert max(of.values()) == 3
+        parents.update(of.keys())
+    assert min(parents.values()) >= 12
+    for wrong, text in (({"level": 2}, "from 1 to 1"), ({"relation": SharedLabel()}, "a Hierarchy")):
+        with pytest.raises((ValueError, TypeError), match=text):
+            TreeSampler(**{"labels": LABELS, "relation": tree, "m": 2, "batch_size": 8} | wrong)
