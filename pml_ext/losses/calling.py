@@ -13,13 +13,16 @@ from ..pairwise import Relation, check_batch, check_indices_tuple, check_referen
 
 
 class WrapperCapabilities:
-    """The ``capabilities`` of a class that wraps losses: ``at_most`` of the class, ``of(self)`` of an instance."""
+    """The ``capabilities`` of a class that wraps losses: ``at_most`` of the class, ``of(self)`` of an instance.
+
+    A relation in a call is not handed on, unless ``at_most`` has it.
+    """
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
         self._at_most, self._of = frozenset(at_most), of
 
     def __get__(self, instance: object | None, owner: type) -> frozenset[str]:
-        return self._at_most if instance is None else frozenset(self._of(instance))
+        return self._at_most if instance is None else frozenset(self._of(instance)) - ({"relation"} - self._at_most)
 
 
 def inside(loss: torch.nn.Module) -> torch.nn.Module:

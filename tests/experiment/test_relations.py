@@ -64,9 +64,8 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path, loss):
         "evaluation.ndcg_at=[10]",
         "sampler={name='m-per-label', m=4, batch_size=16}",
     )
-    (recipe,) = load_recipes("photographs", (*settings, *QUICK)).values()
-    train(recipe, tmp_path / "run")
-    after = json.loads((tmp_path / "run" / "metrics.json").read_text())["metrics"]["after"]
+    train("pml/photographs", out=tmp_path / "run", overrides=(*settings, *QUICK), device="cpu")
+    after = json.loads((tmp_path / "run" / "metrics.json").read_text())["after"]
     assert {"recall_at_1", "ndcg_at_10", "map_at_r", "nmi"} <= after.keys()
     assert after["recall_at_1"] > 0.3  # two random sets share a label more often than not
     with pytest.raises(DataError, match="data.relation=shared-label takes labels separated by"):
@@ -86,9 +85,8 @@ def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
         "loss={name='cbml'}",
         "sampler={name='tree', m=2, batch_size=12, parents=3}",
     )
-    (recipe,) = load_recipes("photographs", (*settings, *QUICK)).values()
-    train(recipe, tmp_path / "run")
-    after = json.loads((tmp_path / "run" / "metrics.json").read_text())["metrics"]["after"]
+    train("pml/photographs", out=tmp_path / "run", overrides=(*settings, *QUICK), device="cpu")
+    after = json.loads((tmp_path / "run" / "metrics.json").read_text())["after"]
     assert after["recall_at_1"] >= after["recall_at_1_level_2"]
     assert 0 < after["ndcg_at_5"] <= 1
     splits = folder(path=str(tree), split="image", levels=2)

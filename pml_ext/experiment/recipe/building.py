@@ -341,7 +341,8 @@ def check_names(recipe: Recipe) -> None:
         metrics.append(learned_metric(build_loss(stage.loss, context, f"{prefix}loss")[0].modules()))
         optimizers[f"{prefix}loss.optimizer"] = own_optimizer(recipe.optimizer, stage.loss)
         if stage.sampler is not None and stage.sampler.name != SHUFFLE:
-            _component(f"{prefix}sampler", "sampler", stage.sampler, _SAMPLER_CONTEXT)
+            related = {name: value for name, value in context.items() if name == "relation"}
+            _component(f"{prefix}sampler", "sampler", stage.sampler, {**_SAMPLER_CONTEXT, **related})
     for key, table in optimizers.items():
         _settings(key, table.name, inspect.signature(table.optimizer).parameters, table.settings, ("params",))
         with _located(key, table):
