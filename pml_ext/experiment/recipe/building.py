@@ -249,7 +249,7 @@ def _options(
     return _settings(key, name, accepted, given)
 
 
-def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str]) -> BuildContext:
+def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
     """Return the settings that a loss may leave to the run; of clusters as labels, without number and labels."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
     if (relation := build_relation(recipe.data, class_names)) is not None:
