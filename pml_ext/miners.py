@@ -65,7 +65,7 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         pairs, asked = indices_tuple, None
         if (relation := self.relation if relation is None else relation) is not None:
             check_batch(embeddings)
-            check_references(embeddings, ref_emb, None)
+            check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
             given = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             labels, found, ref_labels = given
             if isinstance(found, Related):  # PML's base wants one integer for each row

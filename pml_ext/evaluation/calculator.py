@@ -244,7 +244,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _points(self, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
         points = torch.as_tensor(points, device=self.device).detach().float()
         if self.relation is not None:
-            return points, self.relation.tensor(_tensor_or_lists(labels), len(points), self.device)
+            return points, self.relation.tensor(labels, len(points), self.device)
         labels = torch.as_tensor(labels, device=self.device)
         if len(points) != len(labels):
             raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
@@ -358,11 +358,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if self.return_per_class:
             return class_means(values, labels, counted)[1].tolist() or [math.nan] * len(label_counts[0])
         return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
-
-
-def _tensor_or_lists(labels: Any) -> Any:
-    """Return an array of labels as a tensor, and lists of labels, or a tensor, as they are."""
-    return labels if isinstance(labels, (Tensor, list, tuple)) else torch.as_tensor(labels)
 
 
 _KINDS = (torch.float32, torch.int64, torch.bool)  # dtypes of distances, of indices and of the mask of right neighbors

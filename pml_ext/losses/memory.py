@@ -157,6 +157,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         others are anchors and do not enter it.
         """
         labels, _ = checked(self.relation, embeddings, labels, indices_tuple, None, None)
+        if labels is None:
+            raise ValueError("labels must be given: a CrossBatchMemory keeps them with the embeddings")
         self._check(embeddings, indices_tuple, enqueue_mask)
         self.reset_stats()
         with autocast_off(embeddings.device):

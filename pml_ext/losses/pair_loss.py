@@ -133,7 +133,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         self._check_relation(relation)
         if (relation := self.relation if relation is None else relation) is not None:
             check_batch(embeddings)
-            check_references(embeddings, ref_emb, None)
+            check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
             found = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             labels, indices_tuple, ref_labels = found
         given = embeddings, labels, indices_tuple, ref_emb, ref_labels

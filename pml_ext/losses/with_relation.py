@@ -87,7 +87,7 @@ class WithRelation(nn.Module):
         self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, own: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         check_batch(embeddings)
-        check_references(embeddings, ref_emb, None)
+        check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
         itself = ref_emb is None or ref_emb is embeddings
         rows = self.relation.tensor(labels, len(embeddings), embeddings.device)
         others, count = (labels, len(embeddings)) if ref_emb is None else (ref_labels, len(ref_emb))

@@ -18,10 +18,14 @@ class Relation(nn.Module):
     Attributes:
         graded: whether positive pairs have weights other than 1, for the losses that use them.
         levels: of a tree, those but the relation's own.
+        places: how many classes labels are places of, where they are; None where labels are any integers.
+        needs_labels: whether there is no relation without labels.
     """
 
     graded: bool = False
     levels: Sequence[int] = ()
+    places: int | None = None
+    needs_labels: bool = True
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the weights of items with labels x and y, whose leading dimensions broadcast against each other."""
@@ -40,10 +44,17 @@ class Relation(nn.Module):
 
         ``axis``: 0 for the rows of the matrix, 1 for its columns.
         """
+        labels = _from_array(labels)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
             raise TypeError(
                 f"{type(self).__name__} wants a tensor of integers of shape ({count},); got {_text(labels)}"
             )
+        known = self.places
+        if known is not None and len(labels) and labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            least, most = int(labels.min()), int(labels.max())
+            if least < 0 or most >= known:
+                found = least if least < 0 else most
+                raise ValueError(f"labels of {self} are places from 0 to {known - 1}; got {found}")
         return _counted(labels.to(device, torch.long), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
@@ -98,12 +109,13 @@ class SharedLabel(Relation):
         if sets is not None:
             names = sorted({name for each in sets for name in each})
             places = {name: place for place, name in enumerate(names)}
-            table = multi_hot([[places[name] for name in each] for each in sets], len(names))
-            self.num_labels = len(names)
+            table = multi_hot([{places[name] for name in each} for each in sets], len(names))
+            self.num_labels, self.places = len(names), len(table)
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
         """Return multi-hot labels ``[count, C]``, booleans, or integers ``[count]`` that are classes."""
+        labels = _from_array(labels)
         if isinstance(labels, Tensor) and labels.ndim == 2 and self.table is None:
             return _counted((labels != 0).to(device), count)
         if isinstance(labels, Tensor) or self.table is not None:
@@ -187,7 +199,7 @@ class Hierarchy(Relation):
             level = 1 if graded else self.depth
         if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= self.depth:
             raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
-        self.level, self.graded = level, graded
+        self.level, self.graded, self.places = level, graded, len(self.paths)
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
         nodes: dict[tuple[str, ...], int] = {}  # numbers of the beginnings of paths
         filled = [path + ("",) * (self.depth - len(path)) for path in self.paths]
@@ -257,7 +269,8 @@ class FromMatrix(Relation):
             found = float(values[~allowed][0])
             more = "from 0 to 1, and NaN" if graded else "1, 0 and NaN; graded=True allows weights between"
             raise ValueError(f"matrix of FromMatrix has the value {found:g}; wanted {more}")
-        self.by_label, self.graded = by_label, graded
+        self.by_label, self.graded, self.needs_labels = by_label, graded, by_label
+        self.places = min(values.shape) if by_label else None
         self.register_buffer("values", values, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
@@ -341,6 +354,8 @@ def related(
     """
     if labels is None and indices_tuple is not None and not relation.graded:
         return None, indices_tuple, None
+    if relation.needs_labels and (labels is None or (ref_emb is not None and ref_labels is None)):
+        raise ValueError(f"{'ref_' * (labels is not None)}labels must be given for {relation}")
     rows = relation.tensor(labels, len(embeddings), embeddings.device)
     if ref_emb is None:
         columns = relation.tensor(labels, len(embeddings), embeddings.device, 1)
@@ -366,12 +381,19 @@ def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself
 def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
     """Return lists of integers below a width as booleans ``[B, width]``."""
     lists = [[int(label) for label in each] for each in labels]
+    if twice := [each for each in lists if len(set(each)) < len(each)]:
+        raise ValueError(f"the list of labels {twice[0]} has one of them twice; multi-hot labels go as a tensor")
     if bad := [label for each in lists for label in each if not 0 <= label < width]:
         raise ValueError(f"the label {bad[0]} is not from 0 to {width - 1}; num_labels of SharedLabel says how many")
     table = torch.zeros(len(lists), width, dtype=torch.bool)
     for row, each in enumerate(lists):
         table[row, each] = True
     return table
+
+
+def _from_array(labels: Any) -> Any:
+    """Return an array as a tensor, and all else as it is."""
+    return torch.as_tensor(labels) if hasattr(labels, "__array__") and not isinstance(labels, Tensor) else labels
 
 
 def _counted(labels: Tensor, count: int) -> Tensor:

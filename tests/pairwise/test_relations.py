@@ -28,6 +28,7 @@ from pml_ext import (
 )
 from pml_ext.miners import TiledMiner
 from pml_ext.pairwise import related_pairs
+from pml_ext.testing import SecondDevice
 
 B, C = 24, 6
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
@@ -118,6 +119,15 @@ def test_unknown_items_are_nobodys_positive():
         (lambda: SharedLabel().tensor([[0], [7], [1]], 2), ValueError, "3 items are given for 2 embeddings"),
         (lambda: SharedLabel(num_labels=3).tensor([[0], [7]], 2), ValueError, "the label 7 is not from 0 to 2"),
         (lambda: SharedLabel().tensor(["ab", "c"], 2), TypeError, "multi-hot labels"),
+        (lambda: SharedLabel().tensor([[0, 1, 1]], 1), ValueError, "has one of them twice; multi-hot .* as a tensor"),
+        (lambda: Hierarchy(["a/b"]).tensor(torch.tensor([-1]), 1), ValueError, "from 0 to 0; got -1"),
+        (lambda: SharedLabel(sets=[[0], [1]]).tensor(torch.tensor([2]), 1), ValueError, "from 0 to 1; got 2"),
+        (lambda: CBMLLoss(relation=SharedLabel())(points()), ValueError, r"labels must be given for SharedLabel\("),
+        (
+            lambda: CBMLLoss(relation=SharedLabel())(points(), some_sets(), ref_labels=some_sets()),
+            ValueError,
+            "without",
+        ),
         (lambda: Hierarchy(["a/b"]).tensor(["a/c"], 1), ValueError, "no class 'a/c'"),
         (lambda: CBMLLoss(relation="tree"), TypeError, r"such as SharedLabel\(\)"),
         (lambda: registry.build("n-pair", "loss", relation=SharedLabel(graded=True)), ValueError, "has no weights"),
@@ -384,3 +394,25 @@ def test_a_relation_of_somebody_else():
     x, labels = points(), torch.arange(B) // 4
     pairs = related_pairs(Near(), labels, labels, True)
     torch.testing.assert_close(CBMLLoss(relation=Near())(x, labels), CBMLLoss()(x, None, pairs))
+
+
+@pytest.mark.parametrize("case", ["sets", "graded sets", "tree", "classes", "unknown", "matrix"])
+def test_on_a_second_device(case):
+    tree = Hierarchy([f"{k % 2}/{k}" for k in range(C)], graded=True)
+    table, matrix = torch.eye(C), torch.eye(B).roll(1, 0)
+    relation, labels = {
+        "sets": (SharedLabel(), some_sets()),
+        "graded sets": (SharedLabel(0.3, graded=True), some_sets()),
+        "tree": (tree, torch.arange(B) // 4),
+        "classes": (FromMatrix(table, by_label=True), torch.arange(B) // 4),
+        "unknown": (NegativesOnly(0), torch.arange(B) // 4),
+        "matrix": (FromMatrix(matrix), None),
+    }[case]
+    x = points().detach()
+    loss = CBMLLoss(tile_size=5, relation=relation)
+    wanted = loss(x, labels)
+    with SecondDevice() as second:
+        loss = second.move(loss)
+        found = loss(x.to(second.device), None if labels is None else labels.to(second.device))
+        assert found.device == second.device
+        torch.testing.assert_close(found.cpu(), wanted)
