@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -243,13 +243,6 @@ def export(
     stdout().print(f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}")
 
 
-@contextmanager
-def _loaded(run: Path, device: Device, store: Path | None) -> Iterator[TrainedRun]:
-    from ..retrieval import load_run
-
-    yield load_run(run, device, store=store)
-
-
 def index(
     run: RunFolder,
     folder: Annotated[
@@ -306,7 +299,14 @@ def index(
             say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
             raise typer.Exit(1)
         return
-    with embedding(run, folder, device, workers, store) if parts is None else _loaded(run, device, store) as trained:
+    loaded: AbstractContextManager[TrainedRun | None]
+    if parts is None:
+        loaded = embedding(run, folder, device, workers, store)
+    else:
+        from ..retrieval import load_run
+
+        loaded = nullcontext(load_run(run, device, store=store))
+    with loaded as trained:
         if trained is None:
             return
         if to is not None:
