@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from .pml import RegularizerSettings as RegularizerSettings
     from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
     from .regularizers import LabeledRegularizer as LabeledRegularizer
+    from .samplers import GroupSampler as GroupSampler
     from .settings import check_choice as check_choice
     from .settings import check_count as check_count
     from .settings import check_flag as check_flag

@@ -16,10 +16,17 @@ from .settings import check_count
 Members = list[NDArray[np.int64]]  # the images of each group
 
 
-class _GroupSampler(Sampler[int]):
+class GroupSampler(Sampler[int]):
     """Base of samplers that draw from one group after the other until a batch is full; a pass gives whole batches.
 
-    Every group is drawn once, in a random order that goes on from batch to batch, before one is drawn again.
+    Every group is drawn once, in a random order that goes on from batch to batch, before one is drawn again. A subclass
+    writes :meth:`draw`.
+
+    Args:
+        members: the images of each group.
+        batch_size: images in a batch.
+        length: images in a pass, cut to whole batches.
+        seed: of the draw; the sampler has a generator of its own.
     """
 
     def __init__(self, members: Members, batch_size: int, length: int, seed: int) -> None:
@@ -28,15 +35,16 @@ class _GroupSampler(Sampler[int]):
         if batch_size > images:
             name = type(self).__name__
             raise ValueError(f"batch_size of {name} must be at most the {images} images with labels; got {batch_size}")
-        self.batch_size, self._members, self._batches = batch_size, members, max(1, length // batch_size)
+        self.batch_size, self.members, self._batches = batch_size, members, max(1, length // batch_size)
         self._generator = np.random.default_rng(seed)
         self._waiting: list[int] = []  # groups still to be drawn, the next one last
 
-    def _draw(self, group: int, taken: set[int]) -> list[int]:
+    def draw(self, group: int, taken: set[int]) -> list[int]:
         """Return images of a group that are not taken; none where there are no more."""
         raise NotImplementedError
 
-    def _some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
+    def some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
+        """Return so many of some images that are not taken, in a random order; fewer where there are no more."""
         left = [image for image in members.tolist() if image not in taken]
         return [left[place] for place in self._generator.permutation(len(left))[:count]]
 
@@ -48,16 +56,16 @@ class _GroupSampler(Sampler[int]):
             batch: list[int] = []
             used: set[int] = set()  # groups
             while len(batch) < self.batch_size:
-                used = used if len(used) < len(self._members) else set()
+                used = used if len(used) < len(self.members) else set()
                 used.add(group := self._next(used))
-                batch += self._draw(group, set(batch))[: self.batch_size - len(batch)]
+                batch += self.draw(group, set(batch))[: self.batch_size - len(batch)]
             yield from batch
 
     def _next(self, used: set[int]) -> int:
         for place in range(len(self._waiting) - 1, -1, -1):
             if self._waiting[place] not in used:
                 return self._waiting.pop(place)
-        self._waiting = self._generator.permutation(len(self._members)).tolist() + self._waiting
+        self._waiting = self._generator.permutation(len(self.members)).tolist() + self._waiting
         return self._next(used)
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,7 +78,7 @@ class _GroupSampler(Sampler[int]):
         self._waiting = list(state["waiting"])
 
 
-class MPerLabelSampler(_GroupSampler):
+class MPerLabelSampler(GroupSampler):
     """Batches with m images of each of some labels, for images with sets of labels.
 
     Every label is drawn once before one is drawn again, so that rare labels are in as many batches as frequent ones. An
@@ -111,11 +119,12 @@ class MPerLabelSampler(_GroupSampler):
         self.m = m
         super().__init__(members, batch_size, length_before_new_iter or len(known), seed)
 
-    def _draw(self, group: int, taken: set[int]) -> list[int]:
-        return self._some(self._members[group], self.m, taken)
+    def draw(self, group: int, taken: set[int]) -> list[int]:
+        """Return m images of a label."""
+        return self.some(self.members[group], self.m, taken)
 
 
-class TreeSampler(_GroupSampler):
+class TreeSampler(GroupSampler):
     """Batches of some parents in a tree, several classes of each, and m images of each class.
 
     Every parent is drawn once before one is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
@@ -162,7 +171,8 @@ class TreeSampler(_GroupSampler):
         members = [np.flatnonzero(above == parent) for parent in np.unique(above)]
         super().__init__(members, batch_size, length_before_new_iter or len(self._classes), seed)
 
-    def _draw(self, group: int, taken: set[int]) -> list[int]:
-        left = np.array(sorted(set(self._members[group].tolist()) - taken), dtype=np.int64)
+    def draw(self, group: int, taken: set[int]) -> list[int]:
+        """Return m images of some classes of a parent."""
+        left = np.array(sorted(set(self.members[group].tolist()) - taken), dtype=np.int64)
         classes = self._generator.permutation(np.unique(self._classes[left]))[: self._per_parent]
-        return [image for one in classes for image in self._some(left[self._classes[left] == one], self.m, taken)]
+        return [image for one in classes for image in self.some(left[self._classes[left] == one], self.m, taken)]
