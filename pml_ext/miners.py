@@ -26,29 +26,24 @@ from .settings import check_choice, check_number, check_tile_size, settings_repr
 _ENTRIES = 1 << 21  # entries of gathered rows held at a time
 
 
-class TiledMinerSettings(MinerSettings, total=False):
-    """Keyword arguments of miners in tiles."""
+class PairMinerSettings(MinerSettings, total=False):
+    """Keyword arguments of miners that may have a relation."""
 
     relation: Relation | None
 
 
-class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
-    """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
+class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
+    """Base of miners that choose among positive and negative pairs; a subclass writes ``mine`` with :meth:`pairs_of`.
 
-    A subclass writes :meth:`choose`. The miner compares ``tile_size`` anchors (None chooses it) with all columns at a
-    time: memory is linear in the batch, apart from the result. A ``relation``, as of a :class:`pml_ext.PairLoss`, says
-    which pairs are positive and negative, by labels of any shape; an ``indices_tuple`` in a call narrows them. Other
-    settings: PML's ``distance``, ``collect_stats``.
+    A ``relation``, as of a :class:`pml_ext.PairLoss`, says which pairs are positive and negative, by labels of any
+    shape; an ``indices_tuple`` in a call narrows them. Other settings: PML's ``distance``, ``collect_stats``.
     """
 
-    capabilities = frozenset({"labels", "references", "relation"})
+    capabilities = frozenset({"labels", "relation"})
 
-    def __init__(
-        self, tile_size: int | None = None, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]
-    ) -> None:
-        check_tile_size(self, tile_size)
+    def __init__(self, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
-        self.tile_size, self.relation = tile_size, relation
+        self.relation = relation
         self._asked: tuple[Any, Related | None] = (None, None)  # indices_tuple and relation of the call at hand
 
     def forward(
@@ -78,6 +73,44 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         finally:
             self._asked = None, None
 
+    @property
+    def related(self) -> bool:
+        """Whether the call at hand has labels that are no classes, for a relation."""
+        return self._asked[1] is not None
+
+    def pairs_of(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
+    ) -> PairsOfRows:
+        """Return the pairs of the call at hand, with the arguments of ``mine``; ``rows`` for slices of so many rows."""
+        pairs, asked = self._asked
+        references = ref_emb is not embeddings
+        return PairsOfRows(
+            embeddings.device, labels, pairs, ref_labels, references=references, rows=rows, related=asked
+        )
+
+    def get_default_distance(self) -> BaseDistance:
+        """Return the Euclidean distance of normalized embeddings."""
+        return EuclideanDistance()
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return settings_repr(self)
+
+
+class TiledMiner(PairMiner):
+    """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
+
+    A subclass writes :meth:`choose`. The miner compares ``tile_size`` anchors (None chooses it) with all columns at a
+    time: memory is linear in the batch, apart from the result. Other settings are those of :class:`PairMiner`.
+    """
+
+    capabilities = frozenset({"labels", "references", "relation"})
+
+    def __init__(self, tile_size: int | None = None, **kwargs: Unpack[PairMinerSettings]) -> None:
+        check_tile_size(self, tile_size)
+        super().__init__(**kwargs)
+        self.tile_size = tile_size
+
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Return the indices of the triplets or pairs mined in a tile; anchors are rows of the tile.
 
@@ -90,20 +123,14 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         empty = len(embeddings) * len(ref_emb) == 0
-        pairs, asked = self._asked
-
-        def rule(rows: int | None = None) -> PairsOfRows:
-            return PairsOfRows(
-                embeddings.device, labels, pairs, ref_labels, references=references, rows=rows, related=asked
-            )
-
         if size is None or empty:
             shape = len(embeddings), len(ref_emb)
             matrix = embeddings.new_zeros(shape) if empty else matrix_of(self.distance, embeddings, ref_emb)[0]
-            return self.choose(matrix, *rule().masks(matrix))
+            return self.choose(matrix, *self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(matrix))
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
-        by_rows, tile_matrix, mined = rule(len(points)), TileMatrix(self.distance, points, columns), []
+        by_rows = self.pairs_of(embeddings, labels, ref_emb, ref_labels, len(points))
+        tile_matrix, mined = TileMatrix(self.distance, points, columns), []
         for rows in tiles_of_rows(len(points), size):
             matrix = tile_matrix.of(points[rows], columns)
             chosen = self.choose(matrix, *by_rows.masks(matrix, rows))
@@ -111,14 +138,6 @@ class TiledMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             mined.append([index + rows.start * (number in anchors) for number, index in enumerate(chosen)])
         tile_matrix.finish()
         return tuple(torch.cat(each) for each in zip(*mined, strict=True))
-
-    def get_default_distance(self) -> BaseDistance:
-        """Return the Euclidean distance of normalized embeddings."""
-        return EuclideanDistance()
-
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return settings_repr(self)
 
 
 class SemiHardTripletMiner(TiledMiner):
@@ -153,7 +172,7 @@ class SemiHardTripletMiner(TiledMiner):
         margin: float = 0.2,
         negatives: str = "nearest",
         tile_size: int | None = None,
-        **kwargs: Unpack[TiledMinerSettings],
+        **kwargs: Unpack[PairMinerSettings],
     ) -> None:
         check_number(self, "margin", margin, above=0)
         check_choice(self, "negatives", negatives, ("nearest", "all"))

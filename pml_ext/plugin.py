@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from .losses import per_pair as per_pair
     from .losses import per_triplet as per_triplet
     from .losses import reduced as reduced
+    from .miners import PairMiner as PairMiner
+    from .miners import PairMinerSettings as PairMinerSettings
     from .miners import TiledMiner as TiledMiner
-    from .miners import TiledMinerSettings as TiledMinerSettings
     from .pairwise import ClassLabels as ClassLabels
     from .pairwise import ClassMembers as ClassMembers
     from .pairwise import FullPrecisionForward as FullPrecisionForward

@@ -10,8 +10,8 @@ from torch import Tensor
 from pml_ext.plugin import (
     BaseDistance,
     GramCosineSimilarity,
+    PairMinerSettings,
     TiledMiner,
-    TiledMinerSettings,
     check_number,
     hard_pair_masks,
 )
@@ -38,9 +38,7 @@ class HardPairMiner(TiledMiner):
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
     """
 
-    def __init__(
-        self, epsilon: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[TiledMinerSettings]
-    ) -> None:
+    def __init__(self, epsilon: float = 0.1, tile_size: int | None = None, **kwargs: Unpack[PairMinerSettings]) -> None:
         check_number(self, "epsilon", epsilon)
         super().__init__(tile_size, **kwargs)
         self.epsilon = epsilon

@@ -9,20 +9,18 @@ from torch import Tensor
 
 from pml_ext.plugin import (
     BaseDistance,
-    BaseMiner,
-    EuclideanDistance,
-    FullPrecisionMining,
     ModuleSettings,
+    PairMiner,
+    Relation,
     check_count,
     check_flag,
     matrix_of,
-    pair_masks,
 )
 
 from .functional import hard_quadruplets
 
 
-class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
+class HardQuadrupletMiner(PairMiner):
     r"""The most dissimilar positive pair of a batch and the hardest negative of each end, Sec. 3.1.
 
     .. math::
@@ -40,26 +38,27 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             value, else minus that. Euclidean by default, what Fig. 4 compares with.
         num_quadruplets: how many, at least 1; 1 in the paper.
         per_class: the most dissimilar pairs of each class of the batch, rather than of the whole batch.
+        relation: as of :class:`pml_ext.PairLoss`.
         kwargs: as in PML's miners: ``collect_stats``.
 
     Raises:
-        ValueError: a number below 1; in a call, references: a positive becomes an anchor.
+        ValueError: a number below 1; in a call, references: a positive becomes an anchor; ``per_class`` with labels
+            that are no classes.
 
     *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
     """
-
-    capabilities = frozenset({"labels"})
 
     def __init__(
         self,
         distance: BaseDistance | None = None,
         num_quadruplets: int = 1,
         per_class: bool = False,
+        relation: Relation | None = None,
         **kwargs: Unpack[ModuleSettings],
     ) -> None:
         check_count(self, "num_quadruplets", num_quadruplets)
         check_flag(self, "per_class", per_class)
-        super().__init__(distance=distance, **kwargs)
+        super().__init__(relation, distance=distance, **kwargs)
         self.num_quadruplets, self.per_class = num_quadruplets, per_class
         self.add_to_recordable_attributes(name="num_quadruplets", is_stat=False)
 
@@ -74,10 +73,8 @@ class HardQuadrupletMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             return none, none, none
         matrix, _ = matrix_of(self.distance, embeddings, embeddings)
         scores = matrix if self.distance.is_inverted else -matrix
-        positives, negatives = pair_masks(scores, labels)
+        positives, negatives = self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(scores)
+        if self.per_class and self.related:
+            raise ValueError("per_class of HardQuadrupletMiner wants classes, and the labels are none")
         classes = labels if self.per_class else None
         return hard_quadruplets(scores, positives, negatives, self.num_quadruplets, classes)[0]
-
-    def get_default_distance(self) -> BaseDistance:
-        """Euclidean, of normalized embeddings."""
-        return EuclideanDistance()

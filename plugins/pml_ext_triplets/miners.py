@@ -13,8 +13,8 @@ from pml_ext.plugin import (
     EmbeddingsAlreadyPackagedAsTriplets,
     EuclideanDistance,
     MinerSettings,
+    PairMinerSettings,
     TiledMiner,
-    TiledMinerSettings,
     autocast_off,
     check_batch,
     check_number,
@@ -48,7 +48,7 @@ class LocalPositiveMiner(TiledMiner):
     """
 
     def __init__(
-        self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Unpack[TiledMinerSettings]
+        self, percentile: float = 60.0, tile_size: int | None = None, **kwargs: Unpack[PairMinerSettings]
     ) -> None:
         check_number(self, "percentile", percentile, least=0, most=100)
         super().__init__(tile_size, **kwargs)
@@ -110,10 +110,11 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         """Return the triplets, with anchor and positive swapped where that is harder; references are refused."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")
-        check_batch(embeddings, labels)
+        related = getattr(self.miner, "relation", None) is not None
+        check_batch(embeddings, None if related else labels)
         with torch.no_grad(), autocast_off(embeddings.device):
             x = pair_to_full_precision(embeddings, None)[0]
-            mined = self.miner(x, labels.long())
+            mined = self.miner(x, labels if related else labels.long())
             if len(mined) != 3:
                 raise ValueError(
                     f"AnchorSwapMiner needs a miner that gives triplets; {type(self.miner).__name__} gives pairs"

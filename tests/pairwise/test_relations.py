@@ -8,6 +8,7 @@ import torch
 from pytorch_metric_learning import losses, miners, regularizers
 
 from pml_ext import (
+    AnchorSwapMiner,
     CachedGradients,
     CBMLLoss,
     CrossBatchMemory,
@@ -19,6 +20,7 @@ from pml_ext import (
     PairLoss,
     RegularizedLoss,
     Relation,
+    SemiHardTripletMiner,
     SharedLabel,
     TiledContrastiveLoss,
     TiledMultiSimilarityLoss,
@@ -26,13 +28,13 @@ from pml_ext import (
     WithRelation,
     registry,
 )
-from pml_ext.miners import TiledMiner
+from pml_ext.miners import PairMiner, TiledMiner
 from pml_ext.pairwise import related_pairs
 from pml_ext.testing import SecondDevice
 
 B, C = 24, 6
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
-TILED_MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, TiledMiner)]
+MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
 
 
 def points(seed=0, rows=B, size=8):
@@ -270,11 +272,13 @@ def as_set(mined):
 
 
 @pytest.mark.parametrize("tile_size", [None, 5])
-@pytest.mark.parametrize("name", TILED_MINERS)
+@pytest.mark.parametrize("name", MINERS)
 def test_miners(name, tile_size):
     x, labels, sets = points(), torch.arange(B) // 4, some_sets()
-    plain = registry.build(name, "miner", tile_size=tile_size)
-    related = registry.build(name, "miner", tile_size=tile_size, relation=SharedLabel())
+    tiled = issubclass(registry.get(name, "miner").cls, TiledMiner)
+    settings = {"tile_size": tile_size} if tiled else {"num_quadruplets": 40}
+    plain = registry.build(name, "miner", **settings)
+    related = registry.build(name, "miner", relation=SharedLabel(), **settings)
     wanted = plain(x, labels)
     assert_equal(related(x, torch.nn.functional.one_hot(labels)), wanted)
     pairs = related_pairs(SharedLabel(), labels[:, None] == torch.arange(C), labels[:, None] == torch.arange(C), True)
@@ -284,8 +288,16 @@ def test_miners(name, tile_size):
     assert_equal(plain(x, labels, indices_tuple=pairs), found)
     kept = pairs[0] < 5  # issue 742: a tuple narrows what is mined
     narrowed = plain(x, labels, indices_tuple=(pairs[0][kept], pairs[1][kept], *pairs[2:]))
-    assert set(narrowed[0].tolist()) <= set(range(5))
+    assert not tiled or set(narrowed[0].tolist()) <= set(range(5))
     assert len(narrowed[0]) > 0
+
+
+def test_miners_that_stand_apart():
+    x, sets = points(), some_sets()
+    swapped = AnchorSwapMiner(SemiHardTripletMiner(relation=SharedLabel()))(x, sets)
+    assert (SharedLabel().matrix(sets, sets)[swapped[0], swapped[1]] > 0).all()
+    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner wants classes"):
+        registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(x, sets)
 
 
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
