@@ -28,7 +28,7 @@ document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e =>
 
 def page(phases):
     recipe = SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100]))
-    view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False)
+    view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False, relation=None)
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
     environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
