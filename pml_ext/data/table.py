@@ -54,7 +54,7 @@ def table(
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         shared_classes: whether classes may be in ``train`` and in ``validation``.
-        label_sets: whether a label may be several, separated by ``|``: a class is then such a set.
+        label_sets: whether a label may be several, separated by ``|``: a class is then such a set, in any split.
 
     Raises:
         DataError: the table or an image that it lists is missing, or it cannot be understood; the text has the line.
@@ -77,7 +77,7 @@ def table(
             "--data is the folder that its paths are relative to"
         )
     train, tested = ([row for row in rows if row.split == split] for split in ("train", "validation"))
-    check_disjoint(file, {"train": _entries(train), "validation": _entries(tested)}, shared_classes)
+    check_disjoint(file, {"train": _entries(train), "validation": _entries(tested)}, shared_classes or label_sets)
     parts = {"train": _entries(train), "test": _entries(tested)}
     both = [row for row in tested if row.is_query and row.is_gallery]
     if 0 < len(both) < len(tested):

@@ -59,7 +59,6 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path, loss):
     settings = (
         f"data.name=table:{listed}",
         "data.relation={name='shared-label', graded=false}",
-        "data.shared_classes=true",
         f"loss={loss}",
         "evaluation.ndcg_at=[10]",
         "sampler={name='m-per-label', m=4, batch_size=16}",
@@ -70,7 +69,7 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path, loss):
     assert after["recall_at_1"] > 0.3  # two random sets share a label more often than not
     with pytest.raises(DataError, match="data.relation=shared-label takes labels separated by"):
         table(path=str(listed))
-    known = table(path=str(listed), shared_classes=True, label_sets=True).train
+    known = table(path=str(listed), label_sets=True).train
     assert known.class_names == ["cat", "cat|dog", "cat|dog|owl", "dog", "owl"]
 
 
