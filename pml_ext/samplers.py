@@ -109,15 +109,15 @@ class MPerLabelSampler(GroupSampler):
         relation = SharedLabel() if relation is None else relation
         if not isinstance(relation, SharedLabel):
             raise TypeError(f"relation of MPerLabelSampler must be a SharedLabel; got {relation!r}")
-        given = torch.as_tensor(labels) if isinstance(labels, np.ndarray) else labels
-        known = relation.tensor(given, len(given)).cpu()
-        if relation.table is not None:
-            known = relation.table.cpu()[known]
-        elif known.ndim == 1:  # a class each
-            known = torch.nn.functional.one_hot(torch.unique(known, return_inverse=True)[1])
-        members = [np.flatnonzero(column) for column in known.numpy().T if column.any()]
+        if not isinstance(labels, (list, tuple)) or all(isinstance(label, (int, np.integer)) for label in labels):
+            labels = torch.as_tensor(labels)
+            if labels.ndim == 1 and relation.table is None:  # a class each
+                labels = torch.nn.functional.one_hot(torch.unique(labels, return_inverse=True)[1])
+        known = relation.tensor(labels, len(labels)).cpu()
+        sets = known if relation.table is None else relation.table.cpu()[known]
+        members = [np.flatnonzero(column) for column in sets.numpy().T if column.any()]
         self.m = m
-        super().__init__(members, batch_size, length_before_new_iter or len(known), seed)
+        super().__init__(members, batch_size, length_before_new_iter or len(sets), seed)
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
         """Return m images of a label."""
@@ -128,7 +128,8 @@ class TreeSampler(GroupSampler):
     """Batches of some parents in a tree, several classes of each, and m images of each class.
 
     Every parent is drawn once before one is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
-    parent; where one has fewer, further parents fill the batch.
+    parent; where one has fewer, further parents fill the batch. PML's ``HierarchicalSampler`` knows two levels, and
+    draws with NumPy's global generator, which a resumed run does not have.
 
     Args:
         labels: the class of every image, integers ``[N]``, places in the tree's paths.
@@ -159,6 +160,8 @@ class TreeSampler(GroupSampler):
         check_count(self, "parents", parents)
         if not isinstance(relation, Hierarchy):
             raise TypeError(f"relation of TreeSampler must be a Hierarchy; got {relation!r}")
+        if relation.depth == 1:
+            raise ValueError("the tree of TreeSampler has no level above its classes; wanted paths such as 'bird/owl'")
         level = relation.depth - 1 if level is None else level
         if not 1 <= level < relation.depth:
             raise ValueError(

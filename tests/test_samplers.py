@@ -64,6 +64,10 @@ def test_classes_of_some_parents():
         assert max(of.values()) == 3
         parents.update(of.keys())
     assert min(parents.values()) >= 12
-    for wrong, text in (({"level": 2}, "from 1 to 1"), ({"relation": SharedLabel()}, "a Hierarchy")):
+    for wrong, text in (
+        ({"level": 2}, "from 1 to 1"),
+        ({"relation": SharedLabel()}, "a Hierarchy"),
+        ({"relation": Hierarchy(["a", "b"])}, "no level above its classes"),
+    ):
         with pytest.raises((ValueError, TypeError), match=text):
             TreeSampler(**{"labels": LABELS, "relation": tree, "m": 2, "batch_size": 8} | wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -84,6 +84,11 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     capabilities = frozenset({"labels"})
 
     @property
+    def relation(self) -> Any:
+        """The relation of the miner that finds the triplets, if it has one."""
+        return getattr(self.miner, "relation", None)
+
+    @property
     def expected_failed_checks(self) -> dict[str, str]:
         """The conformance checks whose batches do not come as triplets, or that want each triplet once."""
         if not isinstance(self.miner, EmbeddingsAlreadyPackagedAsTriplets):
@@ -110,7 +115,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         """Return the triplets, with anchor and positive swapped where that is harder; references are refused."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")
-        related = getattr(self.miner, "relation", None) is not None
+        related = self.relation is not None
         check_batch(embeddings, None if related else labels)
         with torch.no_grad(), autocast_off(embeddings.device):
             x = pair_to_full_precision(embeddings, None)[0]

@@ -281,6 +281,7 @@ def index(
 ) -> None:
     """Index the images of a folder, to query them; again, take up what is new, changed and gone."""
     from ..retrieval import load_run
+    from ..stores import masked
 
     if check:
         if folder is not None or factory or parts or to:
@@ -303,8 +304,6 @@ def index(
     if parts is None:
         loaded = embedding(run, folder, device, workers, store)
     else:
-        from ..retrieval import load_run
-
         loaded = nullcontext(load_run(run, device, store=store))
     with loaded as trained:
         if trained is None:
@@ -321,7 +320,7 @@ def index(
         about |= {"as_before": getattr(changes, "same", 0), "search": gallery.factory or "exact"}
         about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
         if stored is not None:
-            about["store"] = {"to": to, **stored._asdict(), "recall_at_10": recall}
+            about["store"] = {"to": masked(str(to)), **stored._asdict(), "recall_at_10": recall}
         print_json(about)
         return
     stdout().print(f"{len(gallery)} images indexed: {gallery.place}")

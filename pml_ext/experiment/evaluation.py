@@ -137,7 +137,7 @@ def _searched(
 ) -> Evaluation:
     """Return the metrics of retrieval, or those of clusters, under their names in ``metrics.json``; plugins' follow."""
     table, where = view.recipe.evaluation, view.gallery_of(split)
-    relation = None if clusters or view.relation is None else view.relation.to(view.device)
+    relation = None if clusters else view.relation
     levels = () if relation is None else relation.levels
     known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
     names = {each.accuracy: each.name for each in known if each.in_runs and bool(each.clusters) == clusters}

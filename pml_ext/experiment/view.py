@@ -101,7 +101,8 @@ class View:
         tested_training = SAMPLE if SAMPLE in self.splits else "train"
         self.tested_training = tested_training if evaluation.training_images else None
         self.training_images = train.with_transform(augmented)
-        self.relation = build_relation(table, train.class_names)
+        relation = build_relation(table, train.class_names)
+        self.relation = None if relation is None else relation.to(self.device)
 
     def network_json(self) -> dict[str, Any]:
         """Return what is needed besides the recipe and ``model.pt`` to use the networks."""

@@ -72,10 +72,11 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         ref_labels: Any = None,
     ) -> Any:
         """Return the weighted sum; arguments as of the loss."""
-        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        if self.relation is not None and labels is not None and labels.ndim > 1:
-            columns = labels if ref_emb is None else ref_labels
-            indices_tuple, labels, ref_labels = Related(self.relation, labels, columns, indices_tuple), None, None
+        if (relation := self.relation) is not None:
+            labels, ref_labels = checked(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            if labels is not None and labels.ndim > 1:  # which PML's base refuses
+                columns = labels if ref_emb is None else ref_labels
+                indices_tuple, labels, ref_labels = Related(relation, labels, columns, indices_tuple), None, None
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
     def compute_loss(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -61,11 +61,6 @@ class Relation(nn.Module):
         """Return integers ``[B]`` that are equal where items are positive and differ where negative; None for none."""
         return None
 
-    @classmethod
-    def of_classes(cls, names: Sequence[str], **settings: Any) -> Relation:
-        """Return the relation between items of classes with these names, whose labels are places among them."""
-        raise NotImplementedError(f"{cls.__name__} does not follow from the names of classes")
-
 
 class SharedLabel(Relation):
     r"""Items with sets of labels :math:`L_i`; those that share a label are positive.
@@ -75,8 +70,8 @@ class SharedLabel(Relation):
     Pairs that share labels, but have a Jaccard index below ``threshold``, are neither positive nor negative. An item
     without labels is nobody's positive.
 
-    Labels are multi-hot, ``[B, C]``, of any dtype (what is not 0 is a label), or a list of B collections of integers,
-    or, with ``sets``, integers ``[B]``.
+    Labels are multi-hot, ``[B, C]``, of any dtype (what is not 0 is a label), or a list of B collections of integers;
+    with ``sets`` they are integers ``[B]``.
 
     *Cost:* one product of ``B x C x R``.
 
@@ -111,29 +106,31 @@ class SharedLabel(Relation):
             places = {name: place for place, name in enumerate(names)}
             table = multi_hot([{places[name] for name in each} for each in sets], len(names))
             self.num_labels, self.places = len(names), len(table)
+        self._one_each = table is not None and bool((table.sum(1) == 1).all())
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
         """Return multi-hot labels ``[count, C]``, booleans, or integers ``[count]`` that are classes."""
         labels = _from_array(labels)
-        if isinstance(labels, Tensor) and labels.ndim == 2 and self.table is None:
-            return _counted((labels != 0).to(device), count)
-        if isinstance(labels, Tensor) or self.table is not None:
+        if self.table is not None:
             return super().tensor(labels, count, device, axis)
-        if not isinstance(labels, (list, tuple)) or any(isinstance(each, str) for each in labels):
+        if isinstance(labels, Tensor) and labels.ndim == 2:
+            return _counted((labels != 0).to(device), count)
+        if not isinstance(labels, (list, tuple)) or any(
+            isinstance(each, str) or not isinstance(each, Iterable) for each in labels
+        ):
             raise TypeError(
-                f"SharedLabel wants multi-hot labels ({count}, C) or lists of integers; got {_text(labels)}"
+                f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got {_text(labels)}. A "
+                "class for each item needs no relation, or the labels of each class: SharedLabel(sets=...)"
             )
         width = self.num_labels or 1 + max((int(label) for each in labels for label in each), default=0)
         return _counted(multi_hot(labels, width).to(device), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return the single label of each item, where each has one; asks the device for that."""
-        if labels.ndim == 2:
-            return labels.long().argmax(1) if labels.shape[1] and bool((labels.sum(1) == 1).all()) else None
-        if self.table is None:
-            return labels
-        return self.table.long().argmax(1).to(labels.device)[labels] if bool((self.table.sum(1) == 1).all()) else None
+        """Return the single label of each item, where each has one; asks the device for that, but for ``sets``."""
+        if self.table is not None:
+            return self.table.long().argmax(1).to(labels.device)[labels] if self._one_each else None
+        return labels.long().argmax(1) if labels.shape[1] and bool((labels.sum(1) == 1).all()) else None
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 where a label is shared, or the Jaccard index."""
@@ -159,9 +156,10 @@ class SharedLabel(Relation):
         return torch.where((shared > 0) & (shared < self.threshold * union - 1e-4), torch.nan, weights)
 
     @classmethod
-    def of_classes(cls, names: Sequence[str], **settings: Any) -> SharedLabel:
+    def of_classes(cls, names: Sequence[str], threshold: float = 0.0, graded: bool = False) -> SharedLabel:
         """Return the relation of classes whose names are their labels, separated by ``|``, such as ``"cat|dog"``."""
-        return cls(sets=[[part.strip() for part in name.split("|") if part.strip()] for name in names], **settings)
+        sets = [[part.strip() for part in name.split("|") if part.strip()] for name in names]
+        return cls(threshold, graded, sets=sets)
 
     def extra_repr(self) -> str:
         """Return the settings."""
@@ -235,9 +233,9 @@ class Hierarchy(Relation):
         return torch.where(depth >= self.level, depth / self.depth, 0.0)
 
     @classmethod
-    def of_classes(cls, names: Sequence[str], **settings: Any) -> Hierarchy:
+    def of_classes(cls, names: Sequence[str], level: int | None = None, graded: bool = False) -> Hierarchy:
         """Return the tree of classes whose names are paths, such as ``"animal/bird/sparrow"``."""
-        return cls(list(names), **settings)
+        return cls(names, level, graded)
 
     def extra_repr(self) -> str:
         """Return the settings."""
@@ -313,22 +311,23 @@ class NegativesOnly(Relation):
         return torch.where((x == self.unknown) & (y == self.unknown), torch.nan, (x == y).float())
 
     @classmethod
-    def of_classes(cls, names: Sequence[str], **settings: Any) -> NegativesOnly:
-        """Return the relation in which the class of the name ``unknown``, a setting, is that of unknown items."""
-        name = settings.pop("unknown", "unknown")
-        return cls(list(names).index(name) if name in names else -1, **settings)
+    def of_classes(cls, names: Sequence[str], unknown: str = "unknown") -> NegativesOnly:
+        """Return the relation in which the class of the name ``unknown`` is that of unknown items."""
+        if unknown not in names:
+            raise ValueError(f"no class is called {unknown!r}; classes: {', '.join(names)[:200]}")
+        return cls(list(names).index(unknown))
 
     def extra_repr(self) -> str:
         """Return the setting."""
         return f"unknown={self.unknown}"
 
 
-RELATIONS: dict[str, type[Relation]] = {
-    "shared-label": SharedLabel,
-    "hierarchy": Hierarchy,
-    "negatives-only": NegativesOnly,
+RELATIONS: dict[str, Callable[..., Relation]] = {
+    "shared-label": SharedLabel.of_classes,
+    "hierarchy": Hierarchy.of_classes,
+    "negatives-only": NegativesOnly.of_classes,
 }
-"""Relations that follow from the names of classes, by their names in recipes."""
+"""Functions from the names of classes to relations, by their names in recipes; labels are places among the names."""
 
 
 class Related(NamedTuple):

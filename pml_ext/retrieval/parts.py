@@ -117,12 +117,12 @@ class Work:
 
     def pending(self, numbers: Iterable[int], out: Path, identity: str) -> list[int]:
         """Return the segments that are not written, or whose images have changed; refuse files of another listing."""
-        for file in sorted(out.glob("embeddings-*.parquet")) if out.is_dir() else ():
+        file = min(out.glob("embeddings-*.parquet"), default=None)  # all are of one listing, which the index checks
+        if file is not None:
             about = _about(file)
             if (about["identity"], about["listing"]) != (identity, self.digest):
                 what = "another run" if about["identity"] != identity else "another listing of images"
                 raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
-            break  # of one: all files of a folder are of one listing, which the index checks
         return [each for each in numbers if not self._written(out / self.file(each), self.segments[each], identity)]
 
     def _written(self, file: Path, segment: Segment, identity: str) -> bool:

@@ -345,13 +345,15 @@ class TrainedRun:
         if store is None:
             gallery = self._gallery or self.gallery()
             return lambda names, points: gallery.answer(names, points, k, None, None, within, radius)
-        from ..stores import Where
+        from ..stores import Where, masked
         from .stored import answers_from
 
         opened = self.open_store(store)
         if not opened.count():
-            run = shlex.join(["pml-ext", "index", str(self.folder), "--to", store])
-            raise DataError(f"{store}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}")
+            run = shlex.join(["pml-ext", "index", str(self.folder), "--to", masked(store)])
+            raise DataError(
+                f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
+            )
         own = None
         if self.collection.exists:  # whose images are no answers to themselves
             with contextlib.suppress(DataError):

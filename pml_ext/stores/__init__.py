@@ -94,13 +94,17 @@ def _qdrant(address: str, table: str, size: int) -> Store:
     return Qdrant(address, table, size)
 
 
+def masked(address: str) -> str:
+    """Return the address of a store without its password."""
+    return re.sub(r"//([^:/@]*):[^@/]*@", r"//\1:***@", address)
+
+
 @contextlib.contextmanager
 def answering(name: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn a database's errors into a DataError of one line, without the password of its address."""
     try:
         yield
     except errors as error:
-        shown = re.sub(r"//([^:/@]*):[^@/]*@", r"//\1:***@", name)
         why = shortened(one_line(error), 300)
-        text = f"{shown} failed ({why}); what was written before stays, type the command again to go on"
+        text = f"{masked(name)} failed ({why}); what was written before stays, type the command again to go on"
         raise DataError(text) from error

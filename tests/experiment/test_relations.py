@@ -14,8 +14,9 @@ from pml_ext import Hierarchy, SharedLabel, WithRelation
 from pml_ext.data import folder, table
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import load_recipes, train
-from pml_ext.experiment.recipe import build_loss, loss_context
+from pml_ext.experiment.recipe import build_loss, loss_context, schema
 from pml_ext.experiment.stages import build_sampler
+from pml_ext.pairwise import RELATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "relations.md"
 SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")
@@ -116,6 +117,12 @@ def test_losses_and_miners_get_the_relation():
     assert miner is None
     assert isinstance(built.miner, WithRelation)
     assert built.relation.table.tolist() == [[True, True], [False, True]]
+    recipe = recipe_of(
+        "data.relation=shared-label",
+        "loss={name='batch-all-triplets', miner={name='anchor-swap', miner={name='semi-hard-triplet'}}}",
+    )
+    _, miner = build_loss(recipe.loss, loss_context(recipe, [0, 1], ["a|b", "b"]))
+    assert miner.relation.table.tolist() == [[True, True], [False, True]]
     recipe = recipe_of("data.relation=hierarchy", "loss.relation=none")
     built, _ = build_loss(recipe.loss, loss_context(recipe, [0, 1], ["a/x", "b"]))
     assert built.relation is None
@@ -138,10 +145,16 @@ def test_recipes_that_do_not_fit(settings, text):
         recipe_of(*settings)
 
 
+def test_names_of_relations():
+    assert set(schema.RELATIONS) == set(RELATIONS)
+
+
 def test_unknown_classes_by_name():
     recipe = recipe_of("data.relation={name='negatives-only', unknown='other'}")
     relation = loss_context(recipe, [0, 1], ["cat", "other"])["relation"]
     assert relation.unknown == 1
+    with pytest.raises(ConfigError, match="no class is called 'other'; classes: cat, dog"):
+        loss_context(recipe, [0, 1], ["cat", "dog"])
 
 
 def test_a_sampler_gets_the_relation():

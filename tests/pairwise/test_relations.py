@@ -122,6 +122,23 @@ def test_unknown_items_are_nobodys_positive():
         (lambda: SharedLabel(num_labels=3).tensor([[0], [7]], 2), ValueError, "the label 7 is not from 0 to 2"),
         (lambda: SharedLabel().tensor(["ab", "c"], 2), TypeError, "multi-hot labels"),
         (lambda: SharedLabel().tensor([[0, 1, 1]], 1), ValueError, "has one of them twice; multi-hot .* as a tensor"),
+        (lambda: SharedLabel().tensor(torch.tensor([0, 1]), 2), TypeError, "A class for each item needs no relation"),
+        (lambda: SharedLabel().tensor([0, 1], 2), TypeError, r"multi-hot labels \(2, C\) or 2 lists of integers"),
+        (
+            lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel())(points(), torch.arange(B)),
+            TypeError,
+            "A class",
+        ),
+        (
+            lambda: CrossBatchMemory(CBMLLoss(relation=SharedLabel()), 8, 64)(points(), torch.arange(B)),
+            TypeError,
+            "A class",
+        ),
+        (
+            lambda: NegativesOnly.of_classes(["cat", "owl"], "other"),
+            ValueError,
+            "no class is called 'other'; classes: cat",
+        ),
         (lambda: Hierarchy(["a/b"]).tensor(torch.tensor([-1]), 1), ValueError, "from 0 to 0; got -1"),
         (lambda: SharedLabel(sets=[[0], [1]]).tensor(torch.tensor([2]), 1), ValueError, "from 0 to 1; got 2"),
         (lambda: CBMLLoss(relation=SharedLabel())(points()), ValueError, r"labels must be given for SharedLabel\("),
@@ -294,7 +311,9 @@ def test_miners(name, tile_size):
 
 def test_miners_that_stand_apart():
     x, sets = points(), some_sets()
-    swapped = AnchorSwapMiner(SemiHardTripletMiner(relation=SharedLabel()))(x, sets)
+    miner = AnchorSwapMiner(SemiHardTripletMiner(relation=SharedLabel()))
+    assert isinstance(miner.relation, SharedLabel)
+    swapped = miner(x, sets)
     assert (SharedLabel().matrix(sets, sets)[swapped[0], swapped[1]] > 0).all()
     with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner wants classes"):
         registry.build("hard-quadruplet", "miner", per_class=True, relation=SharedLabel())(x, sets)

@@ -155,6 +155,7 @@ def test_a_server_that_stops_is_one_line_and_the_next_run_goes_on(server, make, 
         assert text.strip().count("\n") <= 3
     done = command("index", runs[0], images, "--store", tmp_path / "of commands", "--to", address, "--json")
     about = json.loads(done.stdout)["store"]
+    assert "postgres:***@" in about["to"]
     assert (about["recall_at_10"] >= 0.95, about["new"] + about["changed"] + about["same"]) == (True, 201)
 
 

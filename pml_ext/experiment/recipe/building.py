@@ -119,15 +119,10 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
         return None
     from ...pairwise import RELATIONS
 
-    cls = RELATIONS[table.relation.name]
-    accepted = {**registry.settings_of(cls)}
-    for name in ("sets", "num_labels", "paths", "unknown"):
-        accepted.pop(name, None)
-    if table.relation.name == "negatives-only":
-        accepted["unknown"] = inspect.Parameter("unknown", inspect.Parameter.KEYWORD_ONLY, default="unknown")
-    settings = _settings("data.relation", table.relation.name, accepted, table.relation.settings)
+    factory = RELATIONS[table.relation.name]
+    options = _options("data.relation", table.relation.name, factory, ("names",), table.relation.settings)
     with _located("data.relation", table.relation):
-        return cls.of_classes(class_names, **settings)
+        return factory(class_names, **options)
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
@@ -355,10 +350,11 @@ def check_names(recipe: Recipe) -> None:
 
 
 def _stand_ins(table: DataTable) -> list[str]:
-    """Return names of two classes, with which a recipe is tried before its data are there."""
-    depth = table.relation.settings.get("level", 1) if table.relation is not None else 1
+    """Return names of classes, with which a recipe is tried before its data are there."""
+    settings = table.relation.settings if table.relation is not None else {}
+    depth = settings.get("level", 1)
     above = "/".join(["parent"] * depth) if isinstance(depth, int) and 0 < depth < 100 else "parent"
-    return [f"{above}/0", f"{above}/1"]
+    return [f"{above}/0", f"{above}/1", str(settings.get("unknown", "unknown"))]
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
