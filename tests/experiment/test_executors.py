@@ -79,15 +79,38 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, monkeypatch, without_rep
     assert answer.value["after"] == metrics(tmp_path, Executor(), name="whole")[0]
 
 
+class Killed(RunJob):
+    """A run whose worker is killed once, as soon as there is a checkpoint."""
+
+    def do(self, hear):
+        killed = self.plan.folder.parent / "killed"
+
+        def and_die(said):
+            if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            hear(said)
+
+        return super().do(and_die)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_two_workers_of_ray_give_the_same_numbers(tmp_path, here):
+def test_two_workers_of_ray_one_killed_give_the_same_numbers(tmp_path, here):
     try:
         executor = OnRay(2)
     except Exception as error:
         if "timed out during startup" not in str(error):  # Ray gives its own processes 30 s
             raise
         pytest.skip(f"Ray does not start on this machine: {error}")
-    assert metrics(tmp_path, executor, seeds=2) == here
+    first, second = jobs(tmp_path, "ray", seeds=2)
+    killed = Killed(**vars(first))
+    try:
+        answers = dict(done([killed, second], executor, lambda job, said: None))
+    finally:
+        executor.close()
+    assert (killed.plan.folder.parent / "killed").exists()
+    assert [answers[job].error for job in (killed, second)] == ["", ""]
+    assert [answers[job].value["after"] for job in (killed, second)] == here
 
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
