@@ -23,7 +23,7 @@ from pddm import loops
 
 
 def measured(function: Callable[[], object]) -> tuple[float, torch.Tensor]:
-    """The processor time of a call, in milliseconds, and its value."""
+    """The CPU time of a call, in milliseconds, and its value."""
     start = time.process_time()
     value = function()
     return 1e3 * (time.process_time() - start), torch.as_tensor(value, dtype=torch.float64)

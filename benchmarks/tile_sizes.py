@@ -12,7 +12,7 @@ SIZES = (32, 64, 128, 256)
 
 
 def seconds(loss: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor) -> float:
-    """The processor time of forward and backward."""
+    """The CPU time of forward and backward."""
     x.grad = None
     start = time.process_time()
     loss(x, labels).backward()

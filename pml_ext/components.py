@@ -39,7 +39,7 @@ class Component:
     name: str  # kebab-case, unique per kind
     paper: Paper | None = None  # where the method comes from
     plugin: str = ""  # the entry point that registered it; the registry fills it in
-    named_kind: str = ""  # of a class given as text, where its name does not end in it
+    named_kind: str = ""  # of a class given as a string, where the suffix of its name does not say it
 
     @property
     def cls(self) -> type:
@@ -49,13 +49,16 @@ class Component:
     @property
     def class_name(self) -> str:
         """The class's name, without importing it."""
-        return self.source.__name__ if isinstance(self.source, type) else self.source.rpartition(":")[2]
+        return self._path.rpartition(":")[2]
 
     @property
     def package(self) -> str:
         """The top package that the class is in."""
-        module = self.source.__module__ if isinstance(self.source, type) else self.source
-        return module.partition(":")[0].partition(".")[0]
+        return self._path.partition(":")[0].partition(".")[0]
+
+    @property
+    def _path(self) -> str:
+        return self.source if isinstance(self.source, str) else f"{self.source.__module__}:{self.source.__name__}"
 
     @property
     def kind(self) -> str:
@@ -123,9 +126,9 @@ def capabilities(component: object) -> frozenset[str]:
     """Return the capabilities of a class or an instance.
 
     These are ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and
-    ``ref_labels``), ``"relation"`` (takes one in place of equal labels), ``"state"`` (keeps some between calls),
-    ``"tiles"`` (works in tiles of bounded memory). They come from its attribute ``capabilities``; for PML's classes
-    from a table; labels and indices_tuple if neither says.
+    ``ref_labels``), ``"relation"`` (takes one in place of equal labels), ``"state"`` (keeps state between calls),
+    ``"tiles"`` (works in tiles of bounded memory). They come from its attribute ``capabilities``, or for PML's classes
+    from a table; the default is labels and indices_tuple.
     """
     declared = getattr(component, "capabilities", None)
     if declared is not None:
@@ -143,8 +146,8 @@ def pml_components() -> list[Component]:
         package = f"pytorch_metric_learning.{'losses' if kind == 'loss' else f'{kind}s'}"
         for name, module in relative_imports(module_source(package)[0]).items():
             if not re.match("Base|Generic|BatchedDistance|.*Mixin$", name):
-                component = Component(f"{package}{module}:{name}", f"pml/{kebab(name)}", paper, named_kind=kind)
-                found.append(dataclasses.replace(component, plugin="pytorch-metric-learning"))
+                source, plugin = f"{package}{module}:{name}", "pytorch-metric-learning"
+                found.append(Component(source, f"pml/{kebab(name)}", paper, plugin, kind))
     return found
 
 
@@ -158,7 +161,7 @@ def kebab(class_name: str) -> str:
 
 
 def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Return the keyword arguments that a class or a function accepts, annotations as types where names allow that.
+    """Return the keyword arguments that a class or a function accepts, with string annotations resolved where possible.
 
     A class that hands ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
     """

@@ -29,7 +29,7 @@ class NormalizedRows(BaseDistance):  # type: ignore[misc]
     """Mixin that goes before PML's distance: L2 normalization that is finite, with gradient 0, at a row of zeros."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
+        """Return L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
         if self.p != 2 or dim != 1 or kwargs:
             return super().normalize(embeddings, dim=dim, **kwargs)  # type: ignore[no-any-return]
         return normalize(embeddings)
@@ -73,7 +73,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[B, R]`` distances of normalized rows."""
+        """Return ``[B, R]`` distances of normalized rows."""
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
 
 

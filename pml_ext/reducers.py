@@ -17,14 +17,14 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     """
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
-        """The values, their indices, their kind, and the divisor."""
+        """Return the values, their indices, their kind, and the divisor."""
         losses, indices, reduction_type, kwargs = super().unpack_loss_info(loss_info)
         return losses, indices, reduction_type, {**kwargs, "divisor": loss_info.get("divisor", 1)}
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """The sum over the divisor, or 0 times the sum, which has gradient 0; NaN of embeddings are not hidden."""
+        """Return the sum over the divisor, or 0 times the sum, which has gradient 0; NaN of embeddings shows."""
         total = losses.sum() if len(losses) else losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
             there = divisor != 0
@@ -34,7 +34,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def already_reduced_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """The value itself."""
+        """Return the value itself."""
         return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction

@@ -161,7 +161,7 @@ def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]]
     chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
 
     def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
+        """Return exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
         apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
         others = (numbers >= 0) & (numbers != chosen[:, None])
         return apart, others & (others.cumsum(1) <= k)

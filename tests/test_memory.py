@@ -47,7 +47,7 @@ def test_as_large_as_the_batch_it_is_the_plain_loss(name):
     x, labels = batch()
     twin = x.detach().clone().requires_grad_()
     plain, memory = build(name).double(), CrossBatchMemory(build(name).double(), 6, 12)
-    for _ in range(2):  # the second time the ring is written over
+    for _ in range(2):  # the second time the queue is written over
         expected, found = plain(x, labels), memory(twin, labels)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     expected.backward()
@@ -203,24 +203,26 @@ def test_validation_is_compared_with_the_ring_and_leaves_it_as_it_is(mode, miner
     with torch.set_grad_enabled(mode != "no_grad"):
         found = memory(x, labels)
         memory(x, labels, enqueue_mask=torch.arange(40) < 20)
-    ring, ring_labels = before["embedding_memory"][:12], before["label_memory"][:12]
-    pairs = miners.TripletMarginMiner()(x, labels, ring, ring_labels) if miner else None
-    torch.testing.assert_close(found, losses.TripletMarginLoss()(x, labels, pairs, ring, ring_labels))
+    queue, queue_labels = before["embedding_memory"][:12], before["label_memory"][:12]
+    pairs = miners.TripletMarginMiner()(x, labels, queue, queue_labels) if miner else None
+    torch.testing.assert_close(found, losses.TripletMarginLoss()(x, labels, pairs, queue, queue_labels))
     assert all(torch.equal(value, before[name]) for name, value in memory.state_dict().items())
 
 
 @pytest.mark.parametrize("held", [0, 12])
 def test_a_tuple_in_validation_adds_its_pairs_of_the_batch(held):
     memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)
-    ring, ring_labels = (part.detach()[:held] for part in batch(1))
+    queue, queue_labels = (part.detach()[:held] for part in batch(1))
     if held:
         memory(*batch(1))
     x, labels = batch(2)
     given = miners.BatchHardMiner()(x, labels)
     a, p, n = given
-    pairs = get_all_pairs_indices(labels, ring_labels)
+    pairs = get_all_pairs_indices(labels, queue_labels)
     pairs = [torch.cat(both) for both in zip(pairs, (a, p + held, a, n + held), strict=True)]
-    expected = losses.ContrastiveLoss()(x, labels, tuple(pairs), torch.cat([ring, x]), torch.cat([ring_labels, labels]))
+    expected = losses.ContrastiveLoss()(
+        x, labels, tuple(pairs), torch.cat([queue, x]), torch.cat([queue_labels, labels])
+    )
     torch.testing.assert_close(memory.eval()(x, labels, given), expected)
     assert memory.filled == held
 
@@ -286,7 +288,7 @@ def test_compiled_it_is_not_compiled_again_at_every_step():
         torch.testing.assert_close(compiled(x, labels), plain(x, labels))
         counts.append(len(graphs))
     torch._dynamo.reset()
-    assert counts[3] == counts[2]  # while the ring is being filled
+    assert counts[3] == counts[2]  # while the queue is being filled
     assert counts[-1] == counts[6]  # and when it is full
 
 

@@ -278,7 +278,7 @@ def test_memory_is_linear_and_tiles_come_by_themselves():
     ids=["cbml", "sup-con", "n-pair-angular", "batch-all", "wrapped"],
 )
 def test_a_memory_without_lists(monkeypatch, make, detach_batch):
-    """The pairs of the lists that PML's losses get, gradients through the batch's own rows of the ring included."""
+    """The pairs of the lists that PML's losses get, gradients through the batch's own rows of the queue included."""
     listed, *others = (CrossBatchMemory(make(size), SIZE, 40, detach_batch=detach_batch) for size in (None, None, 4))
     for seed in range(3):
         x, labels = batch(15, seed)

@@ -46,11 +46,11 @@ class _DotProductLoss(PairLoss):
         self.normalize_embeddings = normalize_embeddings
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Eq. (10) of every place costs no more than the matrix."""
+        """Return True: Eq. (10) of all positions costs no more than the matrix."""
         return True
 
     def _n_pair_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
-        """Eq. (10) of every pair, whose similarities are ``positive``."""
+        """Return Eq. (10) of every pair, whose similarities are ``positive``."""
         return F.n_pair_terms(log_sum_exp(pairs.matrix, pairs.negatives), pairs.listed[0], positive)
 
 
@@ -67,15 +67,15 @@ class _AngularLoss(_DotProductLoss):
         self.alpha = alpha
 
     def _multiplies(self) -> bool:
-        """Whether exponentials can be multiplied, 4 t x being small."""
+        """Return whether exponentials can be multiplied, 4 t x being small."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Up to 1,024 rows, where one product of the batch, rather than one per class, is quick."""
+        """Return True for up to 1,024 rows, where one product of the batch is as quick as one per class."""
         return alone and self._multiplies() and rows <= _LARGEST_GROUP
 
     def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
-        """Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
+        """Return Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
         similarity, (anchors, partners), alpha = pairs.matrix, pairs.listed, self.alpha
         if pairs.labels is not None and self._multiplies():
             ends = class_members(pairs.labels), anchors, partners - pairs.first, positive
@@ -83,7 +83,7 @@ class _AngularLoss(_DotProductLoss):
         return F.angular_terms(similarity, pairs.between, pairs.negatives, anchors, partners, positive, alpha=alpha)
 
     def _record_angles(self, pairs: Pairs) -> None:
-        """Mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
+        """Record the mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
         if not self.collect_stats:
             return
         with torch.no_grad():
@@ -138,7 +138,7 @@ class AngularLoss(_AngularLoss):
     """
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per pair, Eq. (8)."""
+        """Return one value per pair, Eq. (8)."""
         self._record_angles(pairs)
         return per_pair(self._angular_terms(pairs, pairs.matrix[pairs.listed]), pairs)
 
@@ -161,7 +161,7 @@ class NPairLoss(_DotProductLoss):
     """
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per pair, Eq. (10)."""
+        """Return one value per pair, Eq. (10)."""
         return per_pair(self._n_pair_terms(pairs, pairs.matrix[pairs.listed]), pairs)
 
 
@@ -197,7 +197,7 @@ class NPairAngularLoss(_AngularLoss):
         self.angular_weight = angular_weight
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per pair, Eq. (9)."""
+        """Return one value per pair, Eq. (9)."""
         positive = pairs.matrix[pairs.listed]
         n_pair, angular = self._n_pair_terms(pairs, positive), self._angular_terms(pairs, positive)
         self._record_angles(pairs)
@@ -226,11 +226,11 @@ class AngularTripletLoss(_AngularLoss):
     """
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """No: a hinge has to be summed over the negatives of each pair."""
+        """Return False: a hinge has to be summed over the negatives of each pair."""
         return False
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per listed triplet, or a sum per pair, Eq. (6)."""
+        """Return one value per listed triplet, or a sum per pair, Eq. (6)."""
         self._record_angles(pairs)
         squared = pairs.points.square().sum(1), pairs.columns.square().sum(1)
         if pairs.triplets is not None:
@@ -243,5 +243,5 @@ class AngularTripletLoss(_AngularLoss):
         return per_pair(sums, pairs, divisor=pairs.negatives.sum(1)[pairs.listed[0]].sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """The sum over the number of triplets."""
+        """Return the sum over the number of triplets."""
         return SumOverDivisorReducer()

@@ -55,7 +55,7 @@ class CBMLLoss(PairLoss):
     :math:`\sum_{j \in P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance take all pairs alike.
     All is computed in float32 or float64, whatever the dtype and autocast.
 
-    *Deviations* from the authors' program: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
+    *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
     anchors without hard pairs (``skip_unmined=True``), takes ``delta=0.25`` with ``"const"``, and leaves out
     positives of similarity above 1 - 1e-5, where this leaves out the anchor itself by index.
 
@@ -76,7 +76,7 @@ class CBMLLoss(PairLoss):
             variance.
         delta: :math:`\delta^P = \delta^N`, 0 or more, or ``"ratio"`` for Eq. (23).
         averaging: g, Eq. (24): ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
-        epsilon: the margin of Eq. (25); the paper gives none, the authors' program has 0.1.
+        epsilon: the margin of Eq. (25); the paper gives none, the authors' code has 0.1.
         mining: False sums over all pairs, Eq. (22).
         statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
             negative pairs, for the quadratic exponent of Eq. (20) in the place of centers and widths; see
@@ -96,7 +96,7 @@ class CBMLLoss(PairLoss):
         torch.Size([])
 
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402;
-    authors' program: https://github.com/kanshichao/CBML.
+    authors' code: https://github.com/kanshichao/CBML.
     """
 
     recorded = ("positive_loss", "negative_loss", "variance_loss")
@@ -157,7 +157,7 @@ class CBMLLoss(PairLoss):
 
     @classmethod
     def from_statistics(cls, statistics: PairStatistics, exponent: str = "linear", **settings: Any) -> CBMLLoss:
-        """A loss with exponentials that fit the similarities of some embeddings.
+        """Return a loss with exponentials that fit the similarities of some embeddings.
 
         Args:
             statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
@@ -207,11 +207,11 @@ class CBMLLoss(PairLoss):
         self._fitted = True
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
+        """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
         return ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One value per anchor, Eq. (30)."""
+        """Return one value per anchor, Eq. (30)."""
         similarity, positives, negatives = pairs.matrix, pairs.positives, pairs.negatives
         num_pos, num_neg = (mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives))
         hard = (

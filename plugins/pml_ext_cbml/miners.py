@@ -31,7 +31,7 @@ class HardPairMiner(TiledMiner):
     *Cost:* one product of ``B x D x R``; memory of a tile, and of the pairs that are returned.
 
     Args:
-        epsilon: the margin, in units of the similarity; the paper gives none, the authors' program has 0.1.
+        epsilon: the margin, in units of the similarity; the paper gives none, the authors' code has 0.1.
         tile_size: how many anchors a tile has; None chooses.
         kwargs: as in PML's miners: ``distance`` (any; one where smaller means nearer is negated), ``collect_stats``.
 
@@ -45,12 +45,12 @@ class HardPairMiner(TiledMiner):
         self.add_to_recordable_attributes(name="epsilon", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """The pairs of Eq. (25)."""
+        """Return the pairs of Eq. (25)."""
         if matrix.numel():
             similarity = matrix if self.distance.is_inverted else -matrix
             positives, negatives = hard_pair_masks(similarity, positives, negatives, self.epsilon)
         return (*torch.where(positives), *torch.where(negatives))
 
     def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
+        """Return cosine similarity."""
         return GramCosineSimilarity()

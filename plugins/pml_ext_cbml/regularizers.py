@@ -16,6 +16,7 @@ from pml_ext.plugin import (
     check_choice,
     check_number,
     check_tile_size,
+    reduced,
     require_similarity,
 )
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MetricVarianceRegularizer(LabeledRegularizer):
-    r"""The metric variance constraint (MVC), Eq. (28) and (29): similarities of an anchor's negatives stay together.
+    r"""The metric variance constraint (MVC), Eq. (28) and (29): a penalty on the variance of an anchor's negatives.
 
     .. math::
         \operatorname{mean}_i \frac{1}{|N_i|} \sum_{j \in N_i} (s_{ij} - \xi_i)^2, \qquad
@@ -36,12 +37,12 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
     reducer gets one value per anchor; one without positives or without negatives gives 0 and is counted.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``; in tiles, which a large
-    batch is computed in, three or four products and memory linear in B.
+    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``. A large batch is computed
+    in tiles: three or four products, memory linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
-        reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' program.
+        reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' code.
         detach_target: whether no gradient flows through the target.
         tile_size: how many anchors are computed at a time; None chooses.
         kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
@@ -70,23 +71,29 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         self.add_to_recordable_attributes(name="gamma", is_stat=False)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """One value per anchor, Eq. (29)."""
+        """Return one value per anchor, Eq. (29)."""
         if len(embeddings) == 0:
-            return {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
+            return reduced(embeddings.sum())
 
-        settings: dict[str, Any] = {name: getattr(self, name) for name in ("gamma", "reduction", "detach_target")}
-
-        def equation(*matrix_and_masks: Tensor) -> tuple[Tensor]:
-            return (metric_variance(*matrix_and_masks, **settings),)
+        def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor]:
+            variance = metric_variance(
+                similarity,
+                positives,
+                negatives,
+                gamma=self.gamma,
+                reduction=self.reduction,
+                detach_target=self.detach_target,
+            )
+            return (variance,)
 
         (losses,) = self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size)
         indices = torch.arange(len(losses), device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
+        """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
         return ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity."""
+        """Return cosine similarity."""
         return GramCosineSimilarity()

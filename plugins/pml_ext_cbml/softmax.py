@@ -78,7 +78,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         ref_emb: Any = None,
         ref_labels: Any = None,
     ) -> Any:
-        """The reduced loss; see the class."""
+        """Return the reduced loss; see the class."""
         if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("SoftmaxLoss takes embeddings and labels, no indices_tuple and no references")
         check_batch(embeddings, labels)
@@ -88,7 +88,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
-        """One value per image."""
+        """Return one value per image."""
         if len(embeddings) == 0:
             return reduced(embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum())
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())

@@ -49,7 +49,7 @@ class PairStatistics:
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
-        """The statistics of a batch, ``[B, D]`` and ``[B]``: of the cosine similarities of all its pairs.
+        """Return the statistics of a batch, ``[B, D]`` and ``[B]``: of the cosine similarities of all its pairs.
 
         Raises:
             ValueError: no positive or no negative pair, or similarities that are all alike.
@@ -65,7 +65,7 @@ class PairStatistics:
         return cls(*map(float, [*spread, *counts]))
 
     def exponents(self) -> dict[str, float]:
-        r"""Centers and widths of both exponentials, Sec. 4.4 F.
+        r"""Return centers and widths of both exponentials, Sec. 4.4 F.
 
         .. math::
             \alpha^P = \alpha^N = \frac{\mu_P + \mu_N}{2}, \quad
@@ -97,7 +97,7 @@ class PairStatistics:
 
 
 def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
-    r"""Similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
+    r"""Return similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
 
     The ratio is that of the histograms, where both have pairs; beside it stands Eq. (20), with the mean and the
     deviation of each distribution.

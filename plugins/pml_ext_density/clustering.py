@@ -32,23 +32,23 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
 
     for normalized embeddings x: S are medoids, as many as the batch has classes, and :math:`g(S)` is the medoid nearest
-    to each embedding. The maximum is approximated as in the paper: medoids are added one by one, the best first, and
-    then exchanged with the members of their own cluster, all clusters one after another, ``refinements`` times. In the
-    exchange F is that of the cluster, and NMI that of all embeddings assigned anew. The maximum has no gradient, the
-    distances to its medoids and to those of the classes have one.
+    to each embedding. The maximum is approximated as in the paper: medoids are chosen greedily, and then refined in
+    ``refinements`` rounds of swaps within each cluster. A swap is scored by F over that cluster, and by NMI over the
+    full reassignment. The search is not differentiated; gradients flow only through the distances to its medoids and to
+    those of the classes.
 
     The value is one number for the batch, a sum over its embeddings. There are no references and no ``indices_tuple``.
-    The search ends in a local optimum: among many embeddings (1,000, say) another order of the same ones may end in
-    another, and its value differ by some thousandths.
+    The local optimum may depend on the order of the batch; among 1,000 embeddings the value can differ by a few
+    thousandths.
 
-    *Cost:* of a batch of B with K classes: one product of ``B x D x B``, and to find the medoids, without gradient, K
-    of ``B x B x B`` at most, and ``refinements`` more in all. Meant for batches of some hundred images.
+    *Cost:* of a batch of B with K classes: one product of ``B x D x B``, and for the medoids, without gradient, at most
+    K products of ``B x B x B``, plus one per round. Meant for batches of a few hundred images.
 
     *Pair with:* a sampler of several images per class; no miner.
 
     Args:
         margin: :math:`\gamma`, 0 or more. The paper does not print its own; 1 here.
-        refinements: rounds of exchange, 1 or more; 5 in the authors' program.
+        refinements: rounds of exchange, 1 or more; 5 in the authors' code.
         kwargs: as in PML's losses: ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``, ``reducer``.
 
     Raises:
@@ -93,17 +93,17 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
-        """One value for the batch."""
+        """Return one value for the batch."""
         if len(embeddings) == 0:
             return reduced(embeddings.sum())
         distances = euclidean_distances(normalize(embeddings))
         _, classes = torch.unique(labels.to(distances.device), return_inverse=True)
         with torch.no_grad():
-            found = facility_locations(distances.detach(), classes, self.margin, self.refinements)
-            true = class_medoids(distances.detach(), classes)
-            nearest = distances.detach()[found].argmin(0)
+            found = facility_locations(distances, classes, self.margin, self.refinements)
+            true = class_medoids(distances, classes)
+            nearest = distances[found].argmin(0)
             moved = torch.zeros(1, len(classes), dtype=distances.dtype, device=distances.device)
-            penalty = 1 - agreement(moved, nearest, classes)[0]
+            penalty = 1 - nmi_after_moves(moved, nearest, classes)[0]
         places = torch.arange(len(classes), device=distances.device)
         predicted, wanted = distances[places, found[nearest]].sum(), distances[places, true[classes]].sum()
         return reduced(relu(self.margin * penalty - predicted + wanted))
@@ -124,13 +124,13 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
     number = int(classes.max()) + 1
     nearest, owner = torch.full_like(distances[0], torch.inf), torch.zeros_like(classes)
     chosen: list[Tensor] = []
-    free = torch.zeros_like(distances[0])  # minus infinity for those that are chosen
+    blocked = torch.zeros_like(distances[0])  # minus infinity for those that are chosen
     for place in range(number):
         moved = (distances < nearest).to(distances.dtype)
-        score = margin * (1 - agreement(moved, owner, classes)) - torch.minimum(distances, nearest).sum(1)
-        best = (score + free).argmax()
+        score = margin * (1 - nmi_after_moves(moved, owner, classes)) - torch.minimum(distances, nearest).sum(1)
+        best = (score + blocked).argmax()
         chosen.append(best)
-        free = free.index_fill(0, best, -torch.inf)
+        blocked = blocked.index_fill(0, best, -torch.inf)
         owner = torch.where(distances[best] < nearest, place, owner)
         nearest = torch.minimum(nearest, distances[best])
     medoids = torch.stack(chosen)
@@ -145,14 +145,14 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
             nearest, owner = rest.min(0)
             near = distances[members]
             moved = torch.where(owner < place, near < nearest, near <= nearest).to(distances.dtype)
-            score = margin * (1 - agreement(moved, owner, classes)) - near[:, members].sum(1)
+            score = margin * (1 - nmi_after_moves(moved, owner, classes)) - near[:, members].sum(1)
             medoids[place] = members[score.argmax()]
         if torch.equal(medoids, before):
             break
     return medoids
 
 
-def agreement(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
+def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
     r"""Return the NMI of classes and clusters after some points go to a new cluster together, of C moves, ``[C]``.
 
     .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
@@ -168,16 +168,16 @@ def agreement(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
     size, width = moved.shape[1], int(classes.max()) + 1
     _, both = torch.unique(clusters * width + classes, return_inverse=True)
 
-    def entropy(groups: Tensor, *new: Tensor) -> Tensor:
-        indicators = one_hot(groups).to(moved.dtype)
-        stays = indicators.sum(0) - moved @ indicators
-        counts = torch.cat([stays, *new], dim=1)
-        return math.log(size) - torch.xlogy(counts, counts).sum(1) / size
+    def entropy(counts: Tensor) -> Tensor:
+        return math.log(size) - torch.xlogy(counts, counts).sum(-1) / size
 
-    of_classes = moved @ one_hot(classes).to(moved.dtype)
-    counts = one_hot(classes).sum(0).to(moved.dtype)
-    by_cluster, by_both = entropy(clusters, moved.sum(1, keepdim=True)), entropy(both, of_classes)
-    by_class = math.log(size) - torch.xlogy(counts, counts).sum() / size
+    def after(groups: Tensor, new: Tensor) -> Tensor:
+        members = one_hot(groups).to(moved.dtype)
+        return torch.cat([members.sum(0) - moved @ members, new], dim=1)
+
+    members = one_hot(classes).to(moved.dtype)
+    by_cluster = entropy(after(clusters, moved.sum(1, keepdim=True)))
+    by_both, by_class = entropy(after(both, moved @ members)), entropy(members.sum(0))
     total = by_cluster + by_class
     value = 2 * (total - by_both) / torch.where(total > 0, total, 1)
     return torch.where(total > 1e-12, value, 1).clamp(0, 1)

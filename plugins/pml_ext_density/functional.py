@@ -38,12 +38,12 @@ def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
 
 
 def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
-    """:func:`class_densities` of a batch's slots, ``[S]``; 0 for a class of one embedding and for an empty slot."""
+    """Return :func:`class_densities` of a batch's slots, ``[S]``; 0 for a single embedding and for an empty slot."""
     return _variances(normalize(embeddings), batch.of, batch.counts.clamp(min=1))
 
 
 def _variances(x: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
-    """The mean squared distance to the mean of every group of rows."""
+    """Return the mean squared distance to the mean of every group of rows."""
     centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, of, x) / sizes[:, None]
     return torch.zeros_like(sizes).index_add(0, of, (x - centroids[of]).square().sum(1)) / sizes
 
@@ -51,7 +51,7 @@ def _variances(x: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
 def density_terms(
     densities: Tensor, targets: Tensor, base: Tensor, present: Tensor, eta: float = 0.5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The three terms of Eq. (8), without their signs and weights.
+    r"""Return the three terms of Eq. (8), without their signs and weights.
 
     .. math::
         \frac{1}{C} \sum_c (D_c - \alpha_c)^2, \qquad \frac{1}{C} \sum_c \alpha_c, \qquad
@@ -87,7 +87,7 @@ class Adaptivity(NamedTuple):
 def density_adaptivity(
     embeddings: Tensor, targets: Tensor, base: Tensor, batch: Slots, eta: float = 0.5, correlation_weight: float = 1.0
 ) -> Adaptivity:
-    """Eq. (8) of a batch: :func:`density_terms` of :func:`slot_densities`, its gradient written in the same pass.
+    """Return Eq. (8) of a batch: :func:`density_terms` of :func:`slot_densities`, with the gradient in the same pass.
 
     Batches are small, so that the number of operations is the cost; the value can be differentiated again. Under
     torch.func and in forward mode it is written out.
@@ -154,7 +154,7 @@ class _DensityAdaptivity(torch.autograd.Function):
 
 
 def class_densities(features: Tensor, labels: Tensor) -> Tensor:
-    r"""The mean squared distance of every class's embeddings to their mean, Eq. (5); the smaller, the denser.
+    r"""Return the mean squared distance of every class's embeddings to their mean, Eq. (5); the smaller, the denser.
 
     .. math::
         D_{avg}(S_c) = \frac{1}{|S_c|} \sum_{i \in S_c} \|x_i - \mu_c\|^2, \qquad
@@ -177,7 +177,7 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
 def streamed_class_densities(
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], entry_of: Callable[[Tensor], Tensor], num_classes: int
 ) -> Tensor:
-    """The densities of Eq. (5) of more features than fit into memory, in two passes: the means, then the distances.
+    """Return the densities of Eq. (5) of features that do not fit into memory, in two passes: means, then distances.
 
     Args:
         batches: gives the features ``[B, D]`` and labels ``[B]`` anew, batch by batch, each time it is called.
@@ -203,7 +203,7 @@ def streamed_class_densities(
 
 
 def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
-    """The distance of each of two or more embeddings to its nearest other one, ``[B]``; gradient 0 where it is 0."""
+    """Return each embedding's distance to its nearest neighbor, ``[B]``, B at least 2; gradient 0 where it is 0."""
     with torch.no_grad():
         half = x.square().sum(1) / 2
 
@@ -219,13 +219,13 @@ def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
 
 
 def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each anchor the sum of its negatives' similarities, that of their squares, and their number, ``[T]`` each."""
+    """Return each anchor's sum of the similarities of negatives, sum of their squares, and their number, ``[T]``."""
     mask = negatives.to(similarity.dtype)
     return (similarity * mask).sum(1), (similarity.square() * mask).sum(1), mask.sum(1)
 
 
 def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: int) -> Tensor:
-    """The equation of :class:`GlobalOrthogonalRegularizer`, from :func:`negative_sums`; 0 without a negative pair."""
+    """Return the equation of :class:`GlobalOrthogonalRegularizer`, from :func:`negative_sums`; 0 without a negative."""
     count = counts.sum().clamp(min=1)
     mean, second = sums.sum() / count, squares.sum() / count
     return mean.square() + (second - 1 / dimension).clamp(min=0)

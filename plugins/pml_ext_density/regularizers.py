@@ -101,7 +101,7 @@ class DensityRegularizer(LabeledRegularizer):
         )
 
     def _base(self, values: Sequence[float] | Tensor | None) -> Tensor:
-        """The base densities, 0 where there are none: such classes take no part in the penalty."""
+        """Return the base densities, 0 where there are none: such classes take no part in the penalty."""
         if values is None:
             return torch.zeros(self.num_classes, dtype=torch.float64)
         base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
@@ -117,7 +117,7 @@ class DensityRegularizer(LabeledRegularizer):
     # The equation
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """The value; see :class:`pml_ext.LabeledRegularizer`.
+        """Return the value; see :class:`pml_ext.LabeledRegularizer`.
 
         Raises:
             ValueError: a label without a target, too; on an accelerator labels are looked at in the first call alone.
@@ -128,7 +128,7 @@ class DensityRegularizer(LabeledRegularizer):
         return super().forward(embeddings, labels)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Eq. (8), reduced."""
+        """Return Eq. (8), reduced."""
         if len(embeddings) == 0:
             return reduced(self.target_density.sum() * 0 + embeddings.sum())
         entries = self.classes(labels)
@@ -172,7 +172,7 @@ class DensityRegularizer(LabeledRegularizer):
         write_epoch(path, epoch, zip(self.classes.ordered.tolist(), targets, densities, strict=True))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Targets and measured densities over the epochs; densities and maps of training and test images.
+        """Return targets and measured densities over the epochs; densities and maps of training and test images.
 
         Maps as in Fig. 5 and 7 to 9: t-SNE of the training images, and test images at their places.
         """

@@ -44,5 +44,5 @@ class WholeClassSampler(GroupSampler):
         super().__init__(members, batch_size, len(known), seed)
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
-        """All images of a class."""
+        """Return all images of a class."""
         return self.some(self.members[group], self.batch_size, taken)

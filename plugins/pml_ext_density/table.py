@@ -34,7 +34,7 @@ def write_epoch(path: Path, epoch: int, classes: Iterable[tuple[int, float, floa
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of the table; none, if it was not written yet."""
+    """Return the rows of the table; none, if it was not written yet."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def plot(rows: list[dict[str, str]]) -> Figure:
-    """Targets and measured densities of the classes over the epochs."""
+    """Plot targets and measured densities of the classes over the epochs."""
     from pml_ext.plugin import figures
 
     figure, panels = figures.panels_of(9.2, 2, sharex=True)
@@ -61,7 +61,7 @@ def plot(rows: list[dict[str, str]]) -> Figure:
 
 
 def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
-    """Densities of the classes, one histogram over the other on one scale, by what the classes are called."""
+    """Plot densities of the classes, one histogram over the other on one scale, by the names of the sets of classes."""
     from pml_ext.plugin import figures
 
     figure, (axes,) = figures.panels_of(5.4, 1)

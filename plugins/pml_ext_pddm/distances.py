@@ -121,7 +121,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # PML's distance
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """The scores of all pairs, ``[B, R]`` or ``[B, B]``, float32 or float64.
+        """Return the scores of all pairs, ``[B, R]`` or ``[B, B]``, float32 or float64.
 
         Args:
             query_emb: ``[B, D]``, any floating point dtype.
@@ -133,7 +133,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
             return super().forward(query_emb, None if ref_emb is query_emb else ref_emb)  # type: ignore[no-any-return]
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
-        """``[B, R]`` scores of all pairs; without references, or with the same object, the symmetric ``[B, B]``."""
+        """Return the scores of all pairs, ``[B, R]``; without references or with the same object, symmetric."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             if ref_emb is None or ref_emb is query_emb:
@@ -143,7 +143,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
             return score_matrix(head, x, y, self.tile(x))
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[N]`` scores of row with row."""
+        """Return ``[N]`` scores of row with row."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             head, x, y = self._prepared(query_emb, ref_emb)
@@ -165,7 +165,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return self.head(dtype), x.to(dtype), y.to(dtype)
 
     def normalized(self, embeddings: Tensor) -> Tensor:
-        """Embeddings ``[B, D]`` as Eq. (2) takes them: normalized, in float32 or float64, as its weights or wider."""
+        """Return embeddings ``[B, D]`` as Eq. (2) takes them: normalized, in float32 or float64, whichever is wider."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
         normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
@@ -174,7 +174,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # The weights
 
     def head(self, dtype: torch.dtype | None = None) -> Head:
-        """The weights of Eq. (2), dropout drawn where it applies; all that is scored with them has the same masks."""
+        """Return the weights of Eq. (2), with dropout drawn once, so that all scores made with them share the masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
         w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
@@ -189,7 +189,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """The number of pairs that the budget allows at a time, of the dtype and device of embeddings."""
+        """Return the number of pairs that the budget allows at a time, of the dtype and device of embeddings."""
         budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
         pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
         return max(1, budget // pair)
@@ -197,7 +197,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # Taking part in a run
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
+        """Return scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
@@ -249,11 +249,11 @@ class MahalanobisDistance(EuclideanDistance):
         return embeddings @ self.linear.weight.to(embeddings.dtype).T
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[B, R]`` distances of normalized rows."""
+        """Return ``[B, R]`` distances of normalized rows."""
         query = self._mapped(query_emb)
         return super().compute_mat(query, query if ref_emb is query_emb else self._mapped(ref_emb))
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``[N]`` distances of row with row."""
+        """Return ``[N]`` distances of row with row."""
         distance: Tensor = super().pairwise_distance(self._mapped(query_emb), self._mapped(ref_emb))
         return distance

@@ -37,12 +37,12 @@ class Side(NamedTuple):
     positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two is W_v v. None without the position
 
     def at(self, index: Tensor) -> Side:
-        """The rows of an index."""
+        """Return the rows of an index."""
         return Side(rows_of(self.points, index), None if self.positions is None else rows_of(self.positions, index))
 
 
 def rows_of(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]``, whose backward adds up in a fixed order on the CPU, so that runs can be repeated exactly."""
+    """Return ``x[index]``, whose backward adds up in a fixed order on the CPU, so that runs can be repeated exactly."""
     return x.index_select(0, index)
 
 
@@ -52,7 +52,7 @@ def side(head: Head, points: Tensor) -> Side:
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
-    """Eq. 2, :class:`PDDMDistance`, of pairs whose ends are the rows of x and of y; ``[N]``."""
+    """Return Eq. 2, :class:`PDDMDistance`, of pairs whose ends are the rows of x and of y; ``[N]``."""
     size = len(head.b_u)
     u = normalize(linear((x.points - y.points).abs(), head.w_u, head.b_u).relu())
     c = linear(u, head.w_c[:, :size], head.b_c)
@@ -63,7 +63,7 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Eq. (1) with logistic regression: the scores of pairs ``[N]`` as logits of being positive; 0 without pairs.
+    r"""Return Eq. (1) with logistic regression: scores of pairs ``[N]`` as logits of being positive; 0 without pairs.
 
     .. math::
         \frac{1}{|P \cup N|} \Big[ \sum_P \log(1 + e^{-S_{ij}}) + \sum_N \log(1 + e^{S_{ij}}) \Big]
@@ -73,7 +73,7 @@ def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 
 
 def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""The Fisher criterion of Sec. 3.1, to be maximized, with its sign turned round.
+    r"""Return the Fisher criterion of Sec. 3.1, to be maximized, with its sign reversed.
 
     0 without a positive or without a negative pair, or where all scores are alike.
 
@@ -94,7 +94,7 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """The scores of row with row: normalized ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
+    """Return the scores of row with row: normalized ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
     ends = side(head, x), side(head, y)
     if _recorded():
         return scores(head, *ends)
@@ -106,7 +106,7 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
 
 
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
-    """The scores of all pairs of two sets, or of the unordered pairs of one, each once.
+    """Return the scores of all pairs of two sets, or of the unordered pairs of one, each once.
 
     *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs, with gradients too: the
     backward pass computes tiles again.
@@ -139,7 +139,7 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
 def scores_of_pairs(
     head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores of the unordered pairs of one set, ``[B (B - 1) / 2]``, and which are positive and which negative."""
+    """Return scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, and which are positive, which negative."""
     rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
     ends = side(head, x)
     flat = _in_tiles(lambda n: scores(head, ends.at(rows[n]), ends.at(columns[n])), len(rows), tile, x)
@@ -147,7 +147,7 @@ def scores_of_pairs(
 
 
 def _recorded() -> bool:
-    """Whether torch.jit.trace, torch.export or an ONNX exporter writes down what is computed.
+    """Return whether torch.jit.trace, torch.export or an ONNX exporter writes down what is computed.
 
     Numbers of pairs, which tiles are counted by, would be written down as the example's numbers.
     """
@@ -156,7 +156,7 @@ def _recorded() -> bool:
 
 
 def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
-    """The scores of all pairs by shapes alone, so that the record serves batches of any size."""
+    """Return the scores of all pairs by shapes alone, so that the record serves batches of any size."""
     rows, columns = x.shape[0], y.shape[0]
 
     def spread(z: Tensor, dim: int) -> Tensor:
@@ -170,7 +170,7 @@ def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """``part`` of the numbers from 0 to ``count``, ``tile`` numbers at a time."""
+    """Return the joined results of ``part`` for the numbers from 0 to ``count``, ``tile`` numbers at a time."""
     pieces = [torch.arange(start, min(start + tile, count), device=like.device) for start in range(0, count, tile)]
     if not pieces:
         return like.new_zeros(0)
@@ -184,7 +184,7 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
 def hard_quadruplets(
     scores: Tensor, positives: Tensor, negatives: Tensor, count: int = 1, classes: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    """The equation of :class:`HardQuadrupletMiner`.
+    """Return the equation of :class:`HardQuadrupletMiner`.
 
     Args:
         scores: larger means more similar, ``[B, B]``, symmetric.
@@ -216,7 +216,7 @@ def hard_quadruplets(
 
 
 def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows ``[2]`` and columns ``[2]`` of the least and the greatest score of two embeddings, first ones first."""
+    """Return rows ``[2]`` and columns ``[2]`` of the least and the greatest score; of equal ones, the first."""
     itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     places = torch.stack(
         [scores.masked_fill(itself, torch.inf).argmin(), scores.masked_fill(itself, -torch.inf).argmax()]
@@ -225,19 +225,19 @@ def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
-    """``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
+    """Return ``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
     span = greatest - least
     equal = span <= 0
     return torch.where(equal, 0, (values - least) / torch.where(equal, 1, span))
 
 
 def score_hinge(s_ap: Tensor, s_an: Tensor, margin: float = 0.5) -> Tensor:
-    r"""One side of Eq. 3, :math:`\max(0, \alpha + S_{an} - S_{ap})`."""
+    r"""Return one side of Eq. 3, :math:`\max(0, \alpha + S_{an} - S_{ap})`."""
     return (margin + s_an - s_ap).clamp(min=0)
 
 
 def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0, squared: bool = False) -> Tensor:
-    r"""One side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows; D a norm or its square."""
+    r"""Return one side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
     d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
     if squared:
         d_ap, d_an = d_ap.square(), d_an.square()

@@ -173,7 +173,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """The reduced loss; see the class. There are no references."""
+        """Return the reduced loss; see the class. There are no references."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
         # which quadruplets there are, and how many, follows from the scores
@@ -187,7 +187,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None,
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
-        """The hinges of both terms, one value per triplet."""
+        """Return the hinges of both terms, one value per triplet."""
         x = self.distance.normalized(embeddings)
         head = self.distance.head(x.dtype)
         points = x.detach() if self.detach_embeddings else x
@@ -216,7 +216,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
+        """Return E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = rows_of(x, a), rows_of(x, p), rows_of(x, n)
@@ -234,7 +234,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _triplets(
         self, matrix: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None
     ) -> tuple[Triplets, float]:
-        """Anchors, positives and negatives, and how many quadruplets they stand for."""
+        """Return anchors, positives and negatives, and how many quadruplets they stand for."""
         if indices_tuple is not None and len(indices_tuple) == 3:
             a, p, n = (index.to(matrix.device) for index in indices_tuple)
             return (a, p, n), len(a) / 2
@@ -248,5 +248,5 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return ["score", "embedding"]
 
     def get_default_reducer(self) -> BaseReducer:
-        """The sum over the number of quadruplets."""
+        """Return the sum over the number of quadruplets."""
         return SumOverDivisorReducer()

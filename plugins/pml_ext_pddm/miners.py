@@ -65,7 +65,7 @@ class HardQuadrupletMiner(PairMiner):
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The triplets."""
+        """Return the triplets."""
         if ref_emb is not embeddings:
             raise ValueError("HardQuadrupletMiner makes positives anchors, so that it takes no references")
         if len(embeddings) == 0:

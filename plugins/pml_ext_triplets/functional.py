@@ -1,7 +1,7 @@
 r"""The losses of Shah's "Clustering and Querying", Sec. 5, over all triplets of a batch, none of them listed.
 
 :math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2. Every function here
-sums over the negatives of a pair (a, p), so that memory is quadratic in the batch. Positives are laid out by anchor:
+sums over the negatives of a pair (a, p), so that memory is quadratic in the batch. Positives are padded per anchor:
 column k of a matrix ``[B, P]`` belongs to the k-th positive of each anchor, P the most that any anchor has.
 """
 
@@ -31,7 +31,7 @@ class Positives(NamedTuple):
     mask: Tensor | None = None  # [B, R], where the pairs are all places of it and P is R
 
     def laid_out(self, values: Tensor, fill: float, rows: int) -> Tensor:
-        """Values of the pairs, ``[L]``, as a matrix ``[rows, P]``."""
+        """Return values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
         if self.mask is not None:
             return torch.where(self.mask, values.view(rows, self.most), fill)
         matrix = values.new_full((rows, self.most), fill)
@@ -39,7 +39,7 @@ class Positives(NamedTuple):
 
 
 def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
-    """The positive pairs of a mask ``[B, R]``; ``listed``: these pairs in row-major order, if they are known."""
+    """Return the positive pairs of a mask ``[B, R]``; ``listed``: these pairs in row-major order, if they are known."""
     anchors, positives = torch.where(mask) if listed is None else listed
     starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
@@ -47,13 +47,13 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
 
 
 def every_place(mask: Tensor) -> Positives:
-    """All places of a mask ``[B, R]``, so that no shape follows from it; those outside count as no pairs."""
+    """Return all B x R positions with their mask, so that no shape depends on the labels."""
     anchors, positives = all_places(mask)
     return Positives(anchors, positives, positives, mask.shape[1], mask)
 
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
-    """Pairs whose distance is not above a percentile of their anchor's positive distances, Sec. 5.3.
+    """Return the pairs whose distance is not above a percentile of their anchor's positive distances, Sec. 5.3.
 
     Args:
         distances: ``[B, R]``.
@@ -61,7 +61,7 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
         percentile: from 0 (the nearest positive alone) to 100 (all), interpolated linearly.
 
     Returns:
-        A mask ``[B, R]``; a pair whose distance is NaN is in it, so that no NaN is left out.
+        A mask ``[B, R]``; a pair whose distance is NaN is kept, so that NaN propagates.
     """
     pairs = every_place(mask) if torch.compiler.is_compiling() else lay_out(mask)
     values = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask)).sort(1).values
@@ -74,8 +74,8 @@ def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -
     return mask & ~(distances > at_low + step)
 
 
-class _Sum(NamedTuple):
-    """The sums that are wanted."""
+class _Request(NamedTuple):
+    """Arguments of :func:`pair_sums`."""
 
     pairs: Positives
     negatives: Tensor  # mask of (a, n), [B, R]
@@ -92,11 +92,11 @@ def pair_sums(
     everything: bool = False,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Each pair's sum of a triplet loss over its negatives in S, and the number of these.
+    """Return each pair's sum of a triplet loss over its negatives in S, and the number of these.
 
-    The gradient is written in the same pass, for weights alike; another pass is made for weights that differ. Where it
-    is to be differentiated again, under torch.func and in forward mode, the sums are written out over all triplets:
-    memory for pairs x R entries. Sums of smooth kinds are, where they are compiled.
+    The forward pass also computes the gradient for a uniform upstream gradient (a sum or a mean); any other upstream
+    gradient needs a second pass. For double backward, ``torch.func`` and forward mode, and for ``ratio`` and ``soft``
+    under ``torch.compile``, the sums come from a matrix ``[pairs, R]``.
 
     Args:
         distances: ``[B, R]``.
@@ -111,15 +111,15 @@ def pair_sums(
         Sums ``[L]`` and counts ``[L]``, floating point.
     """
     matrix, rows = between or (None, None)
-    wanted = _Sum(pairs, negatives, kind, everything, rows)
+    wanted = _Request(pairs, negatives, kind, everything, rows)
     if transformed(distances) or (torch.compiler.is_compiling() and isinstance(kind, Ratio)):  # no loop over positives
         return _written_out(distances, matrix, wanted)
     sums, counts = _PairSums.apply(distances, matrix, wanted)  # type: ignore[no-untyped-call]
     return sums, counts
 
 
-def _written_out(distances: Tensor, between: Tensor | None, wanted: _Sum) -> tuple[Tensor, Tensor]:
-    """:func:`pair_sums` from a matrix with a row per pair."""
+def _written_out(distances: Tensor, between: Tensor | None, wanted: _Request) -> tuple[Tensor, Tensor]:
+    """Return :func:`pair_sums` from a matrix with a row per pair."""
     pairs, kind = wanted.pairs, wanted.kind
     d_ap, d_an = distances[pairs.anchors, pairs.positives][:, None], distances[pairs.anchors]
     inside = wanted.negatives[pairs.anchors]
@@ -134,14 +134,14 @@ class _Pass(NamedTuple):
 
     sums: Tensor  # [B, P]
     counts: Tensor  # [B, P]
-    by_pair: Tensor  # derivatives by d_ap, [B, P]
-    by_negative: Tensor  # by -d_an, [B, R]; whole numbers of a hinge may be uint8
-    by_other: Tensor | None  # by d_pn, [U, R]
+    by_pair: Tensor  # derivatives with respect to d_ap, [B, P]
+    by_negative: Tensor  # to -d_an, [B, R]; whole numbers of a hinge may be uint8
+    by_other: Tensor | None  # to d_pn, [U, R]
 
 
 class _PairSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, distances: Tensor, between: Tensor | None, wanted: _Sum) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, distances: Tensor, between: Tensor | None, wanted: _Request) -> tuple[Tensor, Tensor]:
         pairs, result = wanted.pairs, _one_pass(distances, between, wanted)
         tensors = (distances, between, wanted.negatives, wanted.rows, pairs.anchors, pairs.positives, pairs.places)
         ctx.save_for_backward(*tensors, pairs.mask, result.by_pair, result.by_negative, result.by_other)
@@ -156,7 +156,7 @@ class _PairSums(torch.autograd.Function):
         by_pair, by_negative, by_other = derivatives
         most, kind, everything = ctx.settings
         pairs = Positives(anchors, positives, places, most, mask)
-        wanted = _Sum(pairs, negatives, kind, everything, rows)
+        wanted = _Request(pairs, negatives, kind, everything, rows)
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             d = distances.view_as(distances)  # two tensors, where the distances between references are the same one
             b = None if between is None else between.view_as(between)
@@ -176,8 +176,8 @@ class _PairSums(torch.autograd.Function):
         return to_distances, None if by_other is None else by_other * weight, None
 
 
-def _one_pass(distances: Tensor, between: Tensor | None, wanted: _Sum, weights: Tensor | None = None) -> _Pass:
-    """Sums, counts and derivatives, each pair's derivatives times its weight."""
+def _one_pass(distances: Tensor, between: Tensor | None, wanted: _Request, weights: Tensor | None = None) -> _Pass:
+    """Return sums, counts and derivatives, each pair's derivatives times its weight."""
     pairs = wanted.pairs
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = torch.where(wanted.negatives, distances, _FAR)
@@ -193,15 +193,15 @@ def _one_pass(distances: Tensor, between: Tensor | None, wanted: _Sum, weights: 
 
 
 def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
-    """Values of pairs laid out, and a number in the places of none."""
+    """Return padded values of pairs, with a number in the padding."""
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
 _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, slopes by -d_an
 
 
-def _hinge_by_passes(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weights: Tensor | None) -> _Hinges:
-    """A few passes over the matrix for each positive of an anchor."""
+def _hinge_by_passes(far: Tensor, d_ap: Tensor, wanted: _Request, kind: Hinge, weights: Tensor | None) -> _Hinges:
+    """Compute hinges by a few passes over the matrix for each positive of an anchor."""
     differ = not kind.active_in_s
     compared = kind.measured(far)
     thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
@@ -230,8 +230,8 @@ def _hinge_by_passes(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weigh
     return sums, active, active, above
 
 
-def _hinge_by_sorting(far: Tensor, d_ap: Tensor, wanted: _Sum, kind: Hinge, weights: Tensor | None) -> _Hinges:
-    """One sort of every row, a binary search for each threshold, and prefix sums."""
+def _hinge_by_sorting(far: Tensor, d_ap: Tensor, wanted: _Request, kind: Hinge, weights: Tensor | None) -> _Hinges:
+    """Compute hinges by one sort of every row, a binary search for each threshold, and prefix sums."""
     differ = not kind.active_in_s
     thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
     limit = kind.active_limit(d_ap)
@@ -261,11 +261,11 @@ def _smooth_by_passes(
     between: Tensor | None,
     far: Tensor,
     d_ap: Tensor,
-    wanted: _Sum,
+    wanted: _Request,
     kind: Ratio,
     weights: Tensor | None,
 ) -> _Pass:
-    """A pass over the matrix for each positive of an anchor."""
+    """Compute smooth kinds by a pass over the matrix for each positive of an anchor."""
     partners = None if wanted.rows is None else wanted.pairs.laid_out(wanted.rows, 0, len(distances))
     sums, counts, by_pair = (torch.zeros_like(d_ap) for _ in range(3))
     by_negative = torch.zeros_like(far)

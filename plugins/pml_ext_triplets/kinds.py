@@ -21,7 +21,7 @@ class Kind:
     margin: float
 
     def limit(self, d_ap: Tensor) -> Tensor:
-        """The distance of a negative below which the triplet is in S."""
+        """Return the distance of a negative below which the triplet is in S."""
         return d_ap + self.margin
 
 
@@ -31,19 +31,19 @@ class Hinge(Kind):
     active_in_s = True  # whether the triplets of S are those whose hinge is above 0
 
     def measured(self, distances: Tensor) -> Tensor:
-        """The compared quantity: the distances themselves."""
+        """Return the compared quantity: the distances themselves."""
         return distances
 
     def slope(self, distances: Tensor) -> Tensor:
-        """The derivative of :meth:`measured`."""
+        """Return the derivative of :meth:`measured`."""
         return torch.ones_like(distances)
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """The loss of triplets; d_pn has no part in it."""
+        """Return the loss of triplets; d_pn has no part in it."""
         return (self.measured(d_ap) - self.measured(d_an) + self.margin).clamp(min=0)
 
     def active_limit(self, d_ap: Tensor) -> Tensor:
-        """The distance of a negative below which the hinge is above 0."""
+        """Return the distance of a negative below which the hinge is above 0."""
         return d_ap + self.margin
 
 
@@ -53,15 +53,15 @@ class SquaredHinge(Hinge):
     active_in_s = False
 
     def measured(self, distances: Tensor) -> Tensor:
-        """The compared quantity: squares."""
+        """Return the compared quantity: squares."""
         return distances.square()
 
     def slope(self, distances: Tensor) -> Tensor:
-        """The derivative of :meth:`measured`."""
+        """Return the derivative of :meth:`measured`."""
         return 2 * distances
 
     def active_limit(self, d_ap: Tensor) -> Tensor:
-        """The distance of a negative below which the hinge is above 0."""
+        """Return the distance of a negative below which the hinge is above 0."""
         return (d_ap.square() + self.margin).clamp(min=0).sqrt()
 
 
@@ -69,11 +69,11 @@ class Ratio(Kind):
     r""":math:`r^2 - (1 - r)^2 = \tanh\frac{d_{ap} - d_{an}}{2}`, :math:`r = e^{d_{ap}} / (e^{d_{ap}} + e^{d_{an}})`."""
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """The loss of triplets."""
+        """Return the loss of triplets."""
         return self.value_and_slopes(d_ap, d_an, d_pn)[0]
 
     def value_and_slopes(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Slopes:
-        """The loss of triplets, and its derivatives by d_ap, d_an and, where that has a part in it, d_pn."""
+        """Return the loss of triplets, and its derivatives by d_ap, d_an and, where that has a part in it, d_pn."""
         value = torch.tanh((d_ap - d_an) / 2)
         slope = (1 - value.square()) / 2
         return value, slope, -slope, None
@@ -83,7 +83,7 @@ class Soft(Ratio):
     r""":math:`d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})`."""
 
     def value_and_slopes(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Slopes:
-        """The loss of triplets and its derivatives."""
+        """Return the loss of triplets and its derivatives."""
         assert d_pn is not None
         value = d_ap + self.margin + torch.logaddexp(-d_an, -d_pn)
         share = torch.sigmoid(d_pn - d_an)  # of the term of d_an

@@ -100,11 +100,11 @@ class BatchAllTripletLoss(PairLoss):
         self.positives, self.percentile = positives, percentile
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Hinges, whose sums follow from one sort of each row; the others need a pass for each positive."""
+        """Return True for hinges, whose sums take one sort of each row; the others take a pass per positive."""
         return issubclass(KINDS[self.kind], Hinge)
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Four classes of the test images by their principal components (Fig. 3)."""
+        """Return four classes of the test images by their principal components (Fig. 3)."""
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
@@ -116,7 +116,7 @@ class BatchAllTripletLoss(PairLoss):
         return {"Four classes by the two greatest principal components": drawn}
 
     def equation(self, pairs: Pairs) -> Terms:
-        """One sum per pair (a, p), or one value per listed triplet."""
+        """Return one sum per pair (a, p), or one value per listed triplet."""
         if pairs.triplets is not None:
             return self._listed(pairs, *pairs.triplets)
         if self.positives == "local":
@@ -133,7 +133,7 @@ class BatchAllTripletLoss(PairLoss):
         return per_pair(sums, pairs, divisor=size)
 
     def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
-        """The triplets of a miner, each an element; those outside S give 0 and are not counted in the divisor."""
+        """Return a miner's triplets, each an element; those outside S give 0 and are not counted in the divisor."""
         if self.positives == "local":
             mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
@@ -152,5 +152,5 @@ class BatchAllTripletLoss(PairLoss):
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """The sum over the divisor, the number of triplets in S."""
+        """Return the sum over the divisor, the number of triplets in S."""
         return SumOverDivisorReducer()

@@ -32,11 +32,10 @@ class HardNegativePoolSampler(Sampler[int]):
       image of another class with the least distance within the batch;
     - ``"semihard"``: likewise, of the pairs nearer than the triplet's positive, :math:`d_{an} < d_{ap}`, drawn at
       random;
-    - ``"misclassified"``: k-means has as many clusters as there are classes, and each cluster belongs to the class that
-      is most frequent in it; an image whose cluster belongs to another class is a negative of that class's images,
-      ``pool_size`` of which, drawn at random, are its anchors.
+    - ``"misclassified"``: k-means finds one cluster per class, and each cluster gets its majority class; an image in a
+      cluster of another class becomes a hard negative of ``pool_size`` random anchors of that class.
 
-    ``per="anchor"`` takes ``pool_size`` pairs of each anchor of a batch, in the place of the batch's.
+    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of ``pool_size`` pairs of each batch.
 
     With ``pool="nearest"`` an anchor's negatives are chosen among all training images, as the network embeds them when
     the pool is made: those nearest to it (``"hard"``); those nearer than a positive drawn at random (``"semihard"``);
@@ -57,10 +56,10 @@ class HardNegativePoolSampler(Sampler[int]):
         refresh: epochs from one refresh to the next, at least 1.
         hard_fraction: the share of negatives from the pool, from 0 to 1.
         pool_size: pairs per batch, or hard negatives per anchor.
-        pool: where they are looked for: ``"batches"`` or ``"nearest"``.
         seed: of the draw; the sampler has a generator of its own.
-        per: ``"batch"``, as the paper has it, or ``"anchor"``: of what ``pool_size`` is the number where pairs are
-            collected from batches.
+        pool: where they are looked for: ``"batches"`` or ``"nearest"``.
+        per: whether ``pool_size`` counts pairs per ``"batch"``, as in the paper, or per ``"anchor"``, for
+            ``pool="batches"``.
 
     Raises:
         ValueError: a setting outside its range, one class alone, or no class with two images.
@@ -118,7 +117,7 @@ class HardNegativePoolSampler(Sampler[int]):
             yield self._negative(anchor) if negative is None else negative
 
     def _pair(self) -> tuple[int, int] | None:
-        """An anchor and a negative of the pool, where it is one of pairs; None for those that are drawn."""
+        """Return an anchor and a negative from a pool of pairs, or None if this triplet is drawn at random."""
         if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
             return None
         if len(self._pool) == 0:
@@ -132,7 +131,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place] if members[place] != anchor else members[-1])
 
     def _negative(self, anchor: int) -> int:
-        """A negative of the anchor in the pool, if it has one there, or any image of another class."""
+        """Return a negative of the anchor from the pool if it has one there, or any image of another class."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             known = self._pool[anchor][self._pool[anchor] >= 0]
             if len(known):
@@ -155,7 +154,7 @@ class HardNegativePoolSampler(Sampler[int]):
 
     @property
     def _collects(self) -> bool:
-        """Whether hard negatives are collected while training, rather than looked for at a refresh."""
+        """Whether hard negatives are collected while training, rather than searched at a refresh."""
         return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
@@ -219,7 +218,7 @@ class HardNegativePoolSampler(Sampler[int]):
         self._pool = np.concatenate(drawn)
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
-        """Images whose cluster belongs to another class, with anchors of that class."""
+        """Return the images whose cluster belongs to another class, with anchors of that class."""
         counts = np.zeros((groups.max() + 1, len(self._members)), dtype=np.int64)
         np.add.at(counts, (groups, self._class_of), 1)
         owner = counts.argmax(axis=1)[groups]
@@ -232,7 +231,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return np.concatenate(pairs)
 
     def _nearest(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Tensor:
-        """Hard negatives of some anchors among all images, ``[rows, pool_size]``, -1 where there is none."""
+        """Return hard negatives of some anchors among all images, ``[rows, pool_size]``, -1 where there is none."""
         inside = negative if groups is None else negative & (groups[rows, None] == groups)
         score = torch.where(inside, similarity, -torch.inf)
         if self.strategy == "semihard":
@@ -245,17 +244,17 @@ class HardNegativePoolSampler(Sampler[int]):
         return self._best(score)
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
-        """Random numbers for what is nearer than the positive, and minus infinity for the rest."""
+        """Return random scores for images nearer than the positive, and minus infinity for the rest."""
         lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
         return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
 
     def _best(self, score: Tensor) -> Tensor:
-        """The columns of the greatest scores, ``[rows, pool_size]``, -1 where there is none."""
+        """Return the columns of the greatest scores, ``[rows, pool_size]``, -1 where there is none."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         return torch.where(best.values > -torch.inf, best.indices, -1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator, the pool, and the pairs collected for the next one."""
+        """Return the state of the generator, the pool, and the pairs collected for the next one."""
         generator = self._generator.bit_generator.state
         return {"generator": generator, "pool": self._pool, "collected": list(self._collected)}
 

@@ -14,6 +14,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from ..errors import ConfigError, DataError, needs_extra
 from .collection import Collection
@@ -74,11 +75,12 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
                 photo, k = form.get("photo"), str(form.get("k", ""))
                 if not isinstance(photo, UploadFile):
                     raise DataError("no photograph was sent")
-                async with computing:  # the oldest upload is deleted, and no query may be reading it
+                async with computing:  # keep() deletes the oldest upload, which a query may be reading
                     token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
         except (DataError, OSError) as error:  # not an image, or the disk is full
             return HTMLResponse(page.problem(str(error)), 400)
-        return RedirectResponse(f"/?upload={token}" + f"&k={k}" * (k.isascii() and k.isdecimal()), 303)
+        values = {"upload": token} | ({"k": k} if k.isascii() and k.isdecimal() else {})
+        return RedirectResponse(f"/?{urlencode(values)}", 303)
 
     def picture(request: Request) -> Response:
         run, number, size = (request.path_params[name] for name in ("run", "number", "size"))
@@ -105,7 +107,9 @@ def listening(port: int) -> socket.socket:
         bound.bind((HOST, port))
     except OSError as error:
         bound.close()
-        raise ConfigError(f"--port {port} cannot be had ({error.strerror}); type another one, or --port 0") from None
+        raise ConfigError(
+            f"--port {port} is not available ({error.strerror}); type another one, or --port 0 for any"
+        ) from None
     return bound
 
 

@@ -205,7 +205,7 @@ def _print(result: dict[str, Any]) -> None:
     ]
     print_table(columns, cells, right=range(1, len(columns) - wide))
     if result["differences"]:
-        columns = [f"less {result['differences_from']}", "pairs"]
+        columns = [f"difference from {result['differences_from']}", "pairs"]
         columns += [word for name in metrics for word in (name, "95 %", "p")]
         cells = [
             [row["recipe"], str(row[metrics[0]]["pairs"]), *(cell for name in metrics for cell in _cells(row[name]))]

@@ -41,7 +41,7 @@ def train(
         str | None,
         typer.Argument(
             help="A recipe, the TOML description of a run: loss, data, network, schedule. One that is installed, such "
-            "as cbml/digits (pml-ext list recipes), or a .toml file. With --images, pml/photographs if left out."
+            "as cbml/digits (pml-ext list recipes), or a .toml file. Default with --images: pml/photographs."
         ),
     ] = None,
     images: Annotated[
@@ -57,12 +57,15 @@ def train(
     seeds: Annotated[int, typer.Option(help="Number of seeds: one run each, and a table of mean and spread.")] = 1,
     device: OnDevice = "auto",
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     on_nonfinite: Annotated[
         Literal["stop", "skip"], typer.Option(help="What to do where loss, embeddings or gradients are not finite.")
     ] = "stop",
     quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out the tests before training, and all figures but three.")
+        bool,
+        typer.Option(
+            "--quick", help="Leave out the tests before training and of the training images, and most figures."
+        ),
     ] = False,
     track: Annotated[
         list[str] | None,
@@ -72,14 +75,15 @@ def train(
 ) -> None:
     """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
 
-    A recipe has stages one after another where its loss changes, and a sweep (sweep.KEY = [...]) is a run for each
-    value. Over several processes: torchrun --nproc-per-node N -m pml_ext train RECIPE; the batch size of the recipe is
+    A recipe may train in successive stages with different losses; a sweep (sweep.KEY = [...]) starts one run per value.
+    Over several processes: torchrun --nproc-per-node N -m pml_ext train RECIPE; the batch size of the recipe is
     that of all processes together. SIGINT (Ctrl-C), SIGTERM and SIGHUP end training after the iteration, with a
     checkpoint; a second one ends it at once.
     """
     from ..errors import ConfigError
     from ..experiment import FailedRunsError, summarize
     from ..experiment import train as run_recipe
+    from ..experiment.launch import QUICK
 
     first, failed, settings = process_number() == 0, None, list(overrides or ())
     if images is not None:
@@ -90,11 +94,11 @@ def train(
         if first:
             stderr().print("\n".join(lines), soft_wrap=True)
     if recipe is None:
-        raise ConfigError("wanted a recipe, or --images FOLDER; type: pml-ext train cbml/digits")
+        raise ConfigError("no recipe given; wanted a recipe or --images FOLDER; type: pml-ext train cbml/digits")
     if track:
         settings = [f"track={json.dumps(track)}", *settings]
     if quick:
-        settings = [f"evaluation.{each}" for each in ("baselines=false", "figures=few", "training_images=0")] + settings
+        settings = [*QUICK, *settings]
     with Progress() as bar:
         listener = bar if first else None
         try:
@@ -106,11 +110,15 @@ def train(
         failures = {"failures": failed.failures} if failed is not None else {}
         print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
     elif first and results:
-        _print_summary(results, summarize(results)) if several else _print_metrics(results[0])
-        train = sum(result["seconds"]["train"] for result in results)
-        test = sum(sum(result["seconds"].values()) for result in results) - train
-        if test > train and not quick:
-            say(f"tests took {test:.0f} s, training {train:.0f} s: --quick leaves out the tests before training")
+        if several:
+            _print_summary(results, summarize(results))
+        else:
+            _print_metrics(results[0])
+        train_seconds = sum(result["seconds"]["train"] for result in results)
+        test_seconds = sum(sum(result["seconds"].values()) for result in results) - train_seconds
+        if test_seconds > train_seconds and not quick:
+            times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
+            say(f"{times}: --quick leaves out the tests before training")
         for result in results:
             if (report := Path(result["folder"]) / "report.html").exists():
                 stdout().print(f"report: {report}")

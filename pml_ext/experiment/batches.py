@@ -213,7 +213,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
 
 @atexit.register
 def _end_workers() -> None:
-    """Before multiprocessing ends what is left by one SIGTERM, for which workers stay, and waits without end."""
+    """End workers before multiprocessing does so by one SIGTERM, which workers ignore, and waits without end."""
     own = {process for images in list(_read) for process, _ in images.reading.tolist()}
     left = [child for child in multiprocessing.active_children() if child.pid in own]
     if left and hasattr(signal, "SIGCHLD"):

@@ -112,11 +112,20 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
             more = "" if mine["p"] is None else "> 1000" if mine["wanted"] is None else str(mine["wanted"])
             tests = ["" if mine[key] is None else f"{mine[key]:.3g}" for key in ("p", "p_holm", "p_permutation")]
             rows.append([row["recipe"], metric, str(mine["pairs"]), _interval(mine, "+"), *tests, improvement, more])
-    columns = ["less the baseline", "metric", "pairs", "difference", "p", "p, Holm", "p, permutation", "P(better)"]
+    columns = [
+        "difference from the baseline",
+        "metric",
+        "pairs",
+        "difference",
+        "p",
+        "p, Holm",
+        "p, permutation",
+        "P(better)",
+    ]
     caption = (
-        f"Paired by seed, less {result['differences_from']}, in points. p: paired t-test; corrected for the rows; by "
-        "changes of sign. P(better): share of seeds above the baseline, with a bootstrap interval, or the binomial's "
-        "where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
+        f"Differences from {result['differences_from']}, paired by seed, in points. p: paired t-test; Holm-corrected "
+        "over the rows; by sign flips. P(better): share of seeds above the baseline, with a bootstrap interval, or "
+        "Clopper-Pearson's where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
     )
     return ReportTable("Differences", [*columns, "pairs wanted"], rows, caption)
 

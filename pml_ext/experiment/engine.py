@@ -181,12 +181,12 @@ class Engine:
         self._undo()
 
     def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
-        """Return a function that undoes a step's changes but for parameters; a memory's ring has its rows copied."""
+        """Return a function that undoes a step's changes but for parameters; a memory's queue has its rows copied."""
         buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
         loss = inside(objective.loss)
         rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
-        undo_rings = [module.snapshot(entering) for module in rings.values()]
+        undo_queues = [module.snapshot(entering) for module in rings.values()]
         parameters = {name for name, _ in loss.named_parameters()}
         state = {
             name: copy.deepcopy(value)
@@ -198,8 +198,8 @@ class Engine:
             for buffer, before in buffers:
                 buffer.copy_(before)
             loss.load_state_dict(state, strict=False)
-            for undo_ring in undo_rings:
-                undo_ring()
+            for undo_queue in undo_queues:
+                undo_queue()
 
         return undo
 

@@ -27,6 +27,7 @@ from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
 Metrics = dict[str, Any]
 LOCK = ".lock"
+QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # the test alone
 MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 

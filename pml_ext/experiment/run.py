@@ -399,7 +399,7 @@ class Run(View):
         write_sums(self.folder, own, lambda name: name in lost or name.startswith("checkpoints/"))
 
     def relabel(self, stage: Stage) -> None:
-        """Where clusters are the labels, make those of the epoch: of its batches, and in what components see.
+        """Make the epoch's clusters where they are the labels: of its batches, and in what components see.
 
         Epoch 0 is before components prepare themselves; epoch 1 has its clusters.
         """

@@ -18,6 +18,7 @@ from ..errors import ConfigError, TrainingError, needs_extra, one_line
 from ..files import alone_in, write_text
 from .comparing import Group, settings_of
 from .executors import BusyError, Executor, Hear, done
+from .launch import QUICK
 from .recipe import flat, load_recipes, plugins_in, ranges_of
 from .recipe.schema import TuneTable
 from .records import Records
@@ -28,7 +29,6 @@ VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
 SAMPLER, PRUNER = "TPE", "median"  # of optuna, for every recipe
 _SEED = 0  # of all trials' runs
 _TESTS = 5  # of a trial's validation classes over its epochs
-_QUICK = ["track=[]", "evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0"]
 Report = Callable[[int, float], None]  # takes the epoch, and the best value until then
 
 
@@ -184,7 +184,7 @@ def studies_of(
         own = {"validation": held_out, "select": table.select or "map_at_r", "select_on": "validation"}
         settings = fold_settings(folds, 1, table.select) if folds else [f"evaluation.{k}={v}" for k, v in own.items()]
         recipe = load_recipes(full, [*overrides, *settings])[full]
-        settings += [*_QUICK, f"evaluation.every={math.ceil(recipe.schedule.epochs / _TESTS)}"]
+        settings += ["track=[]", *QUICK, f"evaluation.every={math.ceil(recipe.schedule.epochs / _TESTS)}"]
         values = recipe.as_dict()
         dumped = {key: each.model_dump() for key, each in ranges.items()}
         about = [

@@ -55,7 +55,7 @@ class CachedGradients(nn.Module):
     if TYPE_CHECKING:
 
         def __call__(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Tensor:
-            """The loss of the whole batch: see :meth:`forward`."""
+            """Return the loss of the whole batch: see :meth:`forward`."""
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
         """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments as of the loss."""

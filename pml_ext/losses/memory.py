@@ -29,17 +29,17 @@ _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     r"""Compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
 
-    The last ``memory_size`` embeddings stand in a ring. A batch first enters the ring, then each of its embeddings is
-    an anchor whose partners are all the ring holds, itself left out by index. Past embeddings have no gradient; the
+    The last ``memory_size`` embeddings are kept in a queue. A batch first enters the queue, then each of its embeddings
+    is an anchor whose partners are all the queue holds, itself left out by index. Past embeddings have no gradient; the
     batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
     It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees
-    the batch alone. Only training fills the ring: in ``eval()``, and where gradients are disabled, a batch is compared
+    the batch alone. Only training fills the queue: in ``eval()``, and where gradients are disabled, a batch is compared
     with it and does not enter. :meth:`add_to_memory` writes in any mode.
 
-    Ring, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
-    digit. Each process keeps the ring of its own batches (no buffer, which DistributedDataParallel would overwrite), or
-    all the same one with ``DistributedLoss(CrossBatchMemory(...))``.
+    Queue, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
+    digit. Each process keeps the queue of its own batches (no buffer, which DistributedDataParallel would overwrite),
+    or all the same one with ``DistributedLoss(CrossBatchMemory(...))``.
 
     *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
     that a million references fit. Around PML's losses, and without a miner, a list of all ``B * memory_size`` pairs.
@@ -47,14 +47,14 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
     Args:
         loss: the loss.
         embedding_size: D, the length of an embedding.
-        memory_size: how many embeddings the ring holds; at least the batch size.
-        miner: finds pairs or triplets between the batch and the ring; None for all pairs.
-        detach_batch: whether the batch's own rows in the ring are without gradient as well, as in PML's memory.
+        memory_size: how many embeddings the queue holds; at least the batch size.
+        miner: finds pairs or triplets between the batch and the queue; None for all pairs.
+        detach_batch: whether the batch's own rows in the queue are without gradient as well, as in PML's memory.
         first_epoch: in a run of ``pml-ext train``, the epoch from which on it is active.
 
     Attributes:
-        active: set it to False to use the plain loss (and the miner on the batch alone) and leave the ring as it is.
-        embedding_memory, label_memory: the ring, ``[memory_size, D]`` and ``[memory_size]``; ``[memory_size, C]`` for
+        active: set it to False to use the plain loss (and the miner on the batch alone) and leave the queue as it is.
+        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``; ``[memory_size, C]`` for
             label sets, where the loss has a relation.
         queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
         curr_batch_idx: the rows that the last batch entered.
@@ -70,7 +70,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     capabilities = frozenset({"labels", "indices_tuple", "state"})  # its own references take the place of the loss's
     expected_failed_checks: ClassVar[dict[str, str]] = {
-        "check_tensors_are_registered": "the ring is each process's own, and in the state dict without being a buffer"
+        "check_tensors_are_registered": "the queue is each process's own, and in the state dict without being a buffer"
     }
     embedding_memory: Tensor
     label_memory: Tensor
@@ -125,7 +125,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self.active = run.epoch >= self.first_epoch
 
     def reset_queue(self) -> None:
-        """Empty the ring."""
+        """Empty the queue."""
         self.embedding_memory = torch.zeros(self.memory_size, self.embedding_size)
         self.label_memory = torch.zeros(self.memory_size, dtype=torch.long)
         self.curr_batch_idx = torch.zeros(0, dtype=torch.long)
@@ -150,10 +150,10 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         indices_tuple: tuple[Tensor, ...] | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the ring; in training, after it has entered.
+        """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the queue; in training, after it has entered.
 
         An ``indices_tuple`` has pairs or triplets of rows of the batch, in addition. Of ``enqueue_mask``, ``[B]``, rows
-        that are True enter the ring, without gradient, and are no anchors (the keys of a momentum encoder, say); the
+        that are True enter the queue, without gradient, and are no anchors (the keys of a momentum encoder, say); the
         others are anchors and do not enter it.
         """
         labels, _ = checked(self.relation, embeddings, labels, indices_tuple, None, None)
@@ -177,21 +177,21 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
                 embeddings, labels = embeddings[~entering], labels[~entering]
             elif writes:
                 apart(self.add_to_memory, embeddings, labels, len(embeddings))
-            in_ring = writes and enqueue_mask is None
-            ring, ring_labels = apart(self._ring, embeddings, in_ring)
-            if len(embeddings) == 0 or (len(ring) == 0 and indices_tuple is None):
+            in_queue = writes and enqueue_mask is None
+            queue, queue_labels = apart(self._queue, embeddings, in_queue)
+            if len(embeddings) == 0 or (len(queue) == 0 and indices_tuple is None):
                 return 0 * embeddings.sum()
             own = self.curr_batch_idx
-            if indices_tuple is not None and not in_ring:  # the batch stands behind the ring, for the tuple alone
-                own = len(ring) + torch.arange(len(embeddings), device=embeddings.device)
-            mined: Any = AllButItself(own) if in_ring else None
+            if indices_tuple is not None and not in_queue:  # the batch stands behind the queue, for the tuple alone
+                own = len(queue) + torch.arange(len(embeddings), device=embeddings.device)
+            mined: Any = AllButItself(own) if in_queue else None
             if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
-                mined = self._mined(embeddings, labels, ring, ring_labels, own if in_ring else None)
+                mined = self._mined(embeddings, labels, queue, queue_labels, own if in_queue else None)
                 if indices_tuple is not None:
                     mined = _joined(mined, _moved(indices_tuple, own))
-            if indices_tuple is not None and not in_ring:
-                ring, ring_labels = torch.cat([ring, embeddings]), torch.cat([ring_labels, labels])
-            return call_loss(self.loss, embeddings, labels, mined, ring, ring_labels)  # type: ignore[no-any-return]
+            if indices_tuple is not None and not in_queue:
+                queue, queue_labels = torch.cat([queue, embeddings]), torch.cat([queue_labels, labels])
+            return call_loss(self.loss, embeddings, labels, mined, queue, queue_labels)  # type: ignore[no-any-return]
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Tensor | None) -> None:
         if embeddings.shape[1] != self.embedding_size:
@@ -221,7 +221,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Write embeddings over the oldest rows of the ring; a call of the memory does it in training."""
+        """Write embeddings over the oldest rows of the queue; a call of the memory does it in training."""
         labels, _ = checked(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
         if batch_size not in (None, count):
@@ -244,7 +244,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self._cursor = (self._cursor + count) % self.memory_size
 
     def snapshot(self, count: int) -> Callable[[], None]:
-        """Return a function that puts the ring back to how it is now, after one call that enters embeddings."""
+        """Return a function that puts the queue back to how it is now, after one call that enters embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
         held, labels = self.embedding_memory[rows], self.label_memory[rows]
@@ -257,33 +257,33 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
 
         return undo
 
-    def _ring(self, embeddings: Tensor, in_ring: bool) -> tuple[Tensor, Tensor]:
+    def _queue(self, embeddings: Tensor, in_queue: bool) -> tuple[Tensor, Tensor]:
         """Return a copy of the filled rows and labels, the batch's own rows with their gradient."""
         held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
             filled = self.queue_idx
             held, labels = held[:filled], labels[:filled]
-        if in_ring and not self.detach_batch:
+        if in_queue and not self.detach_batch:
             return held.index_put((self.curr_batch_idx,), embeddings), labels.clone()
         return held.clone(), labels.clone()
 
     def _mined(
-        self, embeddings: Tensor, labels: Tensor, ring: Tensor, ring_labels: Tensor, own: Tensor | None
+        self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, own: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Return what the miner finds between the batch and the ring, or all pairs; no embedding with itself."""
-        if (self.miner is None or len(ring) == 0) and self.relation is not None:
-            mined = related_pairs(self.relation, labels, ring_labels, itself=False)
-        elif self.miner is None or len(ring) == 0:
-            mined = get_all_pairs_indices(labels, ring_labels)
+        """Return what the miner finds between the batch and the queue, or all pairs; no embedding with itself."""
+        if (self.miner is None or len(queue) == 0) and self.relation is not None:
+            mined = related_pairs(self.relation, labels, queue_labels, itself=False)
+        elif self.miner is None or len(queue) == 0:
+            mined = get_all_pairs_indices(labels, queue_labels)
         else:
-            mined = self.miner(embeddings, labels, ring, ring_labels)
+            mined = self.miner(embeddings, labels, queue, queue_labels)
         if own is not None:
             kept = mined[1] != own[mined[0]]
             both = [index[kept] for index in mined[:2]]
             mined = (*both, mined[2][kept]) if len(mined) == 3 else (*both, *mined[2:])
         return mined  # type: ignore[no-any-return]
 
-    # The ring is moved, saved and loaded as buffers are.
+    # The queue is moved, saved and loaded as buffers are.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
         super()._apply(fn, recurse)
@@ -319,12 +319,12 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self.has_been_filled = int(saved["filled"]) == self.memory_size
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Return the sizes."""
         return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}, filled={self.filled}"
 
 
 def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
-    """Return a tuple of rows of the batch with its partners at their places in the ring."""
+    """Return a tuple of rows of the batch with its partners at their places in the queue."""
     if len(indices_tuple) not in (3, 4):
         raise ValueError(f"indices_tuple must hold three or four index tensors, not {len(indices_tuple)}")
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}

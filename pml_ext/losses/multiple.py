@@ -71,7 +71,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The weighted sum; arguments as of PML's losses."""
+        """Return the weighted sum; arguments as of PML's losses."""
         labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.miners and indices_tuple is not None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")

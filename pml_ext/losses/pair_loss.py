@@ -151,7 +151,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             )
 
     def _everywhere(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
-        """:meth:`takes_all_places`, of a batch; False for listed triplets, or values that are wanted one by one."""
+        """Return :meth:`takes_all_places` of a batch; False for listed triplets and for values wanted one by one."""
         alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
         takes = self.takes_all_places(len(embeddings), alone)
         listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
@@ -307,7 +307,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             self._sums[name] = total.detach(), torch.as_tensor(count, dtype=total.dtype, device=total.device)
 
     def _statistics(self, like: Tensor) -> list[Tensor]:
-        """Totals and counts of the tile at hand, each of one entry."""
+        """Return totals and counts of the tile at hand, each of one entry."""
         if not self.collect_stats:
             return []
         none = like.new_zeros(()), like.new_zeros(())
@@ -319,11 +319,11 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             setattr(self, name, total / count.clamp(min=1))
 
     def get_default_distance(self) -> BaseDistance:
-        """Cosine similarity, or the Euclidean distance of normalized embeddings."""
+        """Return cosine similarity, or the Euclidean distance of normalized embeddings."""
         return EuclideanDistance() if self.nearer == "smaller" else GramCosineSimilarity()
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return settings_repr(self)
 
 

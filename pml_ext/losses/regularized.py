@@ -26,7 +26,8 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
 
     Args:
         loss: any PML loss or loss wrapper.
-        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML.
+        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused beside a loss with
+            a relation.
         weight: on the regularizer; may be 0.
         kwargs: as in PML's losses.
     """
@@ -50,6 +51,11 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         self.regularizer = regularizer
         self.weight = weight
         self._labeled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
+        if self._labeled_regularizer and self.relation is not None:
+            raise ValueError(
+                f"{type(regularizer).__name__} compares classes, and the loss compares by {self.relation}; leave out "
+                'one of them (in a recipe: [loss] relation = "none")'
+            )
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
 
@@ -101,7 +107,7 @@ class RegularizedLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ig
         return ["loss", "regularizer"]
 
     def extra_repr(self) -> str:
-        """The weight."""
+        """Return the weight."""
         return f"weight={self.weight}"
 
 

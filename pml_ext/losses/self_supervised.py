@@ -55,7 +55,7 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
         return call_loss(self.loss, embeddings, labels, ref_emb=ref_emb, ref_labels=labels.clone())
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return f"symmetric={self.symmetric}"
 
 

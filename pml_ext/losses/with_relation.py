@@ -111,10 +111,12 @@ class WithRelation(nn.Module):
             return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **named)  # type: ignore[no-any-return]
         a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels, **named)
         columns = embeddings if ref_emb is None else ref_emb
+        count = len(embeddings)  # pairs are listed anchor by anchor
+        positives = torch.split(p, torch.bincount(a1, minlength=count).tolist())
+        negatives = torch.split(n, torch.bincount(a2, minlength=count).tolist())
         found = []
         with autocast_off(embeddings.device):
-            for anchor in range(len(embeddings)):
-                positive, negative = p[a1 == anchor], n[a2 == anchor]
+            for anchor, (positive, negative) in enumerate(zip(positives, negatives, strict=True)):
                 places = torch.cat([positive, negative])
                 alike = torch.zeros_like(places).index_fill_(0, torch.arange(len(positive), device=places.device), 1)
                 if len(places):

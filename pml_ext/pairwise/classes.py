@@ -41,7 +41,7 @@ class ClassLabels(nn.Module):
         self.are_rows = given.tolist() == list(range(num_classes))
 
     def forward(self, labels: Tensor) -> Tensor:
-        """The rows of labels ``[B]``."""
+        """Return the rows of labels ``[B]``."""
         return labels.long().clamp(0, len(self.rows) - 1) if self.are_rows else self.rows[self._places(labels)]
 
     def check(self, labels: Tensor, owner: str) -> None:
@@ -59,7 +59,7 @@ class ClassLabels(nn.Module):
             )
 
     def known(self, labels: Tensor) -> Tensor:
-        """Which labels are of a class, ``[B]``."""
+        """Return which labels are of a class, ``[B]``."""
         return self.ordered[self._places(labels)] == labels
 
     def _places(self, labels: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ _CHUNK = 1 << 22  # entries of differences held at a time
 
 
 def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Return distances between rows of about unit length, by one matrix product, or differences where it is inexact.
+    """Return distances between rows of about unit length, by one matrix product; of near pairs, by differences.
 
     Equal rows have distance 0 with gradient 0. The gradient omits a multiple of the row, which :func:`normalize`
     removes anyway. Higher derivatives and forward mode work; ``vmap`` does not, since the choice of near pairs depends
@@ -33,12 +33,12 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
     if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
         return _squared_in_float64(x, y)
     squares, others = x.square().sum(1, keepdim=True), y.square().sum(1)
-    if 4 * x.shape[1] <= min(len(x), len(y)):  # two columns more, for a pass over the matrix less
+    if 4 * x.shape[1] <= min(len(x), len(y)):  # two columns more save a pass over the matrix
         one = torch.cat([x, squares, torch.ones_like(squares)], 1)
         squared = one @ torch.cat([-2 * y, y.new_ones(len(y), 1), others[:, None]], 1).T
     else:
         squared = torch.addmm(others, x, y.T, alpha=-2).add_(squares)
-    rows, columns = torch.where(squared < _NEAR**2)  # whatever is below 0, too
+    rows, columns = torch.where(squared < _NEAR**2)  # also catches negative rounding errors
     step = max(1, _CHUNK // x.shape[1])
     near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
     if near:

@@ -86,7 +86,7 @@ class PairsOfRows:
                 self._starts = [torch.searchsorted(pairs[0], numbers).tolist() for pairs in self._lists]
 
     def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
-        """The entries of a list for some rows, counted from the first of them."""
+        """Return the entries of a list for some rows, counted from the first of them."""
         assert self._lists is not None
         if rows is None:
             return self._lists[number]

@@ -32,13 +32,13 @@ class Sharing(Protocol):
     """How several processes share the tiles of one batch that each of them has."""
 
     def part(self, count: int) -> slice:
-        """Which of ``count`` tiles this process computes."""
+        """Return which of ``count`` tiles this process computes."""
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Every tensor, joined over the processes in the order of the tiles, and where its own part begins."""
+        """Return every tensor, joined over the processes in the order of the tiles, and where its own part begins."""
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Every tensor, added up over the processes."""
+        """Return every tensor, added up over the processes."""
 
 
 _sharing: list[Sharing] = []
@@ -199,7 +199,7 @@ class _Results:
         self._lengths: list[int] = []
 
     def add(self, results: Sequence[Tensor]) -> None:
-        """Writes the results of the next tile behind the others."""
+        """Write the results of the next tile behind the others."""
         if not self._lengths:
             self._buffers = [result.new_empty(len(result) * max(1, self._tiles)) for result in results]
             self._lengths = [0] * len(results)
@@ -213,7 +213,7 @@ class _Results:
             self._lengths[number] = stop
 
     def joined(self) -> tuple[Tensor, ...]:
-        """Each result, joined over the tiles."""
+        """Return each result, joined over the tiles."""
         return tuple(b[:n].clone() for b, n in zip(self._buffers, self._lengths, strict=True))
 
 

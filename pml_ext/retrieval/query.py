@@ -235,7 +235,7 @@ class Gallery:
         short = [answer for answer in answers if len(answer.paths) < k]
         if short:
             text = f"fewer than {k} answers for {len(short)} of {len(answers)} queries: the index holds {images} images"
-            warnings.warn(text + " of the class" * (within is not None), RetrievalWarning, stacklevel=4)
+            warnings.warn(f"{text} of the class" if within is not None else text, RetrievalWarning, stacklevel=4)
         paths = {path for answer in answers for path in answer.paths}
         gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
         if gone:

@@ -30,22 +30,22 @@ class Batch:
     labels: Tensor
 
     def ordered(self, order: Tensor) -> Batch:
-        """The same images in another order, as fresh leaves."""
+        """Return the same images in another order, as fresh leaves."""
         return Batch(fresh(self.embeddings[order]), self.labels[order])
 
 
 def fresh(x: Tensor) -> Tensor:
-    """A leaf with gradient."""
+    """Return a leaf with gradient."""
     return x.detach().clone().requires_grad_()
 
 
 def labels_of(classes: int, each: int) -> Tensor:
-    """Sorted labels of some classes with as many images each."""
+    """Return sorted labels of some classes with as many images each."""
     return torch.arange(classes).repeat_interleave(each)
 
 
 def shuffle(length: int, seed: int) -> Tensor:
-    """A permutation of its own generator."""
+    """Return a permutation of its own generator."""
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
 
 
@@ -74,18 +74,18 @@ def batch_of(
 
 
 def all_pairs(batch: Batch) -> tuple[Tensor, ...]:
-    """All pairs of a batch, as a miner gives them."""
+    """Return all pairs of a batch, as a miner gives them."""
     same = batch.labels[:, None] == batch.labels
     return (*torch.where(same.clone().fill_diagonal_(False)), *torch.where(~same))
 
 
 def all_triplets(batch: Batch) -> tuple[Tensor, ...]:
-    """All triplets of a batch, as a miner gives them."""
+    """Return all triplets of a batch, as a miner gives them."""
     same = batch.labels[:, None] == batch.labels
     return tuple(torch.where(same.clone().fill_diagonal_(False)[:, :, None] & ~same[:, None]))
 
 
 def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """A random part of index tensors that belong together, at least one entry."""
+    """Return a random part of index tensors that belong together, at least one entry."""
     chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
     return tuple(index[chosen] for index in indices)

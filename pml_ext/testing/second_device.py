@@ -56,7 +56,7 @@ class _Elsewhere(Tensor):
         return f"{self.held!r} on the second device"
 
     def tolist(self) -> Any:
-        """The values, as any device hands them over: by way of the CPU."""
+        """Return the values, as any device hands them over: by way of the CPU."""
         return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -106,7 +106,7 @@ class SecondDevice:
         self.shapes.clear()
 
     def move(self, module: M) -> M:
-        """A copy of a module there; its parameters stay the objects that the module may know them by."""
+        """Return a copy of a module there; its parameters stay the objects that the module may know them by."""
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -152,7 +152,7 @@ def _nested(index: list[Any]) -> bool:
 
 @functools.cache
 def _nested_lists_are_tuples() -> bool:
-    """Whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
+    """Return whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.eye(2)[[[0, 1], [1, 0]]].ndim == 1
@@ -207,7 +207,7 @@ def _refuse_a_mix(name: str, tensors: list[Tensor]) -> None:
 
 
 def in_words(counted: Counter[str]) -> str:
-    """The counts in words, the most frequent first; empty without any."""
+    """Return the counts in words, the most frequent first; empty without any."""
     return ", ".join(f"{what} ({count} times)" if count > 1 else what for what, count in counted.most_common())
 
 
@@ -220,7 +220,7 @@ def _held(tree: Any) -> Any:
 
 
 def _place() -> str:
-    """The file and line of the nearest caller that is not torch."""
+    """Return the file and line of the nearest caller that is not torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
         frame = frame.f_back

@@ -80,7 +80,7 @@ def applies_to(*kinds: str, slow: bool = False) -> Callable[[Check], Check]:
 
 
 def takes_labels(component: Any) -> bool:
-    """Whether labels are passed to a component: PML's regularizers take none, and all of its losses but a few do."""
+    """Return whether a component takes labels: PML's regularizers take none, and all of its losses but a few do."""
     kind = registry.kind_of(type(component))
     if kind in ("loss", "miner"):
         return kind == "miner" or "labels" in registry.capabilities(component)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ with needs_extra("train", "track.name = 'tensorboard'"):
 
 
 class TensorBoard:
-    """Writer of events; those after ``iteration`` and ``epoch``, of an earlier process, are purged."""
+    """Writer of TensorBoard's events, which purges those written after the checkpoint that a run resumes from."""
 
     def __init__(self, folder: Path, iteration: int, epoch: int) -> None:
         self._iterations = SummaryWriter(str(folder / "tensorboard"), purge_step=iteration + 1)
@@ -23,11 +24,11 @@ class TensorBoard:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Write the values of a step; NaN is left out."""
-        summaries = {self._iterations: Summary(), self._epochs: Summary()}
-        for name, value in values.items():
-            if value == value:
-                summaries[self._epochs if of_epochs(name) else self._iterations].value.add(tag=name, simple_value=value)
-        for writer, summary in summaries.items():
+        for writer, epochs in ((self._iterations, False), (self._epochs, True)):
+            summary = Summary()
+            for name, value in values.items():
+                if of_epochs(name) is epochs and not math.isnan(value):
+                    summary.value.add(tag=name, simple_value=value)
             if summary.value:  # add_scalar takes 50 microseconds for each value
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 

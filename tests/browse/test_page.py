@@ -273,7 +273,7 @@ def test_a_taken_port_is_told_in_a_line(served, pml_ext_command):
     done = pml_ext_command("browse", str(served.place / "one"), "--port", str(served.port), "--no-open")
     assert done.returncode == 2
     assert re.fullmatch(
-        rf"pml-ext: --port {served.port} cannot be had \(.*\); type another one, or --port 0\n", done.stderr
+        rf"pml-ext: --port {served.port} is not available \(.*\); type another one, or --port 0 for any\n", done.stderr
     )
 
 

@@ -123,7 +123,7 @@ def test_a_terminal_has_a_bar():
         (["train", "cbml/digits", "--out", "{tmp}"], 2, "exists; add --resume"),
         (["train", "cbml/omniglot-small", "--data", "{tmp}/absent", "--out", "{tmp}/x"], 2, "absent"),
         (["train", "cbml/digits", "--set", "data.name=folder:{tmp}/none", "--out", "{tmp}/x"], 2, "none"),
-        (["train"], 2, "wanted a recipe, or --images FOLDER"),
+        (["train"], 2, "no recipe given; wanted a recipe or --images FOLDER"),
         (["train", "--images", "{tmp}/none"], 2, "none: no such folder or table"),
         (
             ["train", "cbml/digits", "--set", "loss=cbml"],

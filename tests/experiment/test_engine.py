@@ -314,7 +314,7 @@ def test_a_step_that_is_left_out_leaves_the_memory_as_it_was_and_copies_the_rows
     assert step.skipped
     assert same(parts.state(), before)
     assert (memory.filled, memory.queue_idx) == (8, 8)
-    assert memory.embedding_memory.data_ptr() == place  # the ring itself stays where it is
+    assert memory.embedding_memory.data_ptr() == place  # the queue itself stays where it is
     assert all(value.numel() < 100 for value in copied if torch.is_tensor(value))
 
 

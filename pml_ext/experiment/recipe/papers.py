@@ -176,7 +176,7 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
 
 
 def is_full(name: str, data: str) -> bool:
-    """Whether a data set is one of the paper's whose table has this name."""
+    """Return whether a data set is one of the paper's whose table has this name."""
     place = printed(name)
     return place is not None and data in place[0].data.values()
 

@@ -10,7 +10,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from pml_ext.testing import check_component
 from pml_ext_density import ClusteringLoss
-from pml_ext_density.clustering import agreement, class_medoids, facility_locations
+from pml_ext_density.clustering import class_medoids, facility_locations, nmi_after_moves
 
 
 def nmi(labels, clusters):
@@ -108,13 +108,13 @@ def test_agreement_after_moves_is_scikit_learns():
     clusters = torch.randint(4, (30,), generator=generator)
     moved = (torch.rand(8, 30, generator=generator) < 0.3).double()
     moved[0], moved[1] = 0, 1
-    found = agreement(moved, clusters, classes)
+    found = nmi_after_moves(moved, clusters, classes)
     for row, value in zip(moved, found, strict=True):
         after = torch.where(row.bool(), 9, clusters)
         assert float(value) == pytest.approx(normalized_mutual_info_score(classes, after), abs=1e-9)
         assert float(value) == pytest.approx(nmi(classes.tolist(), after.tolist()), abs=1e-9)
     alone = torch.zeros(30, dtype=torch.int64)
-    assert agreement(moved[:2], alone, alone).tolist() == [1, 1]
+    assert nmi_after_moves(moved[:2], alone, alone).tolist() == [1, 1]
 
 
 def test_greedy_and_exchange_come_near_the_best_of_all_medoids():

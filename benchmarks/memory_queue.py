@@ -1,6 +1,6 @@
-"""A step of ``CrossBatchMemory`` over a large ring: seconds and peak memory, in a process of its own.
+"""A step of ``CrossBatchMemory`` over a large queue: seconds and peak memory, in a process of its own.
 
-python benchmarks/memory_ring.py --rows 1000000 --batch 512 --size 128
+python benchmarks/memory_queue.py --rows 1000000 --batch 512 --size 128
 """
 
 import argparse
@@ -27,5 +27,5 @@ if __name__ == "__main__":
         memory(x, labels).backward()
         seconds = time.perf_counter() - start
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        ring = memory.embedding_memory.numel() * 4 / 2**20
-        print(f"{type(loss).__name__}: {seconds:.1f} s, {grown:.0f} MiB above the ring's {ring:.0f} MiB", flush=True)
+        queue = memory.embedding_memory.numel() * 4 / 2**20
+        print(f"{type(loss).__name__}: {seconds:.1f} s, {grown:.0f} MiB above the queue's {queue:.0f} MiB", flush=True)
