@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .checksums import sha256_of
-from .errors import ConfigError, DataError, UnwritableError, needs_extra, shortened
+from .errors import ConfigError, DataError, UnwritableError, counted, needs_extra, shortened
 from .files import alone_in, write_atomically, writing
 from .search import FaissIndex, chosen_factory
 
@@ -346,7 +346,7 @@ class Collection:
                 elif files[path] == (size, time):
                     found[path] = vector
         if damaged:
-            text = f"{self.place}: embeddings of {damaged} image{'s' * (damaged > 1)} were damaged; embedded again"
+            text = f"{self.place}: embeddings of {counted(damaged, 'image')} were damaged; embedded again"
             warnings.warn(text, StoreWarning, stacklevel=6)
         return found, gone, current.vectors
 

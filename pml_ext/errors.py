@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -72,12 +72,22 @@ class TrainingWarning(UserWarning):
     """Something that a loss or a regularizer noticed while training; a run shows it and keeps it with its metrics."""
 
 
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names, separated by commas, and dots if there are more."""
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, ``"1 image"`` or ``"2 images"``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence about a name that is not there, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
     known, name = list(dict.fromkeys(known)), shortened(name, 100)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
-    listed = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:12])}{' ...' * (len(known) > 12)}"
+    listed = f"nearest: {', '.join(near)}" if near else f"known: {first_of(known, 12)}"
     return f"no {what} {name!r}; {listed}"
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .bn_inception import MEAN
-from .errors import ConfigError, needs_extra, one_line
+from .errors import ConfigError, first_of, needs_extra, one_line
 from .models import PREFIX, TIMM, RepeatedGray, timm_library, torchvision_weights
 
 HF = "hf/"
@@ -104,11 +104,7 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
         ],
     }
     if any(wrong.values()):
-        told = [
-            f"{len(names)} {what} ({', '.join(names[:_NAMED])}{', ...' * (len(names) > _NAMED)})"
-            for what, names in wrong.items()
-            if names
-        ]
+        told = [f"{len(names)} {what} ({first_of(names, _NAMED)})" for what, names in wrong.items() if names]
         raise ConfigError(f"{key}: {path} does not fit the trunk: {'; '.join(told)}")
     inner.load_state_dict({name: state.get(name, known[name]) for name in known})
 

@@ -114,7 +114,8 @@ class Collection:
         chosen = shown[some_of(len(shown), MAP_LIMITS[method], seed=0)]
         points = directions(self.embeddings[chosen]).numpy()
         note = f"{len(chosen):,} of {len(shown):,} images" if len(chosen) < len(shown) else "All images"
-        note += " of unseen classes" * unseen + ", drawn at random" * (len(chosen) < len(shown))
+        note += " of unseen classes" if unseen else ""
+        note += ", drawn at random" if len(chosen) < len(shown) else ""
         if len(points) < 2 or bool(np.ptp(points, axis=0).max() <= ONE_POINT):
             return chosen.numpy(), np.full((len(points), 2), 0.5, dtype=np.float32), f"{note}; they lie on one point"
         flat = flattened(points, method)
@@ -138,7 +139,8 @@ class Collection:
             name = self.classes[query]
             pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
         note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
-        note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
+        note += " that have a class" if len(known) < len(self) else ""
+        note += ", drawn at random" if len(chosen) < len(known) else ""
         return sorted(pairs, key=lambda pair: pair.distance), note
 
     def recall(self) -> list[tuple[str, int, int]]:

@@ -42,7 +42,7 @@ class Page:
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
         self.collections, self.uploads = collections, uploads
-        self.kinds = ["wrong", "right"] + ["disputed"] * (len(collections) == 2)
+        self.kinds = ["wrong", "right", "disputed"] if len(collections) == 2 else ["wrong", "right"]
         self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
         self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1

@@ -33,7 +33,7 @@ def list_names(
         rows = []
         for entry in listed["tables"]:
             full, small = ("\n".join(entry["recipes"][scale]) for scale in ("full", "small"))
-            done = "yes" * bool(entry["measured"])
+            done = "yes" if entry["measured"] else ""
             rows.append([entry["name"], entry["title"], full or entry["reason"], small, done])
         print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
     elif what is not None:
@@ -116,7 +116,9 @@ def show(
     console = stdout()
     for index, item in enumerate(described):
         of = f", {item['class']}" if item["class"] else ""
-        console.print("\n" * (index > 0) + f"{item['name']}  ({item['kind']}{of})")
+        if index:
+            console.print()
+        console.print(f"{item['name']}  ({item['kind']}{of})")
         if item["text"]:
             console.print("\n" + item["text"])
         if item.get("table", {}).get("rows"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import ConfigError, one_line, printable
+from ..errors import ConfigError, counted, one_line, printable
 from .common import (
     AsJson,
     Device,
@@ -216,7 +216,7 @@ def cluster(
     print_table(columns, rows, right=[0, 1, 3] if classes else [0, 1])
     found = sum(each.number >= 0 for each in result.clusters)
     noise = sum(len(each.members) for each in result.clusters if each.number < 0)
-    in_none = f"; {noise} images in none (cluster -1)" * (clusters == "auto")
+    in_none = f"; {noise} images in none (cluster -1)" if clusters == "auto" else ""
     stdout().print(f"{found} clusters by {result.grouping.method}{in_none}")
     stdout().print(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
 
@@ -424,7 +424,7 @@ def query(
             return
         rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
         print_table(["group", "path"], rows, right=[0])
-        count = f"{len(groups)} group{'s' * (len(groups) != 1)} of {len(rows)} images"
+        count = f"{counted(len(groups), 'group')} of {len(rows)} images"
         stdout().print(f"{count} within {radius:g} of another (--radius)")
         return
     answers = trained.query(images, k, metric, shortlist, within, radius, stored)

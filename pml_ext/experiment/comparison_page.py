@@ -89,7 +89,7 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     metrics, rows = result["metrics"], []
     printed = [name for name in metrics if any(row[name]["paper"] for row in result["recipes"])]
     for row in result["recipes"]:
-        cells = [row["recipe"] + " *" * bool(row["marks"]), str(len(row["seeds"]))]
+        cells = [f"{row['recipe']} *" if row["marks"] else row["recipe"], str(len(row["seeds"]))]
         cells += [_interval(row[name]) for name in metrics]
         cells += [", ".join(dict.fromkeys(each["text"] for each in row[name]["paper"])) for name in printed]
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"

@@ -71,7 +71,7 @@ def plan(
     for full_name, recipe in recipes.items():
         variant = _folder_name(full_name.partition("@")[2])
         for number in range(seed, seed + seeds):
-            parts = [variant] * (len(recipes) > 1) + [f"seed-{number}"] * (seeds > 1)
+            parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
             plans.append(Plan(full_name, recipe, number, out.joinpath("-".join(parts)) if several else out))
             _check_same(plans[-1])
     return plans

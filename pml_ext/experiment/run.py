@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..checksums import SUMS, read_sums, replace_file, write_sums
 from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
-from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, shortened
+from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, counted, first_of, shortened
 from ..files import left_over
 from ..models import fit_whitened_pca
 from ..trackers import import_tracker
@@ -109,7 +109,7 @@ class Run(View):
         self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
         self._warn(self.note)
         for split, paths in self.unreadable.items():
-            images = f"{len(paths)} image{'s' * (len(paths) > 1)}"
+            images = counted(len(paths), "image")
             self._warn(f"left out {images} of {split} that cannot be read; the first: {min(paths.values())}")
 
     @functools.cached_property  # a report needs none
@@ -376,8 +376,7 @@ class Run(View):
         derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
         lost = [name for name in damaged if not name.startswith(derived)]
         if names := [name for name in damaged if name != REPORT or (self.folder / REPORT).exists()]:
-            listed = ", ".join(names[:4]) + " ..." * (len(names) > 4)
-            self.listener.warn(f"{self.folder}: not what {SUMS} says: {listed}; what can be is made again")
+            self.listener.warn(f"{self.folder}: not what {SUMS} says: {first_of(names, 4)}; what can be is made again")
         if "records/logs.db" not in damaged:
             write_csv_files(self.folder / "records")
         self._write_json(_NETWORK, self.network_json())

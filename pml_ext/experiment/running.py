@@ -105,7 +105,7 @@ def plans_of(
             digest = digest_of(about)
             place = out / "runs" / f"{slug(full)}-{digest}"
             for seed in range(seeds):
-                folder = place / (f"seed-{seed}" + f"-fold-{fold}" * bool(fold))
+                folder = place / (f"seed-{seed}-fold-{fold}" if fold else f"seed-{seed}")
                 plans.append(Plan(full, recipe, seed, folder, trials))
     return plans
 

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from ..errors import counted
+
 LEVEL = 0.05  # of the tests; intervals cover 1 - LEVEL
 POWER = 0.8
 MOST = 1000  # pairs that are looked at for the power
@@ -122,13 +124,14 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
     """Say in words no more than the test of one row shows; ``p`` is of the t-test, corrected for the number of rows."""
     number = found.pairs
     if found.mean is None or found.low is None or found.high is None:
-        return f"{row}: {number or 'no'} pair{'s' * (not number)} of runs with {baseline}; a test takes two or more."
+        pairs = counted(number, "pair") if number else "no pairs"
+        return f"{row}: {pairs} of runs with {baseline}; a test takes two or more."
     mean, low, high = (100 * x for x in (found.mean, found.low, found.high))
     if p is None:
         return (
             f"{row}: {metric} differs from that of {baseline} by {mean:+.1f} points in each of {number} pairs; no test."
         )
-    corrected = f" after Holm's correction for {rows} rows" * (rows > 1)
+    corrected = f" after Holm's correction for {rows} rows" if rows > 1 else ""
     numbers = f"95 % interval {low:+.1f} to {high:+.1f}; p = {p:.2g}{corrected}"
     if p < LEVEL:
         direction = "higher" if mean > 0 else "lower"

@@ -93,7 +93,8 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
             raise TypeError("DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))")
         if missing := _NEEDED - capabilities(loss):
             name = type(loss).__name__
-            more = "; type: from pml_ext import MultipleLosses, which passes references on" * (name == "MultipleLosses")
+            ours = "; type: from pml_ext import MultipleLosses, which passes references on"
+            more = ours if name == "MultipleLosses" else ""
             raise TypeError(
                 f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
                 f"{' and '.join(sorted(missing))}{more}"

@@ -354,7 +354,7 @@ def related(
     if labels is None and indices_tuple is not None and not relation.graded:
         return None, indices_tuple, None
     if relation.needs_labels and (labels is None or (ref_emb is not None and ref_labels is None)):
-        raise ValueError(f"{'ref_' * (labels is not None)}labels must be given for {relation}")
+        raise ValueError(f"{'labels' if labels is None else 'ref_labels'} must be given for {relation}")
     rows = relation.tensor(labels, len(embeddings), embeddings.device)
     if ref_emb is None:
         columns = relation.tensor(labels, len(embeddings), embeddings.device, 1)

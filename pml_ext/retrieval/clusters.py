@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..collection import Embedded, class_of
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..evaluation import default_neighbors, kmeans
 from ..evaluation.sampling import some_of
 from ..files import write_atomically
@@ -53,7 +53,7 @@ class Cluster:
     @property
     def title(self) -> str:
         """Its size, and its class where there is one."""
-        images = f"{len(self.members)} image{'s' * (len(self.members) != 1)}"
+        images = counted(len(self.members), "image")
         what = f"no cluster (noise): {images}" if self.number == NOISE else f"cluster {self.number}: {images}"
         return what if self.share is None else f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
 
@@ -94,7 +94,9 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
         unordered, method = kmeans(embedded.embeddings, clusters).cpu().numpy(), "k-means"
     else:
         unordered = _by_density(embedded.embeddings.cpu().float(), least)
-        method = "HDBSCAN" + f" of {DENSE} images, drawn at random; the others by their nearest" * (images > DENSE)
+        method = "HDBSCAN"
+        if images > DENSE:
+            method += f" of {DENSE} images, drawn at random; the others by their nearest"
     sizes = np.bincount(unordered[unordered >= 0], minlength=1)
     rank = np.empty(len(sizes), dtype=np.int64)
     rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
@@ -203,7 +205,7 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
     from ..evaluation.sheets import CELL, contact_sheet
 
     embedded, shown = grouping.embedded, cluster.members[:SHEET]
-    title = cluster.title + ", nearest to its center first" * (cluster.number != NOISE)
+    title = cluster.title if cluster.number == NOISE else f"{cluster.title}, nearest to its center first"
     files = [embedded.folder / embedded.paths[member] for member in shown]
     pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
     if cluster.share is None:

@@ -130,7 +130,7 @@ Freeze = Literal["none", "trunk"] | list[str]
 
 def frozen_patterns(freeze: Freeze) -> list[str]:
     """Return the patterns of the parts of the trunk that ``freeze`` says."""
-    return freeze if isinstance(freeze, list) else ["*"] * (freeze == "trunk")
+    return freeze if isinstance(freeze, list) else ["*"] if freeze == "trunk" else []
 
 
 class LoraTable(Table):
