@@ -18,7 +18,7 @@ from pml_ext.experiment.launch import plan
 from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
 from pml_ext.registry import BuildContext, filled
 from pml_ext.retrieval import load_run
-from pml_ext.testing.targets import components_of
+from pml_ext.testing.subject import components_of
 
 
 @pytest.fixture(autouse=True)

@@ -12,22 +12,22 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from .batches import Batch, all_pairs, batch_of
-from .subject import SkipCheck, Subject, takes_labels
+from .subject import Batch, SkipCheck, Subject, all_pairs, batch_of, takes_labels
 
 TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # folders whose frames are not the author's
 
 
-def needs(subject: Subject, *capabilities: str) -> None:
-    """Skip a check if the component does not declare the capabilities that the check needs."""
+def needs(subject: Subject, *capabilities: str, fixed: bool = False) -> None:
+    """Skip a check that needs capabilities which the component does not declare, or ``fixed`` values, not random."""
     if missing := set(capabilities) - subject.capabilities:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
+    if fixed and is_random(subject):
+        raise SkipCheck("its values are random")
 
 
 def needs_repeatable(subject: Subject) -> None:
     """Skip a check if the component's values are random or change from call to call."""
-    if is_random(subject):
-        raise SkipCheck("its values are random")
+    needs(subject, fixed=True)
     batch, component = batch_of(subject), subject.make()
     if not equal(seeded(component, batch), seeded(component, batch)):
         raise SkipCheck("its values depend on earlier calls")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,9 +49,6 @@ class _Elsewhere(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
         raise OtherDeviceError(f"{func} was called after the second device was left")
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"{self.held!r} on the second device"
 
     def tolist(self) -> Any:
         """Return the values, as any device hands them over: by way of the CPU."""
@@ -127,35 +122,19 @@ class _Factories(TorchFunctionMode):
             func, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
         if func not in (torch.tensor, torch.as_tensor, torch.asarray) or isinstance(args[0], Tensor):
             return func(*args, **kwargs)
-        data = tree_map(_number, args[0])
+        data = tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, _Elsewhere) else leaf, args[0])
         if not _there(kwargs.get("device")):
             return func(data, *args[1:], **kwargs)
         wanted = kwargs.pop("requires_grad", False)
         return func(data, *args[1:], **{**kwargs, "device": "cpu"}).to(DEVICE).requires_grad_(wanted)
 
 
-def _number(leaf: Any) -> Any:
-    return leaf.tolist() if isinstance(leaf, _Elsewhere) else leaf
-
-
 def _index(index: Any) -> Any:
     """An index whose lists and arrays of numbers are tensors."""
-    if isinstance(index, tuple) or (isinstance(index, list) and _nested(index) and _nested_lists_are_tuples()):
-        return tuple(_index(part) for part in index)
+    if isinstance(index, tuple):
+        return tuple(map(_index, index))
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
     return torch.as_tensor(index).to(DEVICE) if numbers else index
-
-
-def _nested(index: list[Any]) -> bool:
-    return any(isinstance(part, (list, np.ndarray, Tensor)) for part in index)
-
-
-@functools.cache
-def _nested_lists_are_tuples() -> bool:
-    """Return whether this torch takes ``x[[[0, 1], [1, 0]]]`` for ``x[[0, 1], [1, 0]]``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.eye(2)[[[0, 1], [1, 0]]].ndim == 1
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -177,9 +156,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "copy":
             there = isinstance(args[0], _Elsewhere)
         if elsewhere and name not in _COPIES:
-            _refuse_a_mix(
-                name, [args[0], *args[2:3]] if name in _INDEXED else tensors
-            )  # of an index: itself and values
+            for tensor in (args[0], *args[2:3]) if name in _INDEXED else tensors:  # not the index itself
+                if not isinstance(tensor, _Elsewhere) and tensor.ndim:
+                    raise OtherDeviceError(
+                        f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
+                        "another device; make it there: device=embeddings.device"
+                    )
         owner, place = self._owner, _place() if elsewhere else ""
         if elsewhere and name == "local_scalar_dense":
             owner.waits[f"a value read at {place}"] += 1
@@ -195,15 +177,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return output
         known |= {id(x): _Elsewhere(x) for x in tree_leaves(output) if isinstance(x, Tensor) and id(x) not in known}
         return tree_map(lambda x: known.get(id(x), x), output)
-
-
-def _refuse_a_mix(name: str, tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        if not isinstance(tensor, _Elsewhere) and tensor.ndim:
-            raise OtherDeviceError(
-                f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on another "
-                "device; make it there: device=embeddings.device"
-            )
 
 
 def in_words(counted: Counter[str]) -> str:

@@ -19,8 +19,7 @@ from pml_ext import registry
 from pml_ext.cli import main
 from pml_ext.errors import ConfigError
 from pml_ext.testing import check_component, parametrize_with_checks
-from pml_ext.testing.subject import subject_of
-from pml_ext.testing.targets import components_of
+from pml_ext.testing.subject import components_of, subject_of
 
 HERE = Path(__file__).parent
 WRAPPERS = {"regularized"}

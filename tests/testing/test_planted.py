@@ -11,9 +11,8 @@ from pytorch_metric_learning import losses, regularizers
 import pml_ext
 from pml_ext import registry
 from pml_ext.testing import check_component, checks_of
-from pml_ext.testing.batches import Batch, batch_of
 from pml_ext.testing.calling import equal, outcome
-from pml_ext.testing.subject import subject_of
+from pml_ext.testing.subject import Batch, batch_of, subject_of
 
 WANTED = {"loss": 0.6}  # of the bugs in losses, whose equation nothing but a reference knows
 OTHERS = 0.8

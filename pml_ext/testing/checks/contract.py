@@ -12,9 +12,20 @@ from torch import Tensor
 
 from ... import pml
 from ...pairwise import SharedLabel, related_pairs
-from ..batches import CLOSE, Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
-from ..calling import call, close, compute, gradient, gradients, is_random, needs, needs_repeatable, seeded
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..calling import call, close, compute, equal, gradient, gradients, is_random, needs, needs_repeatable, seeded
+from ..subject import (
+    CLOSE,
+    Batch,
+    SkipCheck,
+    Subject,
+    all_pairs,
+    all_triplets,
+    applies_to,
+    batch_of,
+    shuffle,
+    some_of,
+    takes_labels,
+)
 
 _WANTED = (
     "wanted {'loss': {'losses': a value per element, pair or triplet, 'indices': what each belongs to, "
@@ -34,8 +45,7 @@ def check_call_forms(subject: Subject) -> None:
     try:
         value = seeded(subject.make(), batch)
     except Exception as error:
-        if wrong := _wrong_terms(subject, batch):
-            raise AssertionError(wrong) from error
+        _check_terms(subject, batch)
         if isinstance(error, (RuntimeError, IndexError)) and any(True for _ in subject.make().parameters()):
             size, classes = batch.embeddings.shape[1], len(set(batch.labels.tolist()))
             raise AssertionError(
@@ -56,29 +66,28 @@ def check_call_forms(subject: Subject) -> None:
         close(seeded(subject.make(), batch, None), value, "indices_tuple=None gives another value")
 
 
-def _wrong_terms(subject: Subject, batch: Batch) -> str:
-    """The fault in the dictionary of ``compute_loss``; empty if there is none, or no dictionary to be had."""
+def _check_terms(subject: Subject, batch: Batch) -> None:
+    """Fail if ``compute_loss`` returns another dictionary than PML wants; an error of its own is the caller's."""
     try:
         torch.manual_seed(0)
         terms = compute(subject.make(), batch)
-    except Exception:  # of the component itself, which the check shows
-        return ""
+    except Exception:
+        return
     if not isinstance(terms, dict) or not all(isinstance(info, dict) for info in terms.values()):
         shown = f"a tensor of shape {tuple(terms.shape)}" if isinstance(terms, Tensor) else repr(terms)[:80]
-        return f"compute_loss returns {shown}; {_WANTED}"
+        raise AssertionError(f"compute_loss returns {shown}; {_WANTED}")
     for name, info in terms.items():
         if missing := {"losses", "indices", "reduction_type"} - set(info):
-            return f"the dictionary of sub-loss {name!r} lacks {', '.join(sorted(missing))}; {_WANTED}"
+            raise AssertionError(f"the dictionary of sub-loss {name!r} lacks {', '.join(sorted(missing))}; {_WANTED}")
         if info["reduction_type"] not in _TYPES:
-            return f"sub-loss {name!r} has reduction_type {info['reduction_type']!r}; {_WANTED}"
+            raise AssertionError(f"sub-loss {name!r} has reduction_type {info['reduction_type']!r}; {_WANTED}")
     names = getattr(subject.make(), "sub_loss_names", lambda: ["loss"])()
     given, wanted = (sorted(set(each) - _MADE_BY_PML) for each in (terms, names))
     if given != wanted:
-        return (
+        raise AssertionError(
             f"compute_loss returns {given}, but sub_loss_names() says {wanted}; name them in _sub_loss_names, which "
             "PML calls inside of super().__init__()"
         )
-    return ""
 
 
 @applies_to("loss")
@@ -89,12 +98,10 @@ def check_reducers(subject: Subject) -> None:
     """
     batch, losses = batch_of(subject), [subject.make() for _ in range(2)]
     for loss, name in itertools.product(losses, ("embedding_regularizer", "weight_regularizer")):
-        if getattr(loss, name, None) is not None:
-            setattr(loss, name, None)  # PML's, whose terms are reduced already
+        setattr(loss, name, None)  # PML's, whose terms are reduced already
     torch.manual_seed(0)
     terms = compute(losses[0], batch)
-    if wrong := _wrong_terms(subject, batch):
-        raise AssertionError(wrong)
+    _check_terms(subject, batch)
     values = {name: info["losses"] for name, info in terms.items() if isinstance(info["losses"], Tensor)}
     if all(value.ndim == 0 or len(value) == 1 for value in values.values()):
         raise AssertionError("compute_loss returns a value that is reduced already, so that a reducer has no effect")
@@ -105,10 +112,6 @@ def check_reducers(subject: Subject) -> None:
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
-
-
-def _indices(indices: Any) -> tuple[Any, ...]:
-    return tuple(indices) if isinstance(indices, (tuple, list)) else (indices,)
 
 
 @applies_to("loss")
@@ -122,9 +125,10 @@ def check_indices_belong_to_values(subject: Subject) -> None:
     order = shuffle(len(batch.labels), 3)
     before, after = (compute(subject.make(), each) for each in (batch, batch.ordered(order)))
     for name, info in before.items():
-        values, kind, index = info["losses"], info["reduction_type"], _indices(info["indices"])
+        values, kind = info["losses"], info["reduction_type"]
         if kind == "already_reduced" or not isinstance(values, Tensor) or values.ndim != 1:
             continue
+        index, moved = ((i,) if isinstance(i, Tensor) else (*i,) for i in (info["indices"], after[name]["indices"]))
         if kind != "element":
             same = batch.labels[index[0]] == batch.labels[index[1]]
             if (same if kind == "neg_pair" else ~same).any():
@@ -136,7 +140,7 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         shape = (len(order),) * len(index)
         mine, theirs = values.new_zeros(shape), values.new_zeros(shape)  # summed where an index comes twice
         mine.index_put_(index, values.detach(), accumulate=True)
-        theirs.index_put_(tuple(order[i] for i in _indices(after[name]["indices"])), other.detach(), accumulate=True)
+        theirs.index_put_(tuple(order[i] for i in moved), other.detach(), accumulate=True)
         if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6):
             raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
 
@@ -223,28 +227,19 @@ def check_relation(subject: Subject) -> None:
     One-hot labels give the same value and gradient, or indices, to the last bit. Of label sets a loss gives what it
     gives with the list of their pairs as ``indices_tuple``, whole and in tiles; a miner chooses among these pairs.
     """
-    if "relation" not in subject.capabilities:
-        raise SkipCheck("it takes no relation")
-    if is_random(subject):
-        raise SkipCheck("its values are random")
+    needs(subject, "relation", fixed=True)
     batch = batch_of(subject)
 
     def outcome(labels: Tensor, relation: SharedLabel | None, tile_size: int | None = None, **named: Any) -> Any:
         component = subject.make()
-        component.relation = relation
-        if hasattr(component, "tile_size"):
-            component.tile_size = tile_size
+        component.relation, component.tile_size = relation, tile_size
         value = seeded(component, Batch(batch.embeddings, labels), **named)
-        if subject.kind == "miner":
-            return tuple(value)
-        return value.detach(), gradient(value, batch.embeddings)
+        return value if subject.kind == "miner" else (value.detach(), gradient(value, batch.embeddings))
 
     one_hot = torch.nn.functional.one_hot(batch.labels)
-    for found, wanted in zip(outcome(one_hot, SharedLabel()), outcome(batch.labels, None), strict=True):
-        if not torch.equal(found, wanted):
-            raise AssertionError("one-hot labels with SharedLabel() give something else than labels do")
+    if not equal(outcome(one_hot, SharedLabel()), outcome(batch.labels, None)):
+        raise AssertionError("one-hot labels with SharedLabel() give something else than labels do")
     sets = torch.rand(len(batch.labels), 6, generator=torch.Generator().manual_seed(0)) < 0.3
-    pairs = related_pairs(SharedLabel(), sets, sets, itself=True)
     if subject.kind == "miner":
         mined = outcome(sets, SharedLabel())
         weights = SharedLabel().matrix(sets, sets)
@@ -252,7 +247,7 @@ def check_relation(subject: Subject) -> None:
         if not (weights[mined[0], mined[1]] > 0).all() or not (weights[anchors, mined[-1]] == 0).all():
             raise AssertionError("with label sets it chooses pairs that the relation does not allow")
         return
-    wanted = outcome(batch.labels, None, indices_tuple=pairs)
+    wanted = outcome(batch.labels, None, indices_tuple=related_pairs(SharedLabel(), sets, sets, itself=True))
     for tile_size in (None, 3):
         for found, other in zip(outcome(sets, SharedLabel(), tile_size), wanted, strict=True):
             close(found, other, "label sets with SharedLabel() give something else than their pairs do", atol=1e-9)

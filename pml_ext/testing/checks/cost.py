@@ -7,10 +7,9 @@ from torch import Tensor
 
 from ...benchmark import peak_bytes
 from ...losses import CachedGradients
-from ..batches import Batch, batch_of, fresh, labels_of
-from ..calling import CountedOperations, SavedBytes, call, close, compute, gradient, is_random, needs, seeded
+from ..calling import CountedOperations, SavedBytes, call, close, compute, gradient, needs, seeded
 from ..second_device import SecondDevice, in_words
-from ..subject import SkipCheck, Subject, applies_to
+from ..subject import Batch, SkipCheck, Subject, applies_to, batch_of, fresh, labels_of
 
 MATRICES = 64  # of B x B, that a component may keep for the backward pass
 MATRICES_OF_TILES = 4  # that a distance in tiles may, which gives one
@@ -50,18 +49,18 @@ def check_saved_bytes(subject: Subject) -> str:
     """
     tiles, distance = "tiles" in subject.capabilities, subject.kind == "distance"
     factor = 4 if tiles else 2
-    sizes, saved = [], []
+    saved: dict[int, int] = {}
     for batch in _growing(subject, 48 if tiles else 24, factor):
         component = subject.make().float()
         with SavedBytes(batch.embeddings, batch.labels, *component.parameters(), *component.buffers()) as counted:
             counted.leave_out(call(component, batch))
-        sizes.append(len(batch.labels))
-        saved.append(counted.total)
-    growth, matrices = saved[1] / max(1, saved[0]), saved[1] / (4 * sizes[1] ** 2)
-    what = f"a batch of {sizes[1]} has {saved[1] >> 10} KiB saved for the backward pass"
-    if tiles and not distance and growth > 1.5 * factor and saved[1] > 1 << 20:
+        saved[len(batch.labels)] = counted.total
+    (size, few), (large, many) = saved.items()
+    growth, matrices = many / max(1, few), many / (4 * large**2)
+    what = f"a batch of {large} has {many >> 10} KiB saved for the backward pass"
+    if tiles and not distance and growth > 1.5 * factor and many > 1 << 20:
         raise AssertionError(
-            f"{what}, {growth:.1f} times as many as for a batch of {sizes[0]}, although it says that it has tiles; "
+            f"{what}, {growth:.1f} times as many as for a batch of {size}, although it says that it has tiles; "
             "compute them again in the backward pass, by torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
         )
     if matrices > (MATRICES_OF_TILES if tiles and distance else MATRICES):
@@ -97,8 +96,7 @@ def check_no_host_sync(subject: Subject) -> None:
             compute(component, there)
             second.clear()
             for info in compute(component, there).values():
-                if isinstance(info["losses"], Tensor):
-                    gradient(info["losses"].sum(), there.embeddings)
+                gradient(torch.as_tensor(info["losses"]).sum(), there.embeddings)
         except SkipCheck:
             raise
         except Exception as error:
@@ -116,31 +114,26 @@ def check_tiles(subject: Subject) -> None:
     """
     if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
         raise SkipCheck("it has no tiles: no attribute tile_size")
+
+    def outcome(batch: Batch, size: int) -> Tensor:
+        component = subject.make()
+        component.tile_size = size
+        value = seeded(component, batch)
+        parts = value if subject.kind == "miner" else (value.detach(), gradient(value, batch.embeddings))
+        return torch.cat([part.double().flatten() for part in parts])
+
     ragged = torch.repeat_interleave(torch.arange(subject.classes), torch.arange(subject.classes) % 4 + 1)
-    for labels in (labels_of(subject.classes, 4), ragged):
-        batch = batch_of(subject, labels)
-
-        def outcome(size: int, batch: Batch = batch) -> Tensor:
-            """Value and gradient, or the indices of a miner, one after the other."""
-            component = subject.make()
-            component.tile_size = size
-            value = seeded(component, batch)
-            if subject.kind == "miner":
-                return torch.cat([index.double() for index in value])
-            return torch.cat([value.detach().flatten(), gradient(value, batch.embeddings).flatten()])
-
-        expected = outcome(len(labels))
+    for batch in (batch_of(subject), batch_of(subject, ragged)):
+        expected = outcome(batch, len(batch.labels))
         for size in (1, 3, 7):
             text = f"in tiles of {size} it has other values or gradients; an equation that looks at other anchors' rows"
-            close(outcome(size), expected, f"{text} has tiles = None", atol=1e-9)
+            close(outcome(batch, size), expected, f"{text} has tiles = None", atol=1e-9)
 
 
 @applies_to("loss", slow=True)
 def check_gradient_caching(subject: Subject) -> None:
     """A network in micro-batches (``CachedGradients``) gets the gradients of the whole batch."""
-    needs(subject, "labels")
-    if is_random(subject):
-        raise SkipCheck("its values are random")
+    needs(subject, "labels", fixed=True)
     batch, outcomes = batch_of(subject), []
     for cached in (False, True):
         torch.manual_seed(0)

@@ -14,10 +14,9 @@ from torch import Tensor
 from ... import pml
 from ...devices import accelerator
 from ...losses import RegularizedLoss
-from ..batches import Batch, batch_of, fresh
 from ..calling import close, forms, gradient, is_random, needs, seeded
 from ..second_device import SecondDevice, in_words
-from ..subject import SkipCheck, Subject, applies_to
+from ..subject import Batch, SkipCheck, Subject, applies_to, batch_of, fresh
 
 
 @applies_to("loss", "miner", "regularizer", "distance", slow=True)

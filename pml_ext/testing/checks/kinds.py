@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ...components import CAPABILITIES
 from ...registry import settings_of
-from ..batches import batch_of, fresh, shuffle
 from ..calling import alike, call, gradient, is_random, needs, place_of, seeded, sorted_rows, weighted
-from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
+from ..subject import CLASSES, SkipCheck, Subject, applies_to, batch_of, fresh, shuffle, with_noise
 from .reference import declared, variants
 
 
@@ -164,23 +163,24 @@ def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
 @applies_to("sampler")
 def check_sampler_state(subject: Subject) -> None:
     """A resumed run draws what the run that was not stopped would have drawn."""
-
-    def drawn(sampler: Any, seed: int) -> list[Any]:
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        return list(sampler)
-
     one, other = subject.make(), subject.make()
-    drawn(one, 0)
+    list(one)
     own = hasattr(one, "state_dict")
     given = one.state_dict() if own else {}
     state, saved = copy.deepcopy(given if own else vars(one)), pickle.dumps(given)
-    expected = drawn(one, 1)
+    _seed(1)
+    expected = list(one)
     if pickle.dumps(given) != saved:
         raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
     other.load_state_dict(state) if own else vars(other).update(state)
-    if drawn(other, 1) != expected:
+    _seed(1)
+    if list(other) != expected:
         raise AssertionError("after its state is put back it draws something else; give it state_dict()")
+
+
+def _seed(number: int) -> None:
+    torch.manual_seed(number)
+    np.random.seed(number)
 
 
 class _Shared(np.ndarray):  # type: ignore[type-arg]
@@ -208,8 +208,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     before = labels.copy()
 
     def passes(count: int, generators: int, **more: Any) -> list[Any]:
-        torch.manual_seed(generators)
-        np.random.seed(generators)
+        _seed(generators)
         sampler = subject.make({**subject.settings, "labels": labels, **more})
         return [[int(index) for item in sampler for index in np.atleast_1d(item)] for _ in range(count)]
 

@@ -12,9 +12,21 @@ from torch import Tensor
 
 from ... import registry
 from ...errors import ConfigError
-from ..batches import Batch, all_pairs, all_triplets, batch_of, shuffle, some_of
 from ..calling import alike, gradients, seeded, sorted_rows, weighted
-from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import (
+    OF_PML,
+    Batch,
+    SkipCheck,
+    Subject,
+    all_pairs,
+    all_triplets,
+    applies_to,
+    batch_of,
+    shuffle,
+    some_of,
+    takes_labels,
+    with_noise,
+)
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -76,12 +88,13 @@ def check_reference(subject: Subject) -> str:
     """
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
-    grid, wants = _grid(subject), _wanted_by_reference(subject)
+    grid, wants = subject.grid or [{}], _wanted_by_reference(subject)
     cases, compared = _cases(subject, wants), 0
     others = [other for name in declared(subject) for other in [*variants(subject, grid[0], name)][:1]]
     left_out: dict[str, None] = {}
     for number, settings in enumerate([*grid, *others]):
-        component = _instance(subject, settings, moved="component" in wants)
+        component = subject.make(settings)
+        component = with_noise(component) if "component" in wants else component
         for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
             try:
                 _compare(subject, component, settings, case, wants)
@@ -101,17 +114,16 @@ def check_settings(subject: Subject) -> str:
     Without ``reference=`` or ``settings=``, what is neither a number nor a flag stays as it is, and a setting that may
     act together with it is not refused.
     """
-    grid = _grid(subject)
+    grid = subject.grid or [{}]
     if subject.cls is None:
         raise SkipCheck("it is an instance; only settings of a class can be varied")
-    outcomes: dict[str, list[Tensor]] = {}
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
-    for name in declared(subject):
+    for name in varied:
         tried, changes, listed = 0, False, [table[name] for table in grid if name in table]
         for one, other in ((base, other) for base in grid for other in variants(subject, base, name, listed)):
             tried += 1
             try:
-                mine, theirs = (_outcome(subject, settings, outcomes) for settings in (one, other))
+                mine, theirs = (_outcome(subject, settings) for settings in (one, other))
             except Exception as error:
                 if subject.grid is not None:
                     raise
@@ -124,7 +136,7 @@ def check_settings(subject: Subject) -> str:
             raise AssertionError(
                 f"the setting {name} is not varied; give values that it takes: settings={{{name!r}: [...]}}"
             )
-        if changes and _zero_is_default(subject, grid[0], name, outcomes):
+        if changes and _zero_is_default(subject, grid[0], name):
             raise AssertionError(f"{name}=0 gives what the default does; `{name} or default` takes 0 for nothing given")
         if changes and name in subject.without_effect:
             raise AssertionError(
@@ -136,23 +148,19 @@ def check_settings(subject: Subject) -> str:
                 f"{_shown(other)}); use it, or take it away. If it acts only together with another setting, give both "
                 "in one table of settings=; if it changes only how the value is computed, name it in without_effect="
             )
-    return f"varied: {', '.join(declared(subject))}"
+    return f"varied: {', '.join(varied)}"
 
 
-def _zero_is_default(subject: Subject, settings: Values, name: str, known: dict[str, list[Tensor]]) -> bool:
+def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
     """Return whether 0 gives exactly what another value does, half of which gives something else."""
     value = settings.get(name, declared(subject)[name])
     if not isinstance(value, float) or value == 0:
         return False
     try:
-        zero, half, own = (_outcome(subject, {**settings, name: x}, known) for x in (0.0, value / 2, value))
+        zero, half, own = (_outcome(subject, {**settings, name: x}) for x in (0.0, value / 2, value))
     except Exception:  # 0 may be refused
         return False
     return alike(zero, own, 0) and not alike(half, own, 0)
-
-
-def _grid(subject: Subject) -> Sequence[Values]:
-    return subject.grid or [{}]
 
 
 def declared(subject: Subject) -> dict[str, Any]:
@@ -188,11 +196,11 @@ def other_settings(subject: Subject) -> dict[str, Any]:
     return settings
 
 
-def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]]) -> list[Tensor]:
-    """Return the values and gradients of an instance on all batches, in one list; ``known`` caches them."""
-    key = repr(sorted(settings.items()))
-    if key not in known:
-        component, actual = _instance(subject, settings, moved=True), []
+def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
+    """Return the values and gradients of an instance on all batches, in one list, which is kept for other checks."""
+    key = f"outcome of {sorted(settings.items())}"
+    if key not in subject.cache:
+        component, actual = with_noise(subject.make(settings)), list[Tensor]()
         cases = _cases(subject)
         if "references" in subject.capabilities:
             others = batch_of(subject, cases[0].batch.labels, seed=7)
@@ -203,14 +211,8 @@ def _outcome(subject: Subject, settings: Values, known: dict[str, list[Tensor]])
                 actual.append(sorted_rows(value))
                 continue
             actual += [value.detach(), *gradients(weighted(value), [case.batch.embeddings, *component.parameters()])]
-        known[key] = actual
-    return known[key]
-
-
-def _instance(subject: Subject, settings: Values, moved: bool) -> Any:
-    """Return an instance in float64, if it is ``moved`` with noise in its parameters."""
-    component = subject.make() if subject.cls is None else subject.make(settings)
-    return with_noise(component) if moved else component
+        subject.cache[key] = actual
+    return subject.cache[key]  # type: ignore[no-any-return]
 
 
 def _wanted_by_reference(subject: Subject) -> list[str]:
@@ -238,16 +240,16 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
         )
     where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
     labels = [case.batch.labels] * takes_labels(component)
-    further: dict[str, Any] = {"indices_tuple": case.indices_tuple}
-    further |= case.references_of(component)
+    named: dict[str, Any] = case.references_of(component)
+    if case.indices_tuple is not None:
+        named["indices_tuple"] = case.indices_tuple
     if case.references is not None:
         leaves["the references"] = case.references.embeddings
-    named = {name: value for name, value in further.items() if value is not None}
-    further["component"] = component
     if "component" in wants:
         leaves |= dict(component.named_parameters())
     torch.manual_seed(0)
-    slow = subject.reference(case.batch.embeddings, *labels, **settings, **{name: further.get(name) for name in wants})
+    further = {name: {**named, "component": component}.get(name) for name in wants}
+    slow = subject.reference(case.batch.embeddings, *labels, **settings, **further)
     wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
 import logging
 import os
 import random
-import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,19 +20,19 @@ from torch import Tensor
 
 from ... import pml
 from ...registry import settings_of
-from ..batches import CLOSE, Batch, batch_of, fresh, shuffle
 from ..calling import (
     CountedOperations,
     alike,
     call,
     forms,
     is_random,
+    needs,
     needs_repeatable,
     outcome,
     reordered,
     seeded,
 )
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..subject import CLOSE, Batch, SkipCheck, Subject, applies_to, batch_of, fresh, shuffle, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
 _DIMENSIONS = 600
@@ -41,44 +42,34 @@ _LARGE = 64  # entries of the largest tensor per entry of the matrix, above whic
 _OPERATIONS = 5_000  # for a batch, above which no larger one is tried
 
 
-def _set_autocast(value: tuple[bool, torch.dtype]) -> None:
-    torch.set_autocast_enabled("cpu", value[0])
-    torch.set_autocast_dtype("cpu", value[1])
-
-
-def _set_environment(value: dict[str, str]) -> None:
-    if dict(os.environ) != value:
-        os.environ.clear()
-        os.environ.update(value)
-
-
-# Settings of the process: the function that reads each, and the one that puts it back.
-_GLOBALS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
-    "torch.is_grad_enabled()": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "torch.is_anomaly_enabled()": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "deterministic algorithms": (
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
-    ),
-    "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "autocast": (lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")), _set_autocast),
-    "warnings.filters": (lambda: [*warnings.filters], lambda value: setattr(warnings, "filters", value)),
-    "the level of logging": (lambda: logging.root.level, logging.root.setLevel),
-    "numpy.geterr()": (np.geterr, lambda value: np.seterr(**value)),
-    "os.environ": (lambda: dict(os.environ), _set_environment),
+_GLOBALS: dict[str, Callable[[], Any]] = {  # settings of the process, and how each is read
+    "the default dtype": torch.get_default_dtype,
+    "the number of threads": torch.get_num_threads,
+    "torch.is_grad_enabled()": torch.is_grad_enabled,
+    "torch.is_anomaly_enabled()": torch.is_anomaly_enabled,
+    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    "the precision of matrix products": torch.get_float32_matmul_precision,
+    "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+    "warnings.filters": lambda: [*warnings.filters],
+    "the level of logging": lambda: logging.root.level,
+    "numpy.geterr()": np.geterr,
+    "os.environ": lambda: dict(os.environ),
+}
+_WITHOUT_GRADIENT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "torch.no_grad()": torch.no_grad,
+    "torch.inference_mode()": torch.inference_mode,
+    "embeddings without gradient": contextlib.nullcontext,
 }
 
 
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
     """Settings of the process, such as the default dtype, and the seeds of its generators belong to its user."""
-    kept = {name: get() for name, (get, _) in _GLOBALS.items()}
     generators, drawn, names = (random.getstate(), np.random.get_state()), [], ("Python", "NumPy", "torch")
+    threads = torch.get_num_threads()
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
-    torch.set_num_threads(torch.get_num_threads() + 1)  # so that 1 shows
-    before = {name: get() for name, (get, _) in _GLOBALS.items()}
+    torch.set_num_threads(threads + 1)  # so that 1 shows
+    before = {name: get() for name, get in _GLOBALS.items()}
     try:
         for seed in (1, 2):
             random.seed(seed)
@@ -92,10 +83,9 @@ def check_globals_unchanged(subject: Subject) -> None:
                 if isinstance(value, Tensor) and value.requires_grad:
                     value.sum().backward()  # type: ignore[no-untyped-call]
             drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
-        after = {name: get() for name, (get, _) in _GLOBALS.items()}
+        after = {name: get() for name, get in _GLOBALS.items()}
     finally:
-        for name, (_, put) in _GLOBALS.items():
-            put(kept[name])
+        torch.set_num_threads(threads)
         random.setstate(generators[0])
         np.random.set_state(generators[1])
     if changed := [name for name, value in before.items() if after[name] != value]:
@@ -117,50 +107,45 @@ def check_calls_are_independent(subject: Subject) -> None:
     given = forms(subject, batch, other)
     expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
 
-    def fail_unless(same: bool, when: str) -> None:
-        if not same:
+    def compare(when: str, taken: Batch, named: dict[str, Any], wanted: list[Tensor]) -> None:
+        if not alike(outcome(used, taken, **named), wanted):
             raise AssertionError(
                 f"{when} a batch gives another result than of a new object: something is kept between calls; keep "
                 'nothing, or keep it in buffers and declare "state" in capabilities'
             )
 
-    def compare(when: str, x: Tensor = batch.embeddings) -> None:
-        for form, named in given.items():
-            fail_unless(alike(outcome(used, Batch(x, batch.labels), **named), expected[form]), when)
-
-    def earlier() -> Iterator[str]:
+    def earlier() -> Iterator[tuple[str, Batch]]:
+        yield "in the first call", batch
         third = batch_of(subject, seed=3)
         for form, named in forms(subject, third, Batch(batch.embeddings, third.labels)).items():
             same_length = Batch(third.embeddings, third.labels[shuffle(len(third.labels), 1)])
-            expected_of_third = outcome(subject.make(), same_length, **named)
-            fail_unless(
-                alike(outcome(used, same_length, **named), expected_of_third), f"after one of the same length{form}"
-            )
-            yield f"after another batch of the same length{form}"
+            wanted = outcome(subject.make(), same_length, **named)
+            compare(f"after one of the same length{form}", same_length, named, wanted)
+            yield f"after another batch of the same length{form}", batch
         outcome(used, small)
-        yield "after a smaller batch"
+        yield "after a smaller batch", batch
         try:
             call(used, Batch(fresh(batch.embeddings[:0]), batch.labels[:0]))
         except Exception:  # an empty batch may be refused
-            yield "after an error of an empty batch"
-        yield "after an empty batch"
+            yield "after an error of an empty batch", batch
+        yield "after an empty batch", batch
         for _ in range(100):
             call(used, small)
-        yield "after 100 batches"
+        yield "after 100 batches", batch
         used.eval()
         with torch.no_grad():
             call(used, other)
         used.train()
-        yield "after a call in eval()"
+        yield "after a call in eval()", batch
+        moved = Batch(fresh(other.embeddings), batch.labels)
+        call(used, moved)
+        with torch.no_grad():
+            moved.embeddings.copy_(batch.embeddings)
+        yield "after the tensor that it was called with has got other values", moved
 
-    compare("in the first call")
-    for when in earlier():
-        compare(when)
-    moved = fresh(other.embeddings)
-    call(used, Batch(moved, batch.labels))
-    with torch.no_grad():
-        moved.copy_(batch.embeddings)
-    compare("after the tensor that it was called with has got other values", moved)
+    for when, taken in earlier():
+        for form, named in given.items():
+            compare(when, taken, named, expected[form])
 
 
 @applies_to(*CALLED)
@@ -175,42 +160,24 @@ def check_modes(subject: Subject) -> None:
     plain = Batch(batch.embeddings.detach(), batch.labels)
     for form, named in forms(subject, batch, other).items():
         detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in named.items()}
-        expected = outcome(subject.make(), batch, **named)
-        found = {"another thread": _in_thread(subject, batch, named)}
-        if exact:
-            with torch.no_grad():
-                found["torch.no_grad()"] = outcome(subject.make(), plain, **detached)[:1]
-            with torch.inference_mode():
-                found["torch.inference_mode()"] = outcome(subject.make(), plain, **detached)[:1]
-            found["embeddings without gradient"] = outcome(subject.make(), plain, **detached)[:1]
+        expected, found = outcome(subject.make(), batch, **named), dict[str, list[Tensor]]()
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                found["another thread"] = pool.submit(outcome, subject.make(), batch, **named).result()
+        except Exception as error:
+            raise AssertionError(f"another thread{form}: {type(error).__name__}: {error}") from error
+        for where, mode in _WITHOUT_GRADIENT.items() if exact else ():
+            with mode():
+                found[where] = outcome(subject.make(), plain, **detached)[:1]
         if "state" not in subject.capabilities:
             found["eval()"] = outcome(subject.make().eval(), batch, **named)
         for where, actual in found.items():
-            if isinstance(actual, BaseException):
-                raise AssertionError(f"{where}{form}: {type(actual).__name__}: {actual}") from actual
             if not alike(actual, expected[: len(actual)]):
                 shown = " instead of ".join(f"{x[0].flatten()[:4].tolist()}" for x in (actual, expected))
                 raise AssertionError(
                     f"{where} changes the result{form}: {shown}; where that is meant, say so: "
                     'expected_failed_checks = {"check_modes": "the reason"}'
                 )
-
-
-def _in_thread(subject: Subject, batch: Batch, named: dict[str, Any]) -> Any:
-    """Return the outcome of a new component in another thread, or its error."""
-    component, results, generator = subject.make(), list[Any](), torch.get_rng_state()
-
-    def run() -> None:
-        try:
-            results.append(outcome(component, batch, **named))
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    torch.set_rng_state(generator)
-    return results[0]
 
 
 def _names(classes: int) -> dict[str, Tensor]:
@@ -234,11 +201,10 @@ def _names(classes: int) -> dict[str, Tensor]:
 @applies_to("loss", "regularizer", "miner")
 def check_names_of_classes(subject: Subject) -> None:
     """Labels are names: 7 and 3 mean the same as 0 and 1 to a component without a row per class."""
-    component = subject.make()
+    component, rows = subject.make(), subject.has_rows
     if not takes_labels(component) or is_random(subject):
         raise SkipCheck("it takes no labels, or its values are random")
     tensors = [*component.parameters(), *component.buffers()]
-    rows = subject.has_rows
     batch, other = batch_of(subject), batch_of(subject, (subject.classes, 3), seed=1)
     for form, named in forms(subject, batch, other).items():
         expected = outcome(subject.make(), batch, **named)
@@ -269,10 +235,7 @@ def check_names_of_classes(subject: Subject) -> None:
 @applies_to(*CALLED)
 def check_order_does_not_matter(subject: Subject) -> None:
     """The order of a batch means nothing; what is right for sorted labels alone fails with other samplers."""
-    if is_random(subject):
-        raise SkipCheck("its values are random")
-    if subject.kind == "loss" and "labels" not in subject.capabilities:
-        raise SkipCheck("it takes no labels")
+    needs(subject, *["labels"] * (subject.kind == "loss"), fixed=True)
     for shape in ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5)):
         batch = batch_of(subject, shape)
         expected = reordered(subject.make(), batch, torch.arange(len(batch.labels)))
@@ -292,13 +255,11 @@ def check_sizes(subject: Subject) -> str:
     Memory that grows with the cube of the batch, or thousands of operations for one, leave out the largest. A class of
     many images gives a value of the order of that of a smaller one.
     """
-    if is_random(subject):
-        raise SkipCheck("its values are random")
     try:
         check_order_does_not_matter(subject)
     except Exception:
         raise SkipCheck("see check_order_does_not_matter") from None
-    names, compared = not subject.has_rows, 0
+    names = not subject.has_rows
     for images in _IMAGES:
         generator = torch.Generator().manual_seed(images)
         numbers = torch.randint(images // 4, (images,), generator=generator)
@@ -312,10 +273,9 @@ def check_sizes(subject: Subject) -> str:
             raise AssertionError(
                 f"{images} images in another order{' and with other names of classes' * names} give another result"
             )
-        compared = images
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
-    return f"up to {compared} images"
+    return f"up to {images} images"
 
 
 @applies_to("loss")
@@ -325,13 +285,11 @@ def check_many_references(subject: Subject) -> str:
     A mean stays as it is, a sum grows as k does. Counts in int8, int16 or half precision, and references that are left
     out beyond some number, show.
     """
-    if is_random(subject) or not {"labels", "references"} <= subject.capabilities:
-        raise SkipCheck("it takes no references, or its values are random")
+    needs(subject, "labels", "references", fixed=True)
     batch, other = batch_of(subject, (3, 1)), batch_of(subject, (subject.classes, 3), seed=1)
 
     def value(copies: int) -> float:
-        references = {"ref_emb": other.embeddings.detach(), "ref_labels": other.labels}
-        given = {name: tensor.repeat(copies, *[1] * (tensor.ndim - 1)) for name, tensor in references.items()}
+        given = {"ref_emb": other.embeddings.detach().repeat(copies, 1), "ref_labels": other.labels.repeat(copies)}
         return float(seeded(subject.make(), batch, **given))
 
     one, two, four = map(value, (1, 2, 4))
@@ -361,13 +319,11 @@ def check_dimensions(subject: Subject) -> None:
         raise SkipCheck("it is made for one length of embeddings")
     wide, unchanged = dataclasses.replace(subject, size=_DIMENSIONS), []
     for case in CLOSE:
-        batch = batch_of(wide, **case)
-        results = []
+        batch, results = batch_of(wide, **case), []
         for signs in (1, -1):
             x = batch.embeddings.detach().clone()
             x[::2, 64:] *= signs
-            component = subject.make(settings) if subject.cls else subject.make()
-            value, *slope = outcome(component, Batch(x.requires_grad_(), batch.labels))
+            value, *slope = outcome(subject.make(settings), Batch(x.requires_grad_(), batch.labels))
             results.append([value, *(each[:, :64] for each in slope)])
         if subject.kind != "miner":
             counts = (slope[0] != 0).any(0)
@@ -390,28 +346,27 @@ def check_nan_shows(subject: Subject) -> str | None:
     Where the reducer drops it, as some of PML's do, it shows with ``SumReducer()``.
     """
     batch, other, note = batch_of(subject), batch_of(subject, seed=1), None
-    for bad, form in itertools.product((torch.nan, torch.inf), forms(subject, batch, other)):
-        named = forms(subject, batch, other)[form]
-        for where in ["an embedding", "a reference"] if "ref_emb" in named else ["an embedding"]:
-            of = batch if where == "an embedding" else other
-            spoiled = of.embeddings.detach().clone()
-            spoiled[of.labels == 0, 2] = bad
-            given = {**named, "ref_emb": spoiled} if where == "a reference" else named
-            taken = batch if where == "a reference" else Batch(spoiled.requires_grad_(), batch.labels)
 
-            def shows(component: Any, taken: Batch = taken, given: dict[str, Any] = given) -> bool:
-                try:
-                    return not seeded(component, taken, **given).isfinite().all()
-                except Exception:  # tells it, too
-                    return True
+    def shows(component: Any, taken: Batch, named: dict[str, Any]) -> bool:
+        try:
+            return not seeded(component, taken, **named).isfinite().all()
+        except Exception:  # tells it, too
+            return True
 
-            if shows(subject.make()):
+    for bad, (form, named) in itertools.product((torch.nan, torch.inf), forms(subject, batch, other).items()):
+        x, y = (each.embeddings.detach().clone() for each in (batch, other))
+        x[batch.labels == 0, 2] = y[other.labels == 0, 2] = bad
+        given = {"an embedding": (Batch(x.requires_grad_(), batch.labels), named)}
+        if "ref_emb" in named:
+            given["a reference"] = (batch, {**named, "ref_emb": y})
+        for where, arguments in given.items():
+            if shows(subject.make(), *arguments):
                 continue
             component = subject.make()
             for module in component.modules():
                 if hasattr(module, "set_reducer"):
                     module.set_reducer(pml.reducers.SumReducer())
-            if not shows(component):
+            if not shows(component, *arguments):
                 raise AssertionError(f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show")
             note = f"{bad} in {where}{form} is dropped by the reducer"
     return note
@@ -423,11 +378,12 @@ def check_arguments(subject: Subject) -> None:
     needs_repeatable(subject)
     if subject.cls is None:
         raise SkipCheck("it is an instance; arguments are given to a class")
-    batch, plain = batch_of(subject), outcome(subject.make(), batch_of(subject))
+    batch, known = batch_of(subject), {*settings_of(subject.cls)}
+    plain = outcome(subject.make(), batch)
 
     def with_(**more: Any) -> Any:
         """Return an object with further arguments, or None where they are refused."""
-        if subject.cls is None or not {*more} <= {*settings_of(subject.cls)}:
+        if not {*more} <= known:
             return None
         try:
             return subject.make({**subject.settings, **more})
@@ -438,7 +394,7 @@ def check_arguments(subject: Subject) -> None:
     if recording and not alike(outcome(recording, batch), plain):
         raise AssertionError("collect_stats=True changes the result; detach what is recorded, and change nothing")
     regularizer, bare = pml.regularizers.LpRegularizer(), with_(embedding_regularizer=None)
-    plain = outcome(bare, batch_of(subject)) if bare else plain
+    plain = outcome(bare, batch) if bare else plain
     for weight in (0.5, 3.0) if subject.kind == "loss" else ():
         if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=weight):
             actual = outcome(regularized, batch)[0]
