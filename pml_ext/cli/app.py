@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from .bench import bench
-from .compare import compare
-from .data import data
-from .listing import list_names, show
+from .compare import compare, probe
+from .listing import data, list_names, show
 from .plugins import check, new_plugin, plugins
-from .probe import probe
 from .retrieve import browse, cluster, embed, export, index, query
 from .train import report, train
 

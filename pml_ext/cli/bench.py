@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from .common import AsJson, DataFolder, OnDevice, Overrides, print_json, print_table, stderr, stdout
 
@@ -15,26 +15,19 @@ SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
 def bench(
     losses: Annotated[
-        list[str] | None, typer.Argument(metavar="[LOSS ...]", help="Names of losses; all of the plugins if left out.")
+        list[str] | None, Argument(metavar="[LOSS ...]", help="Names of losses; all of the plugins if left out.")
     ] = None,
-    shapes: Annotated[
-        str | None, typer.Option(help=f"BATCHxSIZExPER_CLASS, several separated by commas (default {SHAPES}).")
-    ] = None,
+    shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS, by commas (default {SHAPES}).")] = None,
     repeats: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run); in each, everything measured runs once."
-        ),
+        int | None, Option(min=1, help=f"Rounds, each of everything (default {ROUNDS}; {STEPS} with --run).")
     ] = None,
-    run: Annotated[
-        str | None, typer.Option(metavar="RECIPE", help="Measure the training steps of a recipe instead of losses.")
-    ] = None,
+    run: Annotated[str | None, Option(metavar="RECIPE", help="Measure a recipe's steps instead of losses.")] = None,
     data: DataFolder = None,
     overrides: Overrides = None,
-    scale: Annotated[bool, typer.Option("--scale", help="Measure time and peak memory as the batch doubles.")] = False,
-    to: Annotated[int, typer.Option(help="With --scale: the largest batch.")] = 32768,
+    scale: Annotated[bool, Option("--scale", help="Measure time and peak memory as the batch doubles.")] = False,
+    to: Annotated[int, Option(help="With --scale: the largest batch.")] = 32768,
     device: OnDevice = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch; as torch chooses if left out.")] = None,
+    threads: Annotated[int | None, Option(min=1, help="Threads of torch; as torch chooses if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time losses beside each other and against a floor, or (--run) the steps of a training.

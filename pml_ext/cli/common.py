@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
     from rich.console import Console
@@ -19,31 +19,20 @@ if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
     from ..retrieval import Progress as Embedded
 
 Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
-ImageFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
-DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="The folder of the data, where the data set wants one.")
-]
-OnDevice = Annotated[Device, typer.Option("--device", help="Where to compute.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known, with tracebacks.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe; repeatable.")
-]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
+ImageFolder = Annotated[Path, Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
+DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data, where the data set wants one.")]
+OnDevice = Annotated[Device, Option("--device", help="Where to compute.")]
+AsJson = Annotated[bool, Option("--json", help="Write JSON on stdout.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all that is known, with tracebacks.")]
+Overrides = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable.")]
 Workers = Annotated[
-    int | None,
-    typer.Option(
-        help="Processes that read images (default: none for fewer than 256, else the number of processors, up to 8)."
-    ),
+    int | None, Option(help="Processes that read images (default: none below 256, else one a processor, up to 8).")
 ]
 StoreFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--store",
-        metavar="FOLDER",
-        help="The collection: where embeddings are kept, so that none is computed twice (default RUN/collection).",
-    ),
+    Path | None, Option("--store", metavar="FOLDER", help="The collection of embeddings (default RUN/collection).")
 ]
+RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: one is started).")]
 WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
 SECONDS = 10.0  # between two lines of progress where there is no bar
 

@@ -1,11 +1,13 @@
-"""``pml-ext compare``."""
+"""``pml-ext compare`` and ``probe``."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from .common import (
     AsJson,
@@ -13,6 +15,7 @@ from .common import (
     OnDevice,
     Overrides,
     Progress,
+    RayAddress,
     mean_and_std,
     print_json,
     print_table,
@@ -29,42 +32,26 @@ _METRICS = ["recall_at_1", "map_at_r", "nmi"]
 
 def compare(
     runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders that hold finished runs."),
+        list[str] | None, Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders of finished runs.")
     ] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option(help="A metric to compare (default recall_at_1, map_at_r and nmi); repeatable.")
-    ] = None,
+    metric: Annotated[list[str] | None, Option(help="Default recall_at_1, map_at_r and nmi; repeatable.")] = None,
     phase: Annotated[
-        str, typer.Option(help="before, after (training), training (images), learned_metric, shortlist, raw.")
+        str, Option(help="before, after (training), training (images), learned_metric, shortlist, raw.")
     ] = "after",
-    out: Annotated[
-        Path | None, typer.Option(help="The folder of runs and comparison; it may be there already.")
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The row from which the others differ (default the first).")
-    ] = None,
-    table: Annotated[
-        str | None, typer.Option(help="Add all recipes of a paper's table, cbml/7: small ones, or full with --data.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe.")] = 1,
-    folds: Annotated[
-        int, typer.Option(min=0, help="Hold out each of so many parts of the training classes in turn (2 or more).")
-    ] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    on: Annotated[Literal["here", "ray", "slurm"], typer.Option(help="Where runs are done.")] = "here",
-    ray_address: Annotated[str | None, typer.Option(help="The cluster for --on ray (default: one is started).")] = None,
+    out: Annotated[Path | None, Option(help="The folder of runs and comparison; it may be there already.")] = None,
+    baseline: Annotated[str | None, Option(help="The row from which the others differ (default the first).")] = None,
+    table: Annotated[str | None, Option(help="Add a paper's table, cbml/7: small recipes, full with --data.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Runs of each recipe.")] = 1,
+    folds: Annotated[int, Option(min=0, help="Hold out each of so many parts of the training classes.")] = 0,
+    jobs: Annotated[int, Option(min=1, help="Runs at a time.")] = 1,
+    on: Annotated[Literal["here", "ray", "slurm"], Option(help="Where runs are done.")] = "here",
+    ray_address: RayAddress = None,
     data: DataFolder = None,
     device: OnDevice = "auto",
     overrides: Overrides = None,
-    tune: Annotated[
-        int,
-        typer.Option(min=0, metavar="TRIALS", help="Choose values in the recipes' [tune] ranges by so many trials."),
-    ] = 0,
-    save_recipe: Annotated[
-        bool, typer.Option("--save-recipe", help="Write the tuned recipes to --out too, as TOML.")
-    ] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="Write comparison.tex too.")] = False,
+    tune: Annotated[int, Option(min=0, metavar="TRIALS", help="Choose values in [tune] ranges by so many trials.")] = 0,
+    save_recipe: Annotated[bool, Option("--save-recipe", help="Write the tuned recipes to --out, as TOML.")] = False,
+    latex: Annotated[bool, Option("--latex", help="Write comparison.tex too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare recipes and finished runs: means, paired differences from a baseline, and what tests say of them.
@@ -222,3 +209,29 @@ def _cells(mine: dict[str, Any]) -> tuple[str, str, str]:
     std = "" if mine["std"] is None else f" ± {100 * mine['std']:.1f}"
     interval = "" if mine["low"] is None else f"{100 * mine['low']:+.1f} to {100 * mine['high']:+.1f}"
     return f"{100 * mine['mean']:+.1f}{std}", interval, "-" if mine["p"] is None else f"{mine['p']:.3f}"
+
+
+def probe(
+    data_set: Annotated[str, Argument(metavar="FOLDER", help="Photographs, table:FILE.csv, or a data set.")],
+    trunks: Annotated[str, Option(help="Trunks, by commas; NAME=WEIGHTS for a file, or a library's weights.")],
+    head: Annotated[str | None, Option(metavar="RECIPE", help="Train this head too, such as cbml/frozen.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Number of heads for each trunk.")] = 1,
+    out: Annotated[Path, Option(help="The folder to write, or to go on in.")] = Path("runs/probe"),
+    device: OnDevice = "auto",
+    data: DataFolder = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare frozen trunks on your images, with and without a trained head; nothing finished is done again."""
+    from ..experiment.probing import HEADS, probe, table_rows
+
+    name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
+    with Progress() as bar:
+        named = [each for each in trunks.split(",") if each]
+        probes = probe(name, named, out, head, seeds, device, data, overrides or (), bar)
+    if as_json:
+        print_json({"trunks": [dataclasses.asdict(each) for each in probes]})
+        return
+    rows = [row for each in probes for row in table_rows(each)]
+    print_table(HEADS, rows, right=[number for number in range(1, len(HEADS)) if number != HEADS.index("%")])
+    stdout().print(f"page: {out / 'probe.html'}")

@@ -1,13 +1,18 @@
-"""``pml-ext list`` and ``pml-ext show``."""
+"""``pml-ext list``, ``show`` and ``data``."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
+from typer import Argument, Option
 
 from .common import AsJson, print_json, print_table, stdout
+
+if TYPE_CHECKING:
+    from ..data import About
 
 WIDTH = 100  # characters of a line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
@@ -15,7 +20,7 @@ What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "tr
 
 
 def list_names(
-    what: Annotated[What | None, typer.Argument(help="What to list; losses and recipes if left out.")] = None,
+    what: Annotated[What | None, Argument(help="What to list; losses and recipes if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets ...
@@ -99,11 +104,8 @@ def _recipe_summary(name: str) -> str:
 
 
 def show(
-    name: Annotated[
-        str,
-        typer.Argument(help="A component, recipe, table of a paper, data set or trunk: cbml, cbml/digits, cbml/7."),
-    ],
-    kind: Annotated[str | None, typer.Option(help="loss, miner, ...: where two kinds share the name.")] = None,
+    name: Annotated[str, Argument(help="A component, recipe, paper's table, data set or trunk: cbml, cbml/7.")],
+    kind: Annotated[str | None, Option(help="loss, miner, ...: where two kinds share the name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a name stands for: equation, settings with defaults, paper, recipes; a table as printed."""
@@ -132,3 +134,80 @@ def show(
         for label in ("capabilities", "paper", "recipes"):
             if value := item[label]:
                 console.print(f"\n{label}: {value if isinstance(value, str) else ', '.join(value)}")
+
+
+def data(
+    name: Annotated[str | None, Argument(help="A published data set; all of them if left out.")] = None,
+    root: Annotated[Path | None, Option("--data", help="The folder that it lies in, or is to lie in.")] = None,
+    download: Annotated[bool, Option("--download", help="Fetch what is missing, and unpack it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a data set, its sources and its place, and check the files that are there; exit code 1 if one is not."""
+    from ..data import get_archives, published_sets
+    from ..errors import ConfigError, UnknownNameError, unknown
+
+    known = published_sets()
+    if name is None:
+        if download or root is not None:
+            raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
+        if as_json:
+            print_json([_describe(about, about.place) for about in known.values()])
+            return
+        rows = []
+        for about in known.values():
+            size = f"{sum(each.megabytes for each in about.archives):,} MB"
+            rows.append([about.name, about.title, size, "yes" if about.downloads else "by hand"])
+        print_table(["name", "title", "size", "--download"], rows, right=[2])
+        return
+    if name not in known:
+        raise UnknownNameError(unknown("published data set", name, known))
+    about = known[name]
+    place = about.place if root is None else root.expanduser()
+    problem = _problem(about, root)
+    if download and problem is not None:
+        get_archives(about, place)
+        problem = _problem(about, root)
+    described = _describe(about, place) | {"problem": problem}
+    print_json(described) if as_json else _print(about, described)
+    if problem is not None:
+        raise typer.Exit(1)
+
+
+def _describe(about: About, place: Path) -> dict[str, Any]:
+    archives = [
+        {"name": each.name, "megabytes": each.megabytes, "checksum": each.checksum, "url": each.url}
+        for each in about.archives
+    ]
+    splits = {part: {"images": count.images, "classes": count.classes} for part, count in about.counts.items()}
+    described = {key: getattr(about, key) for key in ("name", "title", "page", "license", "note", "layout")}
+    return described | {"place": str(place), "archives": archives, "splits": splits}
+
+
+def _problem(about: About, root: Path | None) -> str | None:
+    """Return what is wrong with the files that are there."""
+    from ..data import builtin_datasets, check_archives
+    from ..errors import DataError
+
+    try:
+        check_archives(about, root)
+        builtin_datasets()[about.name](about.place if root is None else root)  # with a folder, none downloads
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _print(about: About, described: dict[str, Any]) -> None:
+    labels = {"described at": "page", "license": "license", "goes into": "place", "as": "layout"}
+    lines = [f"{about.name}: {about.title}", *(f"{label:12}  {described[key]}" for label, key in labels.items())]
+    stdout().print("\n".join([*lines, *([about.note] if about.note else []), ""]))
+    rows = [[each.name, f"{each.megabytes:,} MB", each.checksum, each.url or "by hand"] for each in about.archives]
+    print_table(["file", "size", "checksum", "address"], rows, right=[1])
+    counts = [
+        [part, "" if count.images is None else f"{count.images:,}", f"{count.classes:,}"]
+        for part, count in about.counts.items()
+    ]
+    print_table(["split", "images", "classes"], counts, right=[1, 2])
+    problem = described["problem"]
+    stdout().print("complete: lists, files and counts are as published" if problem is None else problem)
+    if problem is not None and about.downloads:
+        stdout().print(f"pml-ext data {about.name} --download fetches it")

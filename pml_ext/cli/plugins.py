@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from .common import AsJson, Verbose, print_json, print_table, stderr, stdout
 
@@ -56,21 +57,16 @@ def _details(record: PluginRecord) -> str:
 
 def check(
     what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT", help="An importable package, package.Class, an entry point, a component's name, or pml."
-        ),
+        str, Argument(metavar="WHAT", help="A package, package.Class, an entry point, a component's name, or pml.")
     ],
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Leave out the compiler, other devices and processes, and PML's trainer.")
-    ] = False,
+    fast: Annotated[bool, Option("--fast", help="Leave out compiler, devices, processes, PML's trainer.")] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the conformance checks over a package's components; exit code 1 if one fails."""
     from ..errors import ConfigError
     from ..testing.runner import CheckResult, check_component
-    from ..testing.targets import components_of
+    from ..testing.subject import components_of
 
     results: list[CheckResult] = []
     for name, component in components_of(what):
@@ -105,8 +101,8 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
 
 
 def new_plugin(
-    name: Annotated[str, typer.Argument(help="Of the package, its entry point and its loss: kebab-case, my-loss.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write (default NAME).")] = None,
+    name: Annotated[str, Argument(help="Of the package, its entry point and its loss: kebab-case, my-loss.")],
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
     """Write the package of a new plugin: a loss, a recipe, and tests that pass as written."""
     from ..scaffold import new_plugin as write

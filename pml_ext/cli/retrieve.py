@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from ..errors import ConfigError, counted, one_line, printable
 from .common import (
@@ -19,6 +20,7 @@ from .common import (
     ImageFolder,
     OnDevice,
     Progress,
+    RayAddress,
     RunFolder,
     StoreFolder,
     Workers,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _SAMPLED = "of exact search, on a sample of the images"
 _SHOWN = 10  # images that are gone or changed, named one by one
+_STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 
 @contextmanager
@@ -63,7 +66,7 @@ def embed(
     run: RunFolder,
     folder: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="FOLDER",
             help="A folder of images, sub-folders included; with --part and --on also an address such as "
             "s3://bucket/photos, a Parquet table of path and image, or shards-{000..015}.tar.",
@@ -71,30 +74,21 @@ def embed(
     ],
     out: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--out",
             "-o",
             help="The .npz file to write: embeddings of length 1, paths, classes; with --part and --on a folder of "
             "Parquet files.",
         ),
     ],
-    part: Annotated[
-        str | None, typer.Option(metavar="K/N", help="Embed the K-th of N parts, into Parquet files (index --from).")
-    ] = None,
+    part: Annotated[str | None, Option(metavar="K/N", help="Embed the K-th of N parts, for index --from.")] = None,
     listing: Annotated[
-        Path | None,
-        typer.Option(
-            "--list", metavar="FILE", help="Images to embed, with --part or --on: paths in FOLDER, a line each."
-        ),
+        Path | None, Option("--list", metavar="FILE", help="With --part or --on: paths in FOLDER, a line each.")
     ] = None,
-    on: Annotated[
-        Literal["here", "ray"], typer.Option(help="Embed with workers of Ray Data, into Parquet files.")
-    ] = "here",
-    ray_address: Annotated[
-        str | None, typer.Option(help="A cluster of Ray (default: one of this machine, for this command).")
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Workers of Ray.")] = 2,
-    num_gpus: Annotated[float, typer.Option(help="GPUs of each worker of Ray.")] = 0.0,
+    on: Annotated[Literal["here", "ray"], Option(help="Embed with workers of Ray Data, into Parquet files.")] = "here",
+    ray_address: RayAddress = None,
+    jobs: Annotated[int, Option("--jobs", "-j", help="Workers of Ray.")] = 2,
+    num_gpus: Annotated[float, Option(help="GPUs of each worker of Ray.")] = 0.0,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -179,16 +173,13 @@ def cluster(
     folder: ImageFolder,
     clusters: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="N|auto",
-            help="How many clusters, found by k-means; auto where that is not known, found by HDBSCAN, which leaves "
-            "images that lie in no cluster in cluster -1.",
+            help="How many, by k-means; auto where that is not known, by HDBSCAN, which leaves images in cluster -1.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
-    smallest: Annotated[
-        int | None, typer.Option(help="With --clusters auto: images that a cluster has at least (default 5).")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
+    smallest: Annotated[int | None, Option(help="With --clusters auto: images of a cluster (default 5).")] = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -223,8 +214,8 @@ def cluster(
 
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, for batches of any size.")] = False,
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
+    onnx: Annotated[bool, Option("--onnx", help="Write model.onnx too, for batches of any size.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the network for programs without pml_ext: model.safetensors, preprocess.json and a model card."""
@@ -246,12 +237,11 @@ def export(
 def index(
     run: RunFolder,
     folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FOLDER]", help="A folder of images, sub-folders included (default: the indexed one)."),
+        Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the one that is indexed).")
     ] = None,
     factory: Annotated[
         str,
-        typer.Option(
+        Option(
             "--index",
             metavar="exact|FACTORY",
             help='exact, or a faiss factory string, such as "IVF64,Flat". By default exact up to 200,000 images, then '
@@ -259,21 +249,12 @@ def index(
         ),
     ] = "",
     parts: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="PARTS", help="Take the embeddings of pml-ext embed --part; nothing is embedded."
-        ),
+        Path | None, Option("--from", metavar="PARTS", help="Take the embeddings of embed --part; embed nothing.")
     ] = None,
     to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STORE",
-            help="Bring new, changed and gone images over to lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL.",
-        ),
+        str | None, Option(metavar="STORE", help=f"Bring new, changed and gone images over to {_STORES}.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Build nothing: read all of the index, and look for its images.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Build nothing: read the index, and look for its images.")] = False,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -337,47 +318,31 @@ def index(
 
 def query(
     run: RunFolder,
-    images: Annotated[
-        list[Path] | None, typer.Argument(metavar="IMAGE...", help="Images to look for; with -o a folder of them.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", help="How many answers.")] = 8,
+    images: Annotated[list[Path] | None, Argument(metavar="IMAGE...", help="Images; with -o a folder.")] = None,
+    k: Annotated[int, Option("-k", help="How many answers.")] = 8,
     metric: Annotated[
-        Literal["euclidean", "learned"], typer.Option(help="Distances of embeddings, or the run's learned metric.")
+        Literal["euclidean", "learned"], Option(help="Distances of embeddings, or the run's learned metric.")
     ] = "euclidean",
     shortlist: Annotated[
-        int | None,
-        typer.Option(help="With the learned metric: how many of the nearest by distance it re-ranks (default: all)."),
+        int | None, Option(help="With the learned metric: how many of the nearest it re-ranks (default: all).")
     ] = None,
-    within: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Images of this class alone, a sub-folder of the indexed one.")
-    ] = None,
+    within: Annotated[str | None, Option(metavar="CLASS", help="Images of this class, a sub-folder, alone.")] = None,
     radius: Annotated[
-        float | None,
-        typer.Option(
-            help="Answers within this distance, K at most; with --duplicates (there 0.1 by default), how near "
-            "duplicates are."
-        ),
+        float | None, Option(help="Answers within this distance; with --duplicates how near they are (default 0.1).")
     ] = None,
-    duplicates: Annotated[
-        bool, typer.Option("--duplicates", help="No IMAGE: groups of near-duplicates among the indexed images.")
-    ] = False,
+    duplicates: Annotated[bool, Option("--duplicates", help="No IMAGE: near-duplicates in the index.")] = False,
     picture: Annotated[
-        Path | None, typer.Option(help="The PNG to write (default RUN/query.png; with --json or a store none).")
+        Path | None, Option(help="The PNG to write (default RUN/query.png; with --json or a store none).")
     ] = None,
-    listing: Annotated[
-        Path | None,
-        typer.Option("--list", metavar="FILE", help="With -o: images to look for, paths in FOLDER."),
-    ] = None,
+    listing: Annotated[Path | None, Option("--list", metavar="FILE", help="With -o: paths in FOLDER.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Look for many images, and write the answers to a .parquet or .jsonl file."),
+        Path | None, Option("--out", "-o", help="Look for many images; the .parquet or .jsonl file of the answers.")
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FOLDER|STORE",
-            help="Another collection than RUN/collection, or a store that index --to filled: lancedb:DIR, "
-            "pgvector:postgresql://..., qdrant:DIR|URL.",
+            help=f"Another collection, or what index --to filled: {_STORES}.",
         ),
     ] = None,
     workers: Workers = None,
@@ -455,21 +420,12 @@ def query(
 def browse(
     run: RunFolder,
     folder: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[FOLDER]", help="A folder of images (default: the one that RUN/collection has indexed)."
-        ),
+        Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the one that is indexed).")
     ] = None,
-    beside: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Another run, its answers to the same photographs beside.")
-    ] = None,
-    store: Annotated[
-        str | None, typer.Option(metavar="STORE", help="Search in a store that index --to filled with RUN's index.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The page's port on this machine; 0 for any that is free.")
-    ] = 7860,
-    opened: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    beside: Annotated[Path | None, Option(metavar="RUN", help="Another run, its answers to the same beside.")] = None,
+    store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any that is free.")] = 7860,
+    opened: Annotated[bool, Option("--open/--no-open", help="Open the page in the browser.")] = True,
     device: OnDevice = "auto",
 ) -> None:
     """Look at a folder's photographs as a run sees them: a page on this machine, until Ctrl-C.
