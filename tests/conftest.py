@@ -39,26 +39,15 @@ PLUGIN_WITH_A_LOSS = """
 
 
 # Whole runs, several processes, new environments, timings, all conformance checks: what `.ci/run fast` leaves out.
-SLOW = (
-    "integration/",
-    "distributed/",
-    "cli/",
-    "testing/",
-    "retrieval/",
-    "test_executors.py",
-    "test_run.py",
-    "test_running.py",
-    "test_tuning.py",
-    "test_benchmark.py",
-    "test_profile.py",
-)
+SLOW = {"integration", "distributed", "cli", "testing", "retrieval", "test_executors.py", "test_run.py"}
+SLOW |= {"test_running.py", "test_tuning.py", "test_benchmark.py", "test_profile.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes long, by where it stands."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and any(part in item.path.relative_to(here).as_posix() for part in SLOW):
+        if item.path.is_relative_to(here) and SLOW & {*item.path.relative_to(here).parts}:
             item.add_marker(pytest.mark.slow)
 
 

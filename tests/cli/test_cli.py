@@ -12,24 +12,8 @@ from rich.console import Console
 
 from pml_ext.cli.common import Progress
 
-
-@pytest.fixture
-def run(pml_ext_command):
-    return pml_ext_command
-
-
-QUICK = [
-    "--set",
-    "evaluation.figures=few",
-    "--set",
-    "schedule.epochs=2",
-    "--set",
-    "schedule.milestones=[1]",
-    "--set",
-    "sampler.iterations=2",
-    "--set",
-    "model.trunk.width=8",
-]
+FEW = "evaluation.figures=few schedule.epochs=2 schedule.milestones=[1] sampler.iterations=2 model.trunk.width=8"
+QUICK = [argument for key in FEW.split() for argument in ("--set", key)]
 
 
 @pytest.mark.parametrize("line", ["--help", "list", "list miners", "show cbml", "show cbml/digits", "show cbml/7"])
@@ -54,12 +38,8 @@ def test_it_says_what_there_is_without_importing_torch(line):
 def test_without_the_extra_it_says_what_to_install(tmp_path):
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "pml_ext", "list"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    line, environment = [sys.executable, "-m", "pml_ext", "list"], {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert done.stderr == (
         "pml-ext: the command line needs the package 'typer', which is not installed. "
@@ -67,27 +47,27 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     )
 
 
-def test_list_and_show_and_plugins(run):
-    listed = json.loads(run("list", "--json").stdout)
+def test_list_and_show_and_plugins(pml_ext_command):
+    listed = json.loads(pml_ext_command("list", "--json").stdout)
     assert {"cbml", "regularized", "pml/contrastive"} <= {entry["name"] for entry in listed["losses"]}
     assert {"cbml/digits", "pml/multi-similarity/omniglot-small"} <= {entry["name"] for entry in listed["recipes"]}
     names = {e["name"] for e in listed["datasets"]}
     assert {"digits", "digits-unseen", "omniglot-small", "cub", "inshop", "folder:PATH", "table:FILE.csv"} <= names
     assert {"convnet", "mlp", "torchvision/resnet50"} <= {entry["name"] for entry in listed["trunks"]}
-    table = run("list", "miners").stdout
+    table = pml_ext_command("list", "miners").stdout
     assert any(line.startswith("hard-pair") and "HardPairMiner" in line for line in table.splitlines())
-    shown = run("show", "cbml").stdout
+    shown = pml_ext_command("show", "cbml").stdout
     for wanted in ("(27)", "alpha_pos", "0.01", "Kan", "cbml/digits", "metric variance"):
         assert wanted.lower() in shown.lower(), wanted
-    assert json.loads(run("show", "pml/angular", "--json").stdout)[1]["kind"] == "miner"
-    assert "schedule.epochs" in run("show", "cbml/digits").stdout
-    found = run("plugins")
+    assert json.loads(pml_ext_command("show", "pml/angular", "--json").stdout)[1]["kind"] == "miner"
+    assert "schedule.epochs" in pml_ext_command("show", "cbml/digits").stdout
+    found = pml_ext_command("plugins")
     assert found.returncode == 0
     assert any(line.split()[:2] == ["cbml", "pml-ext"] and "ok" in line.split() for line in found.stdout.splitlines())
 
 
-def test_train_writes_a_table_or_json_on_stdout_alone(run, tmp_path):
-    done = run("train", "cbml/digits", "--out", str(tmp_path / "a"), "--device", "cpu", *QUICK)
+def test_train_writes_a_table_or_json_on_stdout_alone(pml_ext_command, tmp_path):
+    done = pml_ext_command("train", "cbml/digits", "--out", str(tmp_path / "a"), "--device", "cpu", *QUICK)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("raw pixels")]
@@ -96,7 +76,7 @@ def test_train_writes_a_table_or_json_on_stdout_alone(run, tmp_path):
     assert lines[-1] == f"report: {tmp_path}/a/report.html"
     told = r"epoch 1 of 2: loss \d\.\d{4}, \d+ images/s, 0:00:\d\d left\nepoch 2 of 2: .* 0:00:00 left\n"
     assert re.search(told, done.stderr), done.stderr
-    done = run("train", "cbml/digits", "--out", str(tmp_path / "b"), "--json", "--seeds", "2", *QUICK)
+    done = pml_ext_command("train", "cbml/digits", "--out", str(tmp_path / "b"), "--json", "--seeds", "2", *QUICK)
     value = json.loads(done.stdout)
     assert value["summary"]["cbml/digits"]["after"]["nmi"]["mean"] > 0
     assert len(value["runs"]) == 2
@@ -125,18 +105,10 @@ def test_a_terminal_has_a_bar():
         (["train", "cbml/digits", "--set", "data.name=folder:{tmp}/none", "--out", "{tmp}/x"], 2, "none"),
         (["train"], 2, "no recipe given; wanted a recipe or --images FOLDER"),
         (["train", "--images", "{tmp}/none"], 2, "none: no such folder or table"),
-        (
-            ["train", "cbml/digits", "--set", "loss=cbml"],
-            2,
-            "--set loss=cbml: loss is a table; type --set loss.name=cbml",
-        ),
+        (["train", "cbml/digits", "--set", "loss=cbml"], 2, "loss=cbml: loss is a table; type --set loss.name=cbml"),
         (["train", "cbml/digits", "--set", "data.name={tmp}"], 2, "type --set data.name=folder:"),
         (["train", "cbml/digits", "--set", "sampler.batch_size=1000", "--out", "{tmp}/x"], 2, "gives at most"),
-        (
-            ["train", "cbml/digits", "--set", "schedule.epochs=x"],
-            2,
-            "--set schedule.epochs=x: schedule.epochs: found 'x'",
-        ),
+        (["train", "cbml/digits", "--set", "schedule.epochs=x"], 2, "epochs=x: schedule.epochs: found 'x'"),
         (["train", "cbml/digits", "--set", "schedule.epoch=3"], 2, "--set schedule.epoch=3: schedule: no key 'epoch'"),
         (["train", "--images", "table:{tmp}/none.csv"], 2, "none.csv: no such folder or table"),
         (["show", "cbmll"], 2, "nearest: cbml"),
@@ -148,8 +120,8 @@ def test_a_terminal_has_a_bar():
         (["bench", "--set", "loss.x=1"], 2, "--data and --set go with --run RECIPE"),
     ],
 )
-def test_wrong_use_is_one_line(run, tmp_path, arguments, code, message):
-    done = run(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
+def test_wrong_use_is_one_line(pml_ext_command, tmp_path, arguments, code, message):
+    done = pml_ext_command(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
     assert done.returncode == code
     assert done.stdout == ""
     assert message in done.stderr

@@ -7,13 +7,14 @@ import collections
 import copy
 import logging
 import random
+import sys
 import threading
 import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pytorch_metric_learning import distances, reducers
+from pytorch_metric_learning import reducers
 from torch import nn
 from torch.utils.data import Sampler
 
@@ -25,7 +26,6 @@ from pml_ext.plugin import (
     BaseReducer,
     BaseRegularizer,
     CosineSimilarity,
-    EuclideanDistance,
     FullPrecisionForward,
     FullPrecisionMining,
     GramCosineSimilarity,
@@ -281,12 +281,6 @@ plant("MeanOfSome", ByHand, "anchors without a positive are left out of the mean
 plant("MeanOfPairs", Deviance, "the mean of all negative pairs, not of each anchor's", REFERENCE)(
     push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum() / far.sum().clamp(min=1)
 )
-plant("SumForMean", Deviance, "a sum where the paper has a mean", REFERENCE)(
-    push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum(1)
-)
-plant("AlphaSquared", Deviance, "alpha is squared", REFERENCE)(
-    pull=lambda self, gap, near: masked_mean(softplus(-(self.alpha**2) * gap), near)
-)
 plant("AlphaForBeta", Deviance, "alpha stands where beta belongs", "check_settings", "beta changes neither")(
     push=lambda self, gap, far: masked_mean(softplus(self.alpha * gap), far)
 )
@@ -298,23 +292,15 @@ class MarginOrDefault(Deviance):
         super().__init__(margin=margin or 0.5, **kwargs)
 
 
-@planted("divides by the norm of the whole batch", REFERENCE)
-class WholeNorm(ByHand):
-    def similarity(self, embeddings, ref_emb):
-        norms = (embeddings.norm() * ref_emb.norm()).clamp(min=1e-12)
-        return embeddings @ ref_emb.T / norms, ref_emb is not embeddings
-
-
+plant("WholeNorm", ByHand, "divides by the norm of the whole batch", REFERENCE)(
+    similarity=lambda self, x, y: (x @ y.T / (x.norm() * y.norm()).clamp(min=1e-12), y is not x)
+)
 plant("ZeroForMasked", Deviance, "masked entries are 0, which is more than the hardest negative", REFERENCE)(
     push=lambda self, gap, far: softplus(self.beta * (gap * far).amax(1)) * far.any(1)
 )
-
-
-@planted("an equal image is taken for the image itself", REFERENCE)
-class EqualIsItself(ByHand):
-    def masks(self, matrix, *batch):
-        positives, negatives = super().masks(matrix, *batch)
-        return positives & (matrix < 1 - 1e-6), negatives
+plant("EqualIsItself", ByHand, "an equal image is taken for the image itself", REFERENCE)(
+    values=lambda self, s, near, far: ByHand.values(self, s, near & (s < 1 - 1e-6), far)
+)
 
 
 # Losses: gradients, order, cost.
@@ -330,46 +316,24 @@ plant("ReferencesDetached", ByHand, "references get no gradient", "check_gradien
 )
 
 
-@planted("a hook bounds the gradient of the embeddings", "check_gradients")
-class HookBounds(ByHand):
-    def similarity(self, embeddings, ref_emb):
-        matrix, references = super().similarity(embeddings, ref_emb)
-        if matrix.requires_grad:
-            matrix.register_hook(lambda slope: slope.clamp(-0.01, 0.01))
-        return matrix, references
-
-
 ORDER = "check_order_does_not_matter"
 plant("SortedLabels", ByHand, "right for sorted labels alone", ORDER, "the order of the batch changes the loss")(
     compute_loss=lambda self, x, labels, *more: ByHand.compute_loss(self, x, labels.sort().values, *more)
 )
-
-
-@planted("takes each pair once, from the image that comes first", ORDER)
-class EachPairOnce(Deviance):
-    def values(self, matrix, positives, negatives):
-        if matrix.shape[0] == matrix.shape[1]:
-            positives, negatives = positives.triu(), negatives.triu()
-        return super().values(matrix, positives, negatives)
-
-
-@planted("forms all triplets", "check_memory_growth", "times the memory; form no triplets")
-class CubicMemory(ByHand):
-    def values(self, s, positives, negatives):
-        cube = (s[:, :, None] - s[:, None]) * (positives[:, :, None] & negatives[:, None])
-        return super().values(s, positives, negatives) + 0 * cube.sum((1, 2))
-
-
+plant("CubicMemory", ByHand, "forms all triplets", "check_memory_growth", "times the memory; form no triplets")(
+    values=lambda self, s, near, far: (
+        ByHand.values(self, s, near, far)
+        + 0 * ((s[:, :, None] - s[:, None]) * (near[:, :, None] & far[:, None])).sum((1, 2))
+    )
+)
 plant("HoardsMatrices", ByHand, "saves a hundred matrices", "check_saved_bytes", "tiles can be computed again")(
     values=lambda self, s, *masks: ByHand.values(self, s + 1e-3 * sum(torch.sin(k * s) for k in range(1, 100)), *masks)
 )
-
-
-@planted("goes through the anchors in Python", "check_no_loop_over_anchors", "a loop over")
-class LoopOverAnchors(ByHand):
-    def values(self, *matrices):
-        rows = zip(*(matrix.split(1) for matrix in matrices), strict=True)
-        return torch.cat([super(LoopOverAnchors, self).values(*row) for row in rows])
+plant("LoopOverAnchors", ByHand, "goes through the anchors in Python", "check_no_loop_over_anchors", "a loop over")(
+    values=lambda self, *matrices: torch.cat(
+        [ByHand.values(self, *row) for row in zip(*(matrix.split(1) for matrix in matrices), strict=True)]
+    )
+)
 
 
 # Losses: what is kept between calls.
@@ -387,26 +351,10 @@ class MasksKeptByLength(ByHand):
         return self._kept
 
 
-@planted("masks of the first batch are kept for good", "check_calls_are_independent", "something is kept")
-class MasksOfFirst(ByHand):
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        self._first = {}
-
-    def masks(self, matrix, *batch):
-        if matrix.shape not in self._first:
-            self._first[matrix.shape] = super().masks(matrix, *batch)
-        return self._first[matrix.shape]
-
-
 @planted("keeps the embeddings of all batches", "check_tensors_are_registered", "holds more tensors with each call")
 class KeepsAll(ByHand):
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        self.seen = []
-
     def masks(self, matrix, *batch):
-        self.seen.append(matrix.detach())
+        self.seen = [*getattr(self, "seen", ()), matrix.detach()]
         return super().masks(matrix, *batch)
 
 
@@ -503,13 +451,9 @@ class Buffer(ByHand):
         return torch.zeros(())
 
 
-@planted("counts calls in eval() too", "check_eval_keeps_state", r"in eval\(\) mode changes seen of its state")
-class MovesInEval(Buffer):
-    def values(self, *matrices):
-        self.seen = self.seen + 1
-        return super().values(*matrices)
-
-
+plant("MovesInEval", Buffer, "counts calls in eval() too", "check_eval_keeps_state", "mode changes seen of its state")(
+    values=lambda self, *matrices: Buffer.values(self, *matrices) + 0 * self.seen.add_(1)
+)
 plant("EmptyBuffer", Buffer, "an empty buffer stops the records", "check_pml_trainer", "Tensor with 0 elements cannot")(
     first=lambda self: torch.zeros(0)
 )
@@ -557,12 +501,11 @@ plant("NamesInInt32", ByNames, "compares names in int32", NAMES)(names=lambda se
 plant("NamesByRemainder", ByNames, "names 1,009 apart are one", "check_sizes")(names=lambda self, labels: labels % 1009)
 
 
-@planted("weighs classes by the order of their names", NAMES)
-class WeighedByName(ByHand):
-    def packed(self, values, labels):
-        if labels is None:
-            return per_anchor(values)
-        return per_anchor(values * (1 + labels.unique(return_inverse=True)[1] / 10))
+plant("WeighedByName", ByHand, "weighs classes by the order of their names", NAMES)(
+    packed=lambda self, values, labels: per_anchor(
+        values if labels is None else values * (1 + labels.unique(return_inverse=True)[1] / 10)
+    )
+)
 
 
 @planted("counts classes by their names", NAMES, r"IndexError: .* \(at planted.py:\d+\)")
@@ -624,11 +567,11 @@ class FirstLabelAlone(Deviance):
         return super().forward(embeddings, labels, *others, **named)
 
 
-@planted("takes the batch's labels for as many references", "check_references", "references")
-class LabelsOfBatch(ByHand):
-    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
-        mine = labels if ref_labels is not None and len(ref_labels) == len(labels) else ref_labels
-        return super().masks(matrix, labels, indices_tuple, mine, references)
+plant("LabelsOfBatch", ByHand, "takes the batch's labels for as many references", "check_references", "references")(
+    masks=lambda self, matrix, mine, mined, theirs, references: ByHand.masks(
+        self, matrix, mine, mined, mine if theirs is not None and len(theirs) == len(mine) else theirs, references
+    )
+)
 
 
 # Losses: modes, threads, devices, numbers.
@@ -636,18 +579,16 @@ class LabelsOfBatch(ByHand):
 MODES, DTYPES, DEGENERATE = "check_modes", "check_dtypes", "check_degenerate_batches"
 
 
-@planted("drops a tenth of the coordinates in training", MODES)
-class DropsCoordinates(ByHand):
-    def similarity(self, embeddings, ref_emb):
-        kept = nn.functional.dropout(embeddings, 0.1, self.training)
-        return super().similarity(kept, kept if ref_emb is embeddings else ref_emb)
-
-
-@planted("looks at half of the columns where no gradient is wanted", MODES)
-class CheapWithoutGradient(Deviance):
-    def push(self, gap, negatives):
-        some = torch.arange(gap.shape[1]) % 2 == 0
-        return super().push(gap, negatives if torch.is_grad_enabled() else negatives & some)
+plant("DropsCoordinates", ByHand, "drops a tenth of the coordinates in training", MODES)(
+    similarity=lambda self, x, y: ByHand.similarity(
+        self, z := nn.functional.dropout(x, 0.1, self.training), z if y is x else y
+    )
+)
+plant("CheapWithoutGradient", Deviance, "looks at half of the columns where no gradient is wanted", MODES)(
+    push=lambda self, gap, far: Deviance.push(
+        self, gap, far & (torch.is_grad_enabled() | (torch.arange(gap.shape[1]) % 2 == 0))
+    )
+)
 
 
 @planted("is right in the thread that made it", MODES, "another thread changes")
@@ -660,16 +601,9 @@ class OfOneThread(Deviance):
         return super().push(gap if threading.get_ident() == self._thread else gap / 2, negatives)
 
 
-@planted("makes a tensor on the CPU", "check_devices", r"at planted.py:\d+ mixes a tensor")
-class ForgetsDevice(ByHand):
-    def values(self, s, *masks):
-        return super().values(s, *masks) + torch.zeros(len(s))
-
-
-@planted("goes by way of NumPy", "check_devices", r"call \.cpu\(\) first")
-class Numpy(ByHand):
-    def values(self, s, *masks):
-        return super().values(s, *masks) * torch.from_numpy(np.exp(-s.detach().numpy())).to(s).mean()
+plant("ForgetsDevice", ByHand, "makes a tensor on the CPU", "check_devices", r"at planted.py:\d+ mixes a tensor")(
+    values=lambda self, s, *masks: ByHand.values(self, s, *masks) + torch.zeros(len(s))
+)
 
 
 WAITS = "check_no_host_sync"
@@ -756,13 +690,6 @@ class ForgetsRest(Deviance):
         return nn.functional.pad(values, (0, len(matrices[0]) - len(values)))
 
 
-@planted("more than 256 columns are thinned at random", MANY)
-class ThinsColumns(Deviance):
-    def values(self, *matrices):
-        keep = torch.randperm(matrices[0].shape[1], device=matrices[0].device)[:256]
-        return super().values(*(each[:, keep.sort()[0]] for each in matrices))
-
-
 # Losses: arguments, inputs, globals.
 
 ARGUMENTS, INPUTS, GLOBALS = "check_arguments", "check_inputs_unchanged", "check_globals_unchanged"
@@ -831,10 +758,13 @@ plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism"
 FORMS, INDICES = "check_call_forms", "check_indices_belong_to_values"
 
 
-@planted("one of two terms is reduced", "check_reducers", "sub-loss 'push' is reduced already beside 'pull'")
-class OneTermReduced(TwoTerms):
-    def packed(self, values, labels):
-        return values | {"push": reduced(values["push"]["losses"].mean())["loss"]}
+plant(
+    "OneTermReduced",
+    TwoTerms,
+    "one of two terms is reduced",
+    "check_reducers",
+    "sub-loss 'push' is reduced",
+)(packed=lambda self, values, labels: values | {"push": reduced(values["push"]["losses"].mean())["loss"]})
 
 
 @planted("a value per class, with the indices of the first images", INDICES)
@@ -851,12 +781,9 @@ plant("NamesForgotten", TwoTerms, "does not name its terms", FORMS, "; name them
 plant("ValueAlone", ByHand, "compute_loss returns a value", FORMS, r"returns a tensor of shape \(\); wanted {'loss'")(
     packed=lambda self, values, labels: values.mean()
 )
-
-
-@planted("exits", FORMS, r"SystemExit: no such mode \(at planted.py:\d+\)")
-class Exits(ByHand):
-    def values(self, *matrices):
-        raise SystemExit("no such mode")
+plant("Exits", ByHand, "exits", FORMS, r"SystemExit: no such mode \(at planted.py:\d+\)")(
+    values=lambda self, *matrices: sys.exit("no such mode")
+)
 
 
 @planted("a tangent that is doubled", "check_torch_func", "torch.func.jvp gives another derivative")
@@ -983,19 +910,10 @@ plant("ReturnsInt32", NearNegatives, "returns int32 indices", MINED, "must be in
 plant("TwoTensors", NearNegatives, "returns positive pairs alone", MINED, r"PML refuses what mine\(\) returns")(
     listed=lambda self, near, far: torch.where(near)
 )
-plant("CountsOn", NearNegatives, "rows of references are counted on from the batch", AMONG, "outside of 0 to")(
-    mine=lambda self, x, labels, y, ref_labels: tuple(
-        index + len(x) * (place % 2 and y is not x)
-        for place, index in enumerate(NearNegatives.mine(self, x, labels, y, ref_labels))
-    )
-)
 plant("MinerLeavesOutRow", NearNegatives, "leaves out the reference in the same row", AMONG, "say references=True")(
     masks=lambda self, similarity, *labels: NearNegatives.masks(
         self, similarity, *labels[:2], labels[2] and similarity.shape[0] != similarity.shape[1]
     )
-)
-plant("AllInEval", NearNegatives, "mines all pairs in eval()", MODES)(
-    chosen=lambda self, s, *masks: NearNegatives.chosen(self, s, *masks) if self.training else masks
 )
 
 
@@ -1009,25 +927,12 @@ class MovingThreshold(NearNegatives):
         return positives, negatives & (similarity > self._mean - self.epsilon)
 
 
-plant("MinerOwnSimilarity", NearNegatives, "distance= changes nothing", ARGUMENTS, "distance= changes nothing")(
-    similarity=lambda self, x, y: (normalize(x) @ normalize(y).T, y is not x)
-)
 plant("PolarityIgnored", NearNegatives, "takes every distance for a similarity", ARGUMENTS)(
     similarity=lambda self, x, y: (self.distance(x, y), y is not x)
 )
 plant("NegativeZero", Hardest, "a triplet with no negative takes image 0 for one", DEGENERATE)(
     chosen=lambda self, similarity, near, far: (near, similarity.masked_fill(~far, -torch.inf))
 )
-plant("DrawsByNumpy", NearNegatives, "negatives are drawn by NumPy's generator", "check_determinism")(
-    chosen=only(lambda s, near, far: near | torch.from_numpy(np.random.rand(*s.shape) < 0.5).to(s.device))
-)
-
-
-plant("LoopOverImages", NearNegatives, "a product for each image", "check_no_loop_over_anchors", "use whole matrices")(
-    similarity=lambda self, x, y: (torch.cat([normalize(e[None]) @ normalize(y).T for e in x]), y is not x)
-)
-
-
 plant("MinesOnCPU", NearNegatives, "indices stay on the CPU", "check_devices", "on the CPU")(
     listed=lambda self, *masks: tuple(index.cpu() for index in NearNegatives.listed(self, *masks))
 )
@@ -1105,13 +1010,9 @@ plant("ShufflesByPython", FewClasses, "shuffles by Python's generator", LONG_RUN
 plant("OneMore", FewClasses, "says one batch more than it gives", PASS, r"a pass gives 2 items, but len\(\) says 3")(
     __len__=lambda self: self.length // self.batch_size + 1
 )
-
-
-@planted("draws the same in every epoch", LONG_RUN, "two passes in a row are equal")
-class SameEveryEpoch(FewClasses):
-    def __iter__(self):
-        self.generator.manual_seed(self.seed)
-        return super().__iter__()
+plant("SameEveryEpoch", FewClasses, "draws the same in every epoch", LONG_RUN, "two passes in a row are equal")(
+    __iter__=lambda self: (self.generator.manual_seed(self.seed), FewClasses.__iter__(self))[1]
+)
 
 
 @planted("does not look at its seed", LONG_RUN, "seed= is accepted and ignored")
@@ -1191,10 +1092,9 @@ class EachIgnored(FewClasses):
         super().__init__(labels, batch_size, length_before_new_iter, seed)
 
 
-@planted("stops halfway", PASS, r"ZeroDivisionError: .* \(at planted.py:\d+\)")
-class StopsHalfway(FewClasses):
-    def __iter__(self):
-        yield 1 / 0
+plant("StopsHalfway", FewClasses, "stops halfway", PASS, r"ZeroDivisionError: .* \(at planted.py:\d+\)")(
+    images=lambda self, rows: 1 / 0
+)
 
 
 # Regularizers.
@@ -1229,23 +1129,11 @@ class Norms(BaseRegularizer):
 plant("LabelsUnseen", Spread, "does not look at the labels", "check_labels_are_used", "labels are ignored")(
     same=lambda self, labels: torch.ones(len(labels), len(labels), dtype=torch.bool, device=labels.device)
 )
-
-
-@planted("counts names of classes as they are", NAMES)
-class CountsNames(Spread):
-    def means(self, embeddings, labels):
-        sums = torch.zeros(int(labels.max()) + 1, embeddings.shape[1]).to(embeddings).index_add(0, labels, embeddings)
-        return sums[labels] / labels.bincount()[labels][:, None]
-
-
 plant("NormsOwnMean", Norms, "reducer= changes nothing", ARGUMENTS, "reducer= changes nothing")(
     compute_loss=lambda self, x: reduced(Norms.compute_loss(self, x)["loss"]["losses"].sum() / max(1, len(x)))
 )
 plant("SpreadFirst64", Spread, "looks at the first 64 coordinates only", "check_dimensions", "coordinate 65 of 600")(
     compute_loss=lambda self, x, labels: Spread.compute_loss(self, x[:, :64], labels)
-)
-plant("NormWithoutEps", Norms, "the root of 0", DEGENERATE, "gives a gradient that is not finite")(
-    compute_loss=lambda self, x: per_anchor((x.double() - x.double().mean(0)).square().sum(1).sqrt())
 )
 plant("DeviationOfOne", Norms, "the standard deviation of one image", DEGENERATE, "a batch of one image gives nan")(
     compute_loss=lambda self, x: per_anchor((1 - x.double().std(0)).clamp(min=0).mean().expand(len(x)))
@@ -1293,9 +1181,6 @@ plant("ScaledByBatch", Soft, "divides by the largest of the batch", DISTANCE, "d
     compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y) / x.abs().max(),
     pairwise_distance=lambda self, x, y: Soft.pairwise_distance(self, x, y) / x.abs().max(),
 )
-plant("MatrixOnCPU", Soft, "the matrix is on the CPU", "check_devices", "the value of a batch elsewhere")(
-    compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y).cpu()
-)
 
 
 @planted("pairs are not weighted", DISTANCE, "pairwise_distance differs from the diagonal")
@@ -1314,19 +1199,6 @@ class WrongWay(CosineSimilarity):
         super().__init__(**kwargs)
         self.is_inverted = False
 
-
-@planted("centers in place", INPUTS, "changes embeddings in place")
-class CentersMatrixInPlace(distances.DotProductSimilarity):
-    def forward(self, query_emb, ref_emb=None):
-        if not query_emb.requires_grad:
-            query_emb -= query_emb.mean(0)
-        return super().forward(query_emb, ref_emb)
-
-
-plant("DistanceFirst64", EuclideanDistance, "looks at the first 64 coordinates only", "check_dimensions")(
-    compute_mat=lambda self, x, y: EuclideanDistance.compute_mat(self, x[:, :64], y[:, :64]),
-    pairwise_distance=lambda self, x, y: EuclideanDistance.pairwise_distance(self, x[:, :64], y[:, :64]),
-)
 
 # Reducers.
 
@@ -1351,20 +1223,7 @@ plant(
 plant(
     "ReturnsValues", reducers.BaseReducer, "returns values", "check_reducer", r"element values give tensor.*\n.*, not"
 )(forward=lambda self, loss_dict, embeddings, labels: loss_dict["loss"]["losses"])
-plant("ReducesFirst64", RootMeanSquare, "looks at the first 64 values only", "check_sizes")(
-    mean=lambda self, squares: squares[:64].mean()
-)
 plant("ReducesNan", RootMeanSquare, "puts 0 for NaN", NAN)(mean=lambda self, squares: squares.nan_to_num(0).mean())
-
-
-@planted("a moving mean that nobody declares", CALLS)
-class MovingMean(RootMeanSquare):
-    _mean = None
-
-    def mean(self, squares):
-        now = super().mean(squares)
-        self._mean = now.item() if self._mean is None else 0.9 * self._mean + 0.1 * now.item()
-        return now + self._mean
 
 
 @planted("bounds the values that it is given, in place", INPUTS, "changes losses in place")
@@ -1374,7 +1233,7 @@ class BoundsInPlace(RootMeanSquare):
         return super().element_reduction(losses, *more)
 
 
-RIGHT = (Deviance, ByHand, ByNames, Centers, Ramp, MomentumCenters, NearNegatives, Hardest, FewClasses)
+RIGHT = (Deviance, ByNames, Centers, Ramp, MomentumCenters, NearNegatives, Hardest, FewClasses)
 RIGHT += (Spread, Norms, Soft, RootMeanSquare)
 
 
@@ -1398,8 +1257,6 @@ def main(*names: str) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     import planted as importable  # under a name that a copy of an object keeps
 
     importable.main(*sys.argv[1:])

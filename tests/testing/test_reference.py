@@ -38,23 +38,16 @@ class SettingIgnored(planted.Weighted):
 
 
 @pytest.mark.parametrize(
-    ("component", "given", "text"),
+    ("component", "settings", "without_effect", "text"),
     [
-        (
-            SettingIgnored,
-            {"settings": KINDS, "without_effect": ["tile"]},
-            r"margin changes neither .* \(10 pairs",
-        ),
-        (planted.Weighted, {"settings": KINDS}, r"the setting tile changes neither .* without_effect="),
-        (
-            planted.Weighted,
-            {"settings": KINDS, "without_effect": ["tile", "weight"]},
-            "weight is said to be without",
-        ),
-        (planted.Weighted, {"without_effect": ["tile"]}, r"kind is not varied; .* settings={'kind': \[...\]}"),
+        (SettingIgnored, KINDS, ["tile"], r"margin changes neither .* \(10 pairs"),
+        (planted.Weighted, KINDS, [], r"the setting tile changes neither .* without_effect="),
+        (planted.Weighted, KINDS, ["tile", "weight"], "weight is said to be without"),
+        (planted.Weighted, None, ["tile"], r"kind is not varied; .* settings={'kind': \[...\]}"),
     ],
 )
-def test_what_is_said_of_settings(component, given, text):
+def test_what_is_said_of_settings(component, settings, without_effect, text):
+    given = {"settings": settings, "without_effect": without_effect}
     found = results(component, ["check_settings"], reference=planted.loop, **given)
     assert found.status == "failed"
     assert re.search(text, found.text), found.text
@@ -135,11 +128,10 @@ def test_the_instance_is_passed_to_a_reference_that_names_it():
 
     assert results(planted.ParameterBeside(), reference=scaled).status == "passed"
     assert set(seen) != {1.5}
-    found = results(
-        planted.ParameterBeside(),
-        reference=lambda x, y, component: component.scale.detach() * planted.loop(x, y),
+    without = results(
+        planted.ParameterBeside(), reference=lambda x, y, component: component.scale.detach() * planted.loop(x, y)
     )
-    assert "the gradient of scale differs" in found.text
+    assert "the gradient of scale differs" in without.text
 
 
 def test_a_reference_may_leave_out_what_it_cannot():
