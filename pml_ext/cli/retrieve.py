@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -98,63 +98,45 @@ def embed(
 
     Over several devices: torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; so do index and cluster.
     """
-    from ..retrieval import check_writable, save_embeddings
+    from ..retrieval import check_writable, load_run, save_embeddings
 
-    if part is not None or on == "ray":
-        ray = (ray_address, jobs, num_gpus) if on == "ray" else None
-        _embed_parts(run, folder, out, part, listing, ray, workers, device, as_json)
+    if part is None and on == "here":
+        if listing is not None:
+            raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
+        if out.suffix != ".npz":
+            raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
+        check_writable("-o", out, file=True)
+        with embedding(run, Path(folder), device, workers, store) as trained:
+            if trained is None:
+                return
+            embedded = trained.embed_folder(folder)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_embeddings(embedded, out)
+        images, size = embedded.embeddings.shape
+        about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
+        text = f"{images} embeddings of size {size}, {embedded.new} of them new: {out}"
+        print_json(about) if as_json else stdout().print(text)
         return
-    if listing is not None:
-        raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
-    if out.suffix != ".npz":
-        raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
-    check_writable("-o", out, file=True)
-    with embedding(run, Path(folder), device, workers, store) as trained:
-        if trained is None:
-            return
-        embedded = trained.embed_folder(folder)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_embeddings(embedded, out)
-    images, size = embedded.embeddings.shape
-    if as_json:
-        print_json({"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped})
-    else:
-        stdout().print(f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
-
-
-def _embed_parts(
-    run: Path,
-    folder: str,
-    out: Path,
-    part: str | None,
-    listing: Path | None,
-    ray: tuple[str | None, int, float] | None,
-    workers: int | None,
-    device: Device,
-    as_json: bool,
-) -> None:
-    from ..retrieval import load_run
     from ..retrieval.parts import listed, write_part
 
     number, _, parts = (part or "1/1").partition("/")
     if not (number.isdecimal() and parts.isdecimal()):
         raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
+    which = int(number), int(parts)
     with Progress() as bar:
         work = listed(folder) if listing is None else listed(read_list(listing), folder)
-        if ray is not None:
+        if on == "ray":
             from ..retrieval.on_ray import write_on_ray
 
             with redirect_stdout(sys.stderr):  # where Ray's progress belongs
-                images = write_on_ray(run, device, work, int(number), int(parts), out, *ray)
+                images = write_on_ray(run, device, work, *which, out, ray_address, jobs, num_gpus)
         else:
-            trained = load_run(run, device, listener=bar.embedding)
-            images = write_part(trained.images, work, int(number), int(parts), out, workers)
-    files = len(work.part(int(number), int(parts)))
-    if as_json:
-        print_json({"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)})
-    else:
-        what = f"part {number} of {parts}: " if part else ""
-        stdout().print(f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}")
+            reader = load_run(run, device, listener=bar.embedding).images
+            images = write_part(reader, work, *which, out, workers)
+    files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
+    about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
+    text = f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}"
+    print_json(about) if as_json else stdout().print(text)
 
 
 def read_list(listing: Path) -> list[str]:
@@ -264,10 +246,11 @@ def index(
     from ..retrieval import load_run
     from ..stores import masked
 
+    read = functools.partial(load_run, run, device, store=store)
     if check:
         if folder is not None or factory or parts or to:
             raise ConfigError("--check reads the index as it is; leave out FOLDER and --index")
-        held = load_run(run, device, store=store).gallery()
+        held = read().gallery()
         gone, changed = held.check()
         if as_json:
             print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
@@ -281,12 +264,7 @@ def index(
             say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
             raise typer.Exit(1)
         return
-    loaded: AbstractContextManager[TrainedRun | None]
-    if parts is None:
-        loaded = embedding(run, folder, device, workers, store)
-    else:
-        loaded = nullcontext(load_run(run, device, store=store))
-    with loaded as trained:
+    with embedding(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
         if trained is None:
             return
         if to is not None:
