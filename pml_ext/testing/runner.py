@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from .calling import place_of
-from .checks import CHECKS, COMPARED, SLOW, Check, check_call_forms
+from .checks import CHECKS, COMPARED, SLOW, Check, check_call_forms, settings_of_process
 from .subject import Settings, SkipCheck, Subject, subject_of
 
 Reference = Callable[..., Any]
@@ -136,6 +136,7 @@ def _expected(subject: Subject, given: Expected) -> Expected:
 def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     name = check.__name__
     result = functools.partial(CheckResult, subject.name, name)
+    subject.cache.setdefault("settings of the process", settings_of_process())  # before anything of it is called
     state, silenced = torch.get_rng_state(), logging.root.manager.disable
     try:
         if subject.kind == "loss" and check is not check_call_forms and check_call_forms.__name__ not in expected:

@@ -746,6 +746,9 @@ class Before(Deviance):
 plant("SeedsTorch", Before, "seeds torch's generator", GLOBALS, "it seeds the global generator of torch")(
     meddle=lambda self: torch.manual_seed(0)
 )
+plant(
+    "OverflowsUnseen", Before, "switches off NumPy's warnings", GLOBALS, r"it changes numpy.geterr\(\) for the whole"
+)(meddle=lambda self: np.seterr(over="ignore"))
 plant("Silences", Before, "silences all warnings of the process", GLOBALS, "it changes warnings.filters")(
     meddle=lambda self: warnings.simplefilter("ignore")
 )

@@ -62,6 +62,11 @@ _WITHOUT_GRADIENT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]
 }
 
 
+def settings_of_process() -> dict[str, Any]:
+    """Return the settings that a component must leave as they are, but for those that each test of pytest changes."""
+    return {name: get() for name, get in _GLOBALS.items() if name not in ("warnings.filters", "os.environ")}
+
+
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
     """Settings of the process, such as the default dtype, and the seeds of its generators belong to its user."""
@@ -69,7 +74,8 @@ def check_globals_unchanged(subject: Subject) -> None:
     threads = torch.get_num_threads()
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
     torch.set_num_threads(threads + 1)  # so that 1 shows
-    before = {name: get() for name, get in _GLOBALS.items()}
+    before = {name: get() for name, get in _GLOBALS.items()} | subject.cache["settings of the process"]
+    before["the number of threads"] = threads + 1
     try:
         for seed in (1, 2):
             random.seed(seed)
