@@ -18,9 +18,7 @@ def bench(
         list[str] | None, Argument(metavar="[LOSS ...]", help="Names of losses; all of the plugins if left out.")
     ] = None,
     shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS, by commas (default {SHAPES}).")] = None,
-    repeats: Annotated[
-        int | None, Option(min=1, help=f"Rounds, each of everything (default {ROUNDS}; {STEPS} with --run).")
-    ] = None,
+    repeats: Annotated[int | None, Option(min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run).")] = None,
     run: Annotated[str | None, Option(metavar="RECIPE", help="Measure a recipe's steps instead of losses.")] = None,
     data: DataFolder = None,
     overrides: Overrides = None,

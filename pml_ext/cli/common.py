@@ -46,9 +46,7 @@ def stdout(width: int | None = None) -> Console:
     """Return a console on stdout, by default as wide as the terminal, or without a limit where there is none."""
     from rich.console import Console
 
-    return Console(
-        width=width or (None if sys.stdout.isatty() else WIDE), highlight=False, markup=False, soft_wrap=False
-    )
+    return Console(width=width or (None if sys.stdout.isatty() else WIDE), highlight=False, markup=False)
 
 
 def stderr() -> Console:

@@ -35,9 +35,7 @@ def compare(
         list[str] | None, Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders of finished runs.")
     ] = None,
     metric: Annotated[list[str] | None, Option(help="Default recall_at_1, map_at_r and nmi; repeatable.")] = None,
-    phase: Annotated[
-        str, Option(help="before, after (training), training (images), learned_metric, shortlist, raw.")
-    ] = "after",
+    phase: Annotated[str, Option(help="before, after, training (images), learned_metric, shortlist, raw.")] = "after",
     out: Annotated[Path | None, Option(help="The folder of runs and comparison; it may be there already.")] = None,
     baseline: Annotated[str | None, Option(help="The row from which the others differ (default the first).")] = None,
     table: Annotated[str | None, Option(help="Add a paper's table, cbml/7: small recipes, full with --data.")] = None,

@@ -56,9 +56,7 @@ def _details(record: PluginRecord) -> str:
 
 
 def check(
-    what: Annotated[
-        str, Argument(metavar="WHAT", help="A package, package.Class, an entry point, a component's name, or pml.")
-    ],
+    what: Annotated[str, Argument(metavar="WHAT", help="Package, package.Class, entry point, component or pml.")],
     fast: Annotated[bool, Option("--fast", help="Leave out compiler, devices, processes, PML's trainer.")] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,

@@ -233,9 +233,7 @@ def index(
     parts: Annotated[
         Path | None, Option("--from", metavar="PARTS", help="Take the embeddings of embed --part; embed nothing.")
     ] = None,
-    to: Annotated[
-        str | None, Option(metavar="STORE", help=f"Bring new, changed and gone images over to {_STORES}.")
-    ] = None,
+    to: Annotated[str | None, Option(metavar="STORE", help=f"Bring changes over to {_STORES}.")] = None,
     check: Annotated[bool, Option("--check", help="Build nothing: read the index, and look for its images.")] = False,
     workers: Workers = None,
     store: StoreFolder = None,
@@ -310,7 +308,7 @@ def query(
     ] = None,
     duplicates: Annotated[bool, Option("--duplicates", help="No IMAGE: near-duplicates in the index.")] = False,
     picture: Annotated[
-        Path | None, Option(help="The PNG to write (default RUN/query.png; with --json or a store none).")
+        Path | None, Option(help="The PNG (default RUN/query.png; none with --json or a store).")
     ] = None,
     listing: Annotated[Path | None, Option("--list", metavar="FILE", help="With -o: paths in FOLDER.")] = None,
     out: Annotated[

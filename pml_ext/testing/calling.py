@@ -17,19 +17,17 @@ from .subject import Batch, SkipCheck, Subject, all_pairs, batch_of, takes_label
 TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # folders whose frames are not the author's
 
 
-def needs(subject: Subject, *capabilities: str, fixed: bool = False) -> None:
-    """Skip a check that needs capabilities which the component does not declare, or ``fixed`` values, not random."""
+def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable: bool = False) -> None:
+    """Skip a check that needs capabilities that the component does not declare, or values that it does not have.
+
+    ``fixed`` values are not random; ``repeatable`` ones do not depend on earlier calls either.
+    """
     if missing := set(capabilities) - subject.capabilities:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
-    if fixed and is_random(subject):
+    if (fixed or repeatable) and is_random(subject):
         raise SkipCheck("its values are random")
-
-
-def needs_repeatable(subject: Subject) -> None:
-    """Skip a check if the component's values are random or change from call to call."""
-    needs(subject, fixed=True)
     batch, component = batch_of(subject), subject.make()
-    if not equal(seeded(component, batch), seeded(component, batch)):
+    if repeatable and not equal(seeded(component, batch), seeded(component, batch)):
         raise SkipCheck("its values depend on earlier calls")
 
 

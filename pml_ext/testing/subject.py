@@ -110,9 +110,7 @@ def subject_of(
         check_settings(subject.name, registry.settings_of(component), {*without_effect}.union(*grid))
     elif settings or without_effect:
         name = type(component).__name__
-        raise ConfigError(
-            f"settings are varied by building a class, and {name} is built already; give the class {name}"
-        )
+        raise ConfigError(f"settings are varied by building a class; {name} is built already; give the class {name}")
     else:
         subject = _of_instance(component, embedding_size, num_classes)
     if reference is None and settings is None and not without_effect:

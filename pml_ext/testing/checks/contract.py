@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import pml
 from ...pairwise import SharedLabel, related_pairs
-from ..calling import call, close, compute, equal, gradient, gradients, is_random, needs, needs_repeatable, seeded
+from ..calling import call, close, compute, equal, gradient, gradients, is_random, needs, seeded
 from ..subject import (
     CLOSE,
     Batch,
@@ -120,7 +120,7 @@ def check_indices_belong_to_values(subject: Subject) -> None:
 
     In another order of the batch each image, pair or triplet has the value that it had.
     """
-    needs_repeatable(subject)
+    needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
     before, after = (compute(subject.make(), each) for each in (batch, batch.ordered(order)))
@@ -188,7 +188,7 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
     one, other = (gradient(value, batch.embeddings).flatten() for value in values)
     if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
         raise AssertionError(
-            "the gradient of all triplets is opposite to that of all pairs; three are anchor, positive, negative"
+            "all triplets have the opposite gradient of all pairs; three are anchor, positive, negative"
         )
 
 

@@ -101,17 +101,14 @@ def check_distance(subject: Subject) -> None:
         matrix, count = distance(x, y), min(len(x), len(y))
         for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
             if (shape := distance(rows, columns).shape) != (len(rows), len(columns)):
-                raise AssertionError(
-                    f"the matrix of {len(rows)} and {len(columns)} embeddings has shape {tuple(shape)}"
-                )
+                raise AssertionError(f"of {len(rows)} and {len(columns)} embeddings the matrix is {tuple(shape)}")
         normalized = [distance.maybe_normalize(z[:count]) for z in (x, y)]
         if not torch.allclose(distance.pairwise_distance(*normalized), matrix.diagonal()[:count], atol=1e-7):
             raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
-
         if not torch.allclose(torch.cat([distance(row[None], y) for row in x]), matrix, atol=1e-7):
             raise AssertionError("the distance of two embeddings depends on others of the batch")
     y = fresh(y)
-    if y.requires_grad and not gradient(weighted(distance(x, y)), y).any():
+    if not gradient(weighted(distance(x, y)), y).any():
         raise AssertionError("the references get no gradient; detach none of the two")
 
     twice = fresh(torch.cat([x[:4], x[:4]]))

@@ -90,9 +90,7 @@ def check_tensors_are_registered(subject: Subject) -> None:
         seeded(component, batch_of(subject))
     if len(now := [*_plain_tensors(component)]) >= kept + 3:
         where, name, _ = now[-1]
-        raise AssertionError(
-            f"{where}.{name} holds more tensors with each call, until memory ends; keep a fixed number"
-        )
+        raise AssertionError(f"{where}.{name} holds more tensors with each call until memory ends; keep a fixed number")
 
 
 def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tensor]]:

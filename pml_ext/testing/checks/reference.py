@@ -133,15 +133,11 @@ def check_settings(subject: Subject) -> str:
         if subject.grid is None and not changes and not all(varied.values()):
             continue
         if not tried:
-            raise AssertionError(
-                f"the setting {name} is not varied; give values that it takes: settings={{{name!r}: [...]}}"
-            )
+            raise AssertionError(f"the setting {name} is not varied; give values: settings={{{name!r}: [...]}}")
         if changes and _zero_is_default(subject, grid[0], name):
             raise AssertionError(f"{name}=0 gives what the default does; `{name} or default` takes 0 for nothing given")
         if changes and name in subject.without_effect:
-            raise AssertionError(
-                f"the setting {name} is said to be without effect, but {_shown(one)} and {_shown(other)} differ"
-            )
+            raise AssertionError(f"{name} is said to be without effect, but {_shown(one)} and {_shown(other)} differ")
         if not changes and name not in subject.without_effect:
             raise AssertionError(
                 f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "

@@ -20,18 +20,7 @@ from torch import Tensor
 
 from ... import pml
 from ...registry import settings_of
-from ..calling import (
-    CountedOperations,
-    alike,
-    call,
-    forms,
-    is_random,
-    needs,
-    needs_repeatable,
-    outcome,
-    reordered,
-    seeded,
-)
+from ..calling import CountedOperations, alike, call, forms, is_random, needs, outcome, reordered, seeded
 from ..subject import CLOSE, Batch, SkipCheck, Subject, applies_to, batch_of, fresh, shuffle, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
@@ -40,8 +29,6 @@ _IMAGES = (65, 182, 1025)
 _COPIES = (43, 257, 2731)  # of references: beyond int8, beyond what float16 counts, beyond int16
 _LARGE = 64  # entries of the largest tensor per entry of the matrix, above which larger batches are left out
 _OPERATIONS = 5_000  # for a batch, above which no larger one is tried
-
-
 _GLOBALS: dict[str, Callable[[], Any]] = {  # settings of the process, and how each is read
     "the default dtype": torch.get_default_dtype,
     "the number of threads": torch.get_num_threads,
@@ -276,9 +263,7 @@ def check_sizes(subject: Subject) -> str:
         other = torch.randint(2**40, (images,), generator=generator)
         renamed = Batch(batch.embeddings, other[numbers]) if names else batch
         if not alike(reordered(subject.make(), renamed, shuffle(images, 1)), expected, 1e-6):
-            raise AssertionError(
-                f"{images} images in another order{' and with other names of classes' * names} give another result"
-            )
+            raise AssertionError(f"{images} images in another order{' under other names' * names} give another result")
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
     return f"up to {images} images"
@@ -381,7 +366,7 @@ def check_nan_shows(subject: Subject) -> str | None:
 @applies_to("loss", "miner", "regularizer")
 def check_arguments(subject: Subject) -> None:
     """PML's own arguments do what PML says: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``."""
-    needs_repeatable(subject)
+    needs(subject, repeatable=True)
     if subject.cls is None:
         raise SkipCheck("it is an instance; arguments are given to a class")
     batch, known = batch_of(subject), {*settings_of(subject.cls)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calling import call, close, equal, forms, gradient, is_random, needs_repeatable, seeded
+from ..calling import call, close, equal, forms, gradient, is_random, needs, seeded
 from ..subject import SIZE, Batch, Subject, applies_to, batch_of, fresh
 from .kinds import check_tuple
 
@@ -92,7 +92,7 @@ def check_degenerate_batches(subject: Subject) -> None:
 @applies_to("loss", "regularizer")
 def check_gradients(subject: Subject) -> None:
     """The gradient that training follows is that of the loss, by finite differences."""
-    needs_repeatable(subject)
+    needs(subject, repeatable=True)
     batch, other, component = batch_of(subject, (3, 3)), batch_of(subject, (3, 2), seed=1), subject.make()
     check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False, fast_mode=subject.size > SIZE)
     if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,)):
