@@ -174,11 +174,8 @@ def data(
 
 
 def _describe(about: About, place: Path) -> dict[str, Any]:
-    archives = [
-        {"name": each.name, "megabytes": each.megabytes, "checksum": each.checksum, "url": each.url}
-        for each in about.archives
-    ]
-    splits = {part: {"images": count.images, "classes": count.classes} for part, count in about.counts.items()}
+    archives = [{k: v for k, v in each._asdict().items() if k != "unpack"} for each in about.archives]
+    splits = {part: count._asdict() for part, count in about.counts.items()}
     described = {key: getattr(about, key) for key in ("name", "title", "page", "license", "note", "layout")}
     return described | {"place": str(place), "archives": archives, "splits": splits}
 
