@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,18 +73,18 @@ def compare(
         recipes += recipes_of_table(table, data is not None)
     if not recipes and not folders:
         raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
-    ignored = {
-        "--ray-address": ray_address is not None and on != "ray",
-        "--save-recipe": save_recipe and not tune,
-        "--latex": latex and out is None,
-        "--tune": tune and not recipes,
-        "--folds": folds and not recipes,
-        "--jobs": jobs > 1 and not recipes,
-        "--seeds": seeds > 1 and not recipes,
+    without_effect = {
+        "--ray-address": ("--on ray", ray_address is not None and on != "ray"),
+        "--save-recipe": ("--tune TRIALS", save_recipe and not tune),
+        "--latex": ("--out FOLDER", latex and out is None),
+        "--tune": ("recipes to run", tune and not recipes),
+        "--folds": ("recipes to run", folds and not recipes),
+        "--jobs": ("recipes to run", jobs > 1 and not recipes),
+        "--seeds": ("recipes to run", seeds > 1 and not recipes),
     }
-    for option in (name for name, given in ignored.items() if given):
-        wants = {"--ray-address": "--on ray", "--save-recipe": "--tune TRIALS", "--latex": "--out FOLDER"}
-        raise ConfigError(f"{option}: has no effect here; wanted with {wants.get(option, 'recipes to run')}")
+    for option, (wanted, given) in without_effect.items():
+        if given:
+            raise ConfigError(f"{option}: has no effect here; wanted with {wanted}")
     if recipes and out is None:
         raise ConfigError(f"{recipes[0]} is a recipe, whose runs want --out FOLDER")
     studies: list[Study] = []
@@ -97,23 +98,19 @@ def compare(
             from ..experiment.tuning import studies_of, trial_jobs, tuned
 
             studies = [study for name in recipes for study in studies_of(name, out, tune, folds, data, more)]
-        executor = executor_of(jobs, on, out, ray_address)
-        with AllRuns() as bar:
-            try:
-                chosen, failed = [(name, list[str]()) for name in recipes], list[Group]()
-                if studies:
-                    trials = [*trial_jobs(studies, device, data)]
-                    bar.begin("trials", len(trials))
-                    chosen, failed = tuned(studies, trials, executor, bar.hear)
-                plans = [
-                    plan
-                    for name, values in chosen
-                    for plan in plans_of(name, out, seeds, folds, data, [*more, *values], tune)
-                ]
-                bar.begin("runs", len(plans))
-                groups = [*rows_of(plans, folders, executor, bar.hear, device, data), *failed]
-            finally:
-                executor.close()
+        with closing(executor_of(jobs, on, out, ray_address)) as executor, AllRuns() as bar:
+            chosen, failed = [(name, list[str]()) for name in recipes], list[Group]()
+            if studies:
+                trials = [*trial_jobs(studies, device, data)]
+                bar.begin("trials", len(trials))
+                chosen, failed = tuned(studies, trials, executor, bar.hear)
+            plans = [
+                plan
+                for name, values in chosen
+                for plan in plans_of(name, out, seeds, folds, data, [*more, *values], tune)
+            ]
+            bar.begin("runs", len(plans))
+            groups = [*rows_of(plans, folders, executor, bar.hear, device, data), *failed]
     else:
         groups = groups_below(folders)
     result = compare(groups, metric or _METRICS, phase, baseline)
