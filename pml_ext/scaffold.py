@@ -11,15 +11,6 @@ from . import registry
 from .errors import ConfigError, needs_extra
 from .plugins import RESERVED
 
-_FILES = {
-    "pyproject.toml": "pyproject.toml.jinja",
-    "README.md": "README.md.jinja",
-    "src/{module}/__init__.py": "__init__.py.jinja",
-    "src/{module}/losses.py": "losses.py.jinja",
-    "src/{module}/recipes/digits.toml": "digits.toml.jinja",
-    "tests/test_{module}.py": "test_plugin.py.jinja",
-}
-
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     """Write a package with a loss, a recipe and tests that pass as written, into a folder, and return its files.
@@ -42,8 +33,8 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
         loader=jinja2.PackageLoader("pml_ext", "templates/plugin"), keep_trailing_newline=True, autoescape=False
     )
     written = []
-    for path, template in _FILES.items():
-        file = place / path.format(module=module)
+    for template in environment.list_templates(["jinja"]):
+        file = place / template.removesuffix(".jinja").replace("MODULE", module)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(environment.get_template(template).render(about), "utf-8")
         written.append(file)

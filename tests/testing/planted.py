@@ -682,14 +682,6 @@ plant("First64", ByHand, "looks at the first 64 coordinates only", "check_dimens
 )
 
 
-@planted("computes 64 anchors at a time and forgets the rest", "check_sizes")
-class ForgetsRest(Deviance):
-    def values(self, *matrices):
-        starts = range(0, max(1, len(matrices[0]) - 63), 64)
-        values = torch.cat([super(ForgetsRest, self).values(*(each[i : i + 64] for each in matrices)) for i in starts])
-        return nn.functional.pad(values, (0, len(matrices[0]) - len(values)))
-
-
 # Losses: arguments, inputs, globals.
 
 ARGUMENTS, INPUTS, GLOBALS = "check_arguments", "check_inputs_unchanged", "check_globals_unchanged"
