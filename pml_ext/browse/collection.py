@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import DataError
+from ..evaluation.neighbors import without
 from ..evaluation.projection import ONE_POINT, directions, flattened
 from ..evaluation.sampling import some_of
 from ..files import read_json
@@ -130,12 +131,11 @@ class Collection:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[some_of(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
-        distances, nearest = nearest_of(self.embeddings[chosen], 2, self.embeddings)
-        own = nearest[:, 0] == chosen  # an exact duplicate may come before the image itself
-        others = torch.where(own, nearest[:, 1], nearest[:, 0]).tolist()
-        apart = torch.where(own, distances[:, 1], distances[:, 0]).tolist()
+        apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
         pairs = []
-        for query, other, distance in zip(chosen.tolist(), others, apart, strict=True):
+        for query, other, distance in zip(
+            chosen.tolist(), others.flatten().tolist(), apart.flatten().tolist(), strict=True
+        ):
             name = self.classes[query]
             pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
         note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"

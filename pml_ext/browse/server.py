@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 import webbrowser
@@ -101,16 +102,11 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
 
 def listening(port: int) -> socket.socket:
     """Return a socket bound to a port of localhost, or to a free one for 0; raise ConfigError if it is taken."""
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((HOST, port))
+        return socket.create_server((HOST, port))
     except OSError as error:
-        bound.close()
-        raise ConfigError(
-            f"--port {port} is not available ({error.strerror}); type another one, or --port 0 for any"
-        ) from None
-    return bound
+        why = os.strerror(error.errno or 0)  # its own text has the address, which is told already
+        raise ConfigError(f"--port {port} is not available ({why}); type another one, or --port 0 for any") from None
 
 
 def serve(

@@ -162,7 +162,7 @@ def metrics_of(
 
     ``levels``: those of a tree for which recall is reported too.
     """
-    recall_at = list(recall_at)
+    recall_at = _counts("recall_at", recall_at)
 
     def recall(k: int) -> Metric:
         return Metric(f"recall_at_{k}", f"Recall@{k}", lambda right, _: recall_at_k(right, k), k, lone_queries=True)
@@ -181,11 +181,10 @@ def metrics_of(
     of_levels = [
         replace(recall(k), name=f"recall_at_{k}_level_{level}", title=f"Recall@{k}, level {level}", level=level)
         for level in levels
-        for k in _counts("recall_at", recall_at)
+        for k in recall_at
     ]
-    families = [recall(k) for k in _counts("recall_at", recall_at)]
-    families += [precision(k) for k in _counts("precision_at", precision_at)]
-    return [*families, *graded, *of_levels, *_METRICS, *more_clusters]
+    precisions = [precision(k) for k in _counts("precision_at", precision_at)]
+    return [*map(recall, recall_at), *precisions, *graded, *of_levels, *_METRICS, *more_clusters]
 
 
 def _counts(name: str, values: Iterable[int]) -> list[int]:
@@ -196,11 +195,11 @@ def _counts(name: str, values: Iterable[int]) -> list[int]:
     return sorted(set(values))
 
 
-def relevant_counts(query_labels: Tensor, gallery_labels: Tensor, gallery_has_queries: bool = False) -> Tensor:
-    """Return the number of gallery items of each query's class, ``[Q]``, int64, but for the query itself."""
+def relevant_counts(query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
+    """Return the number of gallery items of each query's class, ``[Q]``, int64."""
     classes, places = torch.unique(torch.cat([query_labels, gallery_labels]), return_inverse=True)
     counts = torch.bincount(places[len(query_labels) :], minlength=len(classes))
-    return counts[places[: len(query_labels)]] - int(gallery_has_queries)
+    return counts[places[: len(query_labels)]]
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:

@@ -171,7 +171,6 @@ class ImageEmbedder:
             found, gone = from_rank_0(collection.find(files, root)[:2] if rank() == 0 else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
-            workers = self._workers if workers is None else workers
             parts = from_ranks(self._embed_missing(listing, keys, own, batch_size, workers))
             vectors, skipped = from_rank_0(self._joined(listing, parts) if rank() == 0 else None)
             new = len(vectors)
@@ -196,20 +195,28 @@ class ImageEmbedder:
         Yields:
             For each batch of 64 the places in it of those that can be read, their embeddings, and why others cannot.
         """
-        workers = self._workers if workers is None else workers
-        workers = default_workers(len(files)) if workers is None else workers
-        begun, done = time.perf_counter(), 0
-        for images, read, bad in read_batches(files, self.channels, self.transform, READ, workers, self.device):
-            rows = np.empty((0, self.collection.size), dtype=np.float32)
-            rows = rows if images is None else self._forward(images).cpu().numpy()
+        for read, rows, bad in self._embedded(files, READ, workers):
             if not np.isfinite(rows).all():
                 wrong = np.flatnonzero(~np.isfinite(rows).all(1))
                 raise self._not_finite(len(wrong), len(rows), str(files[read[wrong[0]]]))
+            yield [place % READ for place in read], rows, {place % READ: why for place, why in bad.items()}
+
+    def _embedded(
+        self, files: Sequence[Any], batch_size: int, workers: int | None, keep: bool = False
+    ) -> Iterator[tuple[list[int], Vectors, dict[int, str]]]:
+        """Yield the places of a batch's readable files, their embeddings, and why others are not; tell the listener."""
+        workers = self._workers if workers is None else workers
+        workers = default_workers(len(files)) if workers is None else workers
+        begun, done = time.perf_counter(), 0
+        for images, read, bad in read_batches(files, self.channels, self.transform, batch_size, workers, self.device):
+            rows = np.empty((0, self.collection.size), dtype=np.float32)
+            if images is not None:
+                rows = self._forward(images, [files[place] for place in read] if keep else ()).cpu().numpy()
             done += len(read) + len(bad)
             if self._listener is not None:
                 rate = done / max(time.perf_counter() - begun, 1e-9)
                 self._listener(Progress(done, len(files), rate, (len(files) - done) / rate))
-            yield [place % READ for place in read], rows, {place % READ: why for place, why in bad.items()}
+            yield read, rows, bad
 
     @torch.no_grad()
     def _embed_missing(
@@ -219,8 +226,7 @@ class ImageEmbedder:
         vectors, unreadable, not_finite = dict[int, int](), dict[int, str](), list[int]()
         waiting = dict[int, Vectors]()
         paths = [listing.folder / listing.names[number] for number in numbers]
-        begun = last = time.perf_counter()
-        done = 0
+        last = time.perf_counter()
 
         def write() -> None:
             if waiting:
@@ -243,22 +249,13 @@ class ImageEmbedder:
             write()
         numbers = [number for number in numbers if number not in vectors and number not in not_finite]
         paths = [listing.folder / listing.names[number] for number in numbers]
-        workers = default_workers(len(paths)) if workers is None else workers
-        batches = read_batches(paths, self.channels, self.transform, min(batch_size, READ), workers, self.device)
         try:
-            for images, read, bad in batches:
+            for read, rows, bad in self._embedded(paths, min(batch_size, READ), workers, keep=True):
                 unreadable |= {numbers[place]: why for place, why in bad.items()}
-                done += len(read) + len(bad)
-                if images is not None:
-                    rows = self._forward(images, [paths[place] for place in read]).cpu().numpy()
-                    take({numbers[place]: row for place, row in zip(read, rows, strict=True)})
-                now = time.perf_counter()
-                if len(waiting) >= WRITTEN or now - last >= SECONDS:
+                take({numbers[place]: row for place, row in zip(read, rows, strict=True)})
+                if len(waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
                     write()
-                    last = now
-                if self._listener is not None:
-                    rate = done / max(now - begun, 1e-9)
-                    self._listener(Progress(done, len(paths), rate, (len(paths) - done) / rate))
+                    last = time.perf_counter()
         except OSError:  # such as a full disk: what was written stays
             raise
         except BaseException:

@@ -280,17 +280,17 @@ def tables(
     stream = embedder.embed_files(list(itertools.chain(*local)), workers) if len(local) == len(files) else None
     for number in numbers:
         segment, images = work.segments[number], work.segments[number].images()
-        names, facts, rows = list[str](), list[Facts](), [np.empty((0, embedder.collection.size), dtype=np.float32)]
-        skipped = dict[str, str]()
+        names, facts, rows, skipped = list[str](), list[Facts](), list[Vectors](), dict[str, str]()
         while batch := [*itertools.islice(images, READ)]:
             read, points, bad = next(stream or embedder.embed_files([source for _, _, source in batch], 0))
-            text = [_is_text(batch[place][0]) for place in read]
-            rows.append(points[text])
-            kept = [batch[place] for place, fits in zip(read, text, strict=True) if fits]
-            names, facts = names + [name for name, _, _ in kept], facts + [about for _, about, _ in kept]
             skipped |= {batch[place][0]: why for place, why in bad.items()}
-            unnamed = [batch[place][0] for place, fits in zip(read, text, strict=True) if not fits]
-            skipped |= {name: f"{name!a}: its name is no UTF-8" for name in unnamed}
+            for (name, about, _), point in zip([batch[place] for place in read], points, strict=True):
+                if any("\ud800" <= letter <= "\udfff" for letter in name):
+                    skipped[name] = f"{name!a}: its name is no UTF-8"
+                else:
+                    names.append(name)
+                    facts.append(about)
+                    rows.append(point)
         for why in skipped.values():
             warnings.warn(f"skipped {why}", SkippedImage, stacklevel=3)
         meta: dict[str, Any] = {"identity": embedder.collection.identity, "folder": work.folder, "listing": work.digest}
@@ -300,13 +300,11 @@ def tables(
             "class": pyarrow.array([class_of(name) for name in names], pyarrow.string()),
             "size": pyarrow.array([size for size, _ in facts], pyarrow.int64()),
             "time": pyarrow.array([time for _, time in facts], pyarrow.int64()),
-            "embedding": _vectors(np.concatenate(rows)),
+            "embedding": pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(np.array(rows, dtype=np.float32).reshape(-1)), embedder.collection.size
+            ),
         }
         yield number, pyarrow.table(columns).replace_schema_metadata({_META: json.dumps(meta)})
-
-
-def _vectors(points: Vectors) -> pyarrow.FixedSizeListArray:
-    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(points.reshape(-1)), points.shape[1])
 
 
 def points_of(table: pyarrow.Table) -> Vectors:
@@ -314,10 +312,6 @@ def points_of(table: pyarrow.Table) -> Vectors:
     size = table.schema.field("embedding").type.list_size
     points: Vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size)
     return points
-
-
-def _is_text(name: str) -> bool:
-    return all(not "\ud800" <= letter <= "\udfff" for letter in name)
 
 
 # Reading

@@ -20,7 +20,6 @@ from ..collection import (
     Changes,
     Embedded,
     RetrievalWarning,
-    check_writable,
     class_of,
     crc_of,
     path_bytes,
@@ -123,13 +122,6 @@ def answers_from(
 
 
 # Many queries
-
-
-def check_answers(out: Path) -> None:
-    """Refuse a file that :func:`match` cannot write."""
-    if out.suffix not in (".parquet", ".jsonl"):
-        raise ConfigError(f"-o {out}: wanted a file that ends in .parquet or .jsonl")
-    check_writable("-o", out, file=True)
 
 
 def match(embedder: ImageEmbedder, work: Work, answers: Answers, out: Path, workers: int | None) -> tuple[int, int]:

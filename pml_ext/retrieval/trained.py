@@ -330,13 +330,16 @@ class TrainedRun:
         ``items`` and ``folder`` are as of :meth:`embed_part`, the others as of :meth:`query`. Images that cannot be
         read are left out with a warning.
         """
-        from .stored import check_answers, match
+        from .stored import match
 
-        check_answers(Path(out))
+        file = Path(out)
+        if file.suffix not in (".parquet", ".jsonl"):
+            raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
+        check_writable("-o", file, file=True)
         from .parts import listed
 
         answers = self._answers(k, within, radius, store)
-        return match(self.images, listed(items, folder), answers, Path(out), workers)
+        return match(self.images, listed(items, folder), answers, file, workers)
 
     def _answers(
         self, k: int, within: str | None, radius: float | None, store: str | None

@@ -21,6 +21,7 @@ from pml_ext.evaluation import (
     neighbors_under,
     pairwise_f1,
     purity,
+    reranked_under,
 )
 from pml_ext.experiment import train
 from pml_ext.registry import isolated
@@ -96,17 +97,18 @@ def test_large_labels_stay_apart():
     assert AccuracyCalculator(include=("precision_at_1",)).get_accuracy(points, labels)["precision_at_1"] == 1  # PML's
 
 
-def test_exact_duplicates_leave_out_the_query_itself():
-    points = torch.zeros(6, 3)
-    labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    found = RetrievalAccuracyCalculator(recall_at=(1, 5)).get_accuracy(points, labels)
-    assert found["recall_at_5"] == pytest.approx(2 / 6)  # only the two of class 0 have a partner
-    pml = CustomKNN(LpDistance())
-    for search in (default_neighbors(), neighbors_under(LpDistance()), pml):
+def test_exact_duplicates_leave_out_the_query_itself(monkeypatch):
+    """In any tile, and where it is not among so many duplicates."""
+    points, labels = torch.zeros(50, 3), torch.arange(50) // 2
+    for search in (default_neighbors(), neighbors_under(LpDistance()), CustomKNN(LpDistance())):
         _, indices = search(points, 4, points, True)
-        assert indices.shape == (6, 4)
-        assert not (indices == torch.arange(6)[:, None]).any()
-    assert "first neighbor" not in type(default_neighbors()).__doc__  # PML's searches do the same
+        assert indices.shape == (50, 4)
+        assert not (indices == torch.arange(50)[:, None]).any()
+    for limit in (50, 1 << 20):
+        monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)
+        found = RetrievalAccuracyCalculator(include=("recall_at_4",)).evaluate(points, labels, keep=4)
+        assert found.indices.shape == (50, 4)
+        assert not (found.indices == torch.arange(50)[:, None]).any()
 
 
 def test_per_class_and_average_of_averages():
@@ -121,7 +123,7 @@ def test_per_class_and_average_of_averages():
     assert averaged["recall_at_1"] == pytest.approx(float(np.mean(wanted)))
 
 
-def test_pairwise_f1_equals_a_loop_over_pairs():
+def test_f1_and_purity_equal_loops():
     generator = np.random.default_rng(0)
     for _ in range(5):
         labels, clusters = generator.integers(4, size=25), generator.integers(5, size=25)
@@ -130,17 +132,10 @@ def test_pairwise_f1_equals_a_loop_over_pairs():
         cluster, label = (sum(x[i] == x[j] for i, j in pairs) for x in (clusters, labels))
         precision, recall = both / cluster, both / label
         assert pairwise_f1(labels, clusters) == pytest.approx(2 * precision * recall / (precision + recall))
-    assert pairwise_f1([0, 1, 2], [2, 1, 0]) == 0
-    assert pairwise_f1([0, 0, 1], [5, 5, 6]) == 1
-
-
-def test_purity_equals_a_loop_over_clusters():
-    generator = np.random.default_rng(0)
-    for _ in range(5):
-        labels, clusters = generator.integers(4, size=25), generator.integers(5, size=25)
         right = sum(max((labels[clusters == k] == c).sum() for c in range(4)) for k in set(clusters.tolist()))
         assert purity(labels, clusters) == pytest.approx(right / 25)
-    assert purity([0, 1, 2], [2, 1, 0]) == 1
+    assert (pairwise_f1([0, 1, 2], [2, 1, 0]), purity([0, 1, 2], [2, 1, 0])) == (0, 1)
+    assert pairwise_f1([0, 0, 1], [5, 5, 6]) == 1
     assert purity([0, 0, 1, 1], [5, 5, 5, 5]) == 0.5
 
 
@@ -178,6 +173,20 @@ def test_under_a_learned_metric():
     found = RetrievalAccuracyCalculator(knn_func=neighbors_under(learned)).get_accuracy(points, labels)
     assert found["recall_at_1"] == RetrievalAccuracyCalculator().get_accuracy(points[:, 4:], labels)["recall_at_1"]
     assert learned.training
+
+
+def test_a_shortlist_nears_the_exact_answer_as_it_grows():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(300, 8, generator=generator))
+    metric = LpDistance(p=1, normalize_embeddings=False)
+    exact = neighbors_under(metric)(points, 10, points, ref_includes_query=True)[1]
+    shares = []
+    for shortlist in (11, 30, 100, 300):
+        found = reranked_under(metric, shortlist)(points, 10, points, ref_includes_query=True)[1]
+        shares.append((found[:, :, None] == exact[:, None]).any(2).double().mean().item())
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert shares[0] < 0.95
 
 
 # As PML documents it
@@ -274,15 +283,15 @@ def test_a_neighbor_that_an_index_did_not_have_is_wrong():
     assert found["recall_at_8"] == found["recall_at_1"] == pytest.approx(8 * found["precision_at_8"])
 
 
-def no_clusters(points, clusters):
-    raise AssertionError("k-means was run")
+def never(*_):
+    raise AssertionError("called")
 
 
 @pytest.mark.parametrize("when", ["made", "called"])
 def test_pmls_way_of_leaving_clustering_out(when):
     points, labels = data()
     exclude = {"exclude": ("NMI", "AMI")}
-    calculator = RetrievalAccuracyCalculator(kmeans_func=no_clusters, **(exclude if when == "made" else {}))
+    calculator = RetrievalAccuracyCalculator(kmeans_func=never, **(exclude if when == "made" else {}))
     found = calculator.get_accuracy(points, labels, **(exclude if when == "called" else {}))
     theirs = AccuracyCalculator(**exclude).get_accuracy(points, labels)
     assert set(found) == {*theirs, "recall_at_1", "recall_at_2", "recall_at_4", "recall_at_8"}
@@ -322,21 +331,8 @@ def test_neighbors_that_are_kept():
     assert few.indices.shape == few.distances.shape == few.right.shape == (60, 3)
     alone = calculator.evaluate(torch.zeros(1, 2), torch.tensor([4]), keep=3)
     assert (alone.accuracies["recall_at_8"], alone.indices.shape) == (0, (1, 0))
-    clusters = RetrievalAccuracyCalculator(include=("purity",), knn_func=no_search).evaluate(points, labels)
+    clusters = RetrievalAccuracyCalculator(include=("purity",), knn_func=never).evaluate(points, labels)
     assert (list(clusters.accuracies), clusters.indices.shape) == (["purity"], (60, 0))
-
-
-def no_search(*_):
-    raise AssertionError("neighbors were searched")
-
-
-def test_no_query_is_its_own_neighbor_in_any_tile(monkeypatch):
-    points, labels = torch.zeros(50, 3), torch.arange(50) // 2  # a query need not be among so many duplicates
-    for limit in (50, 1 << 20):
-        monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)
-        found = RetrievalAccuracyCalculator(include=("recall_at_4",)).evaluate(points, labels, keep=4)
-        assert found.indices.shape == (50, 4)
-        assert not (found.indices == torch.arange(50)[:, None]).any()
 
 
 # Metrics of plugins
@@ -369,7 +365,7 @@ def test_a_plugins_metrics_are_computed_as_pmls(install_plugin):
     points, labels = data()
     with isolated():
         found = RetrievalAccuracyCalculator(k=3, exclude=("AMI",)).get_accuracy(points, labels)
-        alone = RetrievalAccuracyCalculator(include=("farthest",), kmeans_func=no_clusters, k=3)
+        alone = RetrievalAccuracyCalculator(include=("farthest",), kmeans_func=never, k=3)
         assert alone.get_accuracy(points, labels) == {"farthest": found["farthest"]}
     third = torch.tensor([row[2] for row in ranked(points, points, True)])
     assert float(found["farthest"]) == pytest.approx(float((labels[third] == labels).float().mean()))

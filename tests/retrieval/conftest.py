@@ -1,6 +1,8 @@
 """Two trained runs, a folder of images and its index, which the tests of retrieval share and leave as they are."""
 
+import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -78,6 +80,46 @@ def made_up(
     facts, numbers = np.ones((count, 2), dtype=np.int64), np.arange(first, first + count)
     run.collection.write_index(Embedded(folder, paths, points, {}, facts, count, numbers), factory)
     return run.gallery()
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path, byte: int | None = None, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if byte is None else byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\x80garbage\xff" * 500)
+
+
+def killed(work: Callable[[], Any], flushes: int) -> None:
+    """Do a work in a fork of this process, which is killed as it flushes a file for the so-manieth time."""
+
+    def mortal() -> None:
+        torch.set_num_threads(1)  # OpenMP's threads are not forked
+        real, done = os.fsync, []
+
+        def deadly(file: int) -> None:
+            real(file)
+            done.append(file)
+            if len(done) == flushes:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.fsync = deadly
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=mortal)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.fixture

@@ -15,36 +15,25 @@ from pml_ext.evaluation import purity
 from pml_ext.retrieval import Embedded, SkippedImage, group
 
 
-def test_clusters(indexed, folder, tmp_path):
-    run, _ = indexed
-    with pytest.warns(SkippedImage):
-        numbers = run.cluster(folder, 10, tmp_path / "out")
-    assert len(numbers) == 200
-    sizes = np.bincount(list(numbers.values()))
-    assert len(sizes) == 10
-    assert list(sizes) == sorted(sizes, reverse=True)
-    with (tmp_path / "out" / "clusters.csv").open(newline="") as file:
+def test_clusters_their_table_and_their_sheets(command, indexed, folder, tmp_path):
+    run, place = indexed[0], tmp_path / "clusters"
+    done = command("cluster", run.folder, folder, "--clusters", "12", "-o", place, "--json")
+    told = json.loads(done.stdout)
+    assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]
+    assert len(list(place.glob("cluster-*.png"))) == 12
+    assert told["table"] == str(place / "clusters.csv")
+    with (place / "clusters.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["path"]: int(row["cluster"]) for row in rows} == numbers
-    assert len(list((tmp_path / "out").glob("cluster-*.png"))) == 10
-    assert purity([int(path[0]) for path in numbers], list(numbers.values())) > 0.6
+    numbers = [int(row["cluster"]) for row in rows]
+    assert len(numbers) == 200
+    assert sorted(numbers, key=numbers.count, reverse=True) == sorted(numbers)
+    assert purity([int(row["class"]) for row in rows], numbers) > 0.6
     with (
         pytest.warns(SkippedImage),
         pytest.raises(ConfigError, match="--clusters 201: wanted 201 images or more; .* has 200"),
     ):
         run.cluster(folder, 201, tmp_path / "none")  # as many as there are files, but one is unreadable
     assert not (tmp_path / "none").exists()
-
-
-def test_json_with_classes(command, runs, folder, tmp_path):
-    place = tmp_path / "clusters"
-    done = command("cluster", runs[0], folder, "--clusters", "12", "-o", place, "--json")
-    told = json.loads(done.stdout)
-    assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]
-    with (place / "clusters.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 200
-    assert told["table"] == str(place / "clusters.csv")
     for each in told["clusters"]:
         mine = [row for row in rows if int(row["cluster"]) == each["number"]]
         own = [row["class"] for row in mine]
@@ -122,7 +111,7 @@ def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_re
         image.save(photos / name)
     content = {name: (photos / name).read_bytes() for name in mine}
     run = make()
-    run.cluster(photos, 5, photos)
+    assert {*run.cluster(photos, 5, photos).values()} == {*range(5)}
     monkeypatch.setattr("pml_ext.retrieval.clusters.SHEETS", 1)
     run.cluster(photos, 2, photos)
     assert {name: (photos / name).read_bytes() for name in mine} == content

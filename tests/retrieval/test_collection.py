@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.retrieval import Collection, SkippedImage, StoreWarning, embedding
+
+from .conftest import empty, flip, garbage, halve, killed
 
 
 def write_some(place, numbers, brightness=255):
@@ -45,10 +46,7 @@ def rows(images):
     if not (images.parent / "store" / "images.sqlite").exists():
         return 0
     with sqlite3.connect(images.parent / "store" / "images.sqlite") as connection:
-        try:
-            return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
-        except sqlite3.OperationalError:  # not created yet
-            return 0
+        return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
 
 
 def test_added_deleted_and_replaced_images_are_as_from_scratch(make, images, runs, tmp_path):
@@ -142,26 +140,16 @@ def cut(path):
     os.truncate(path, path.stat().st_size - 100)
 
 
-def halve(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(path, byte=None, bit=0):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 if byte is None else byte] ^= 1 << bit
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "new"),
     [
         ("vectors.f32", cut, 1),
         ("vectors.f32", flip, 1),
         ("vectors.f32", Path.unlink, 150),
-        ("vectors.f32", lambda path: path.write_bytes(b""), 150),
+        ("vectors.f32", empty, 150),
         ("images.sqlite", halve, 150),
-        ("images.sqlite", lambda path: path.write_bytes(b""), 150),
-        ("images.sqlite", lambda path: path.write_bytes(b"garbage" * 999), 150),
+        ("images.sqlite", empty, 150),
+        ("images.sqlite", garbage, 150),
         ("images.sqlite", Path.unlink, 150),
     ],
 )
@@ -307,52 +295,23 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, comman
         assert make().embed_folder(images).new == 300 - 128
 
 
-def test_vectors_without_rows_are_cut_off(make, images):
-    write_some(images, range(20))
-    before = make().embed_folder(images)
-    with (images.parent / "store" / "vectors.f32").open("ab") as file:
-        file.write(b"left over" * 1000)
-    write_some(images, range(20, 30))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        after = make().embed_folder(images)
-    assert after.new == 10
-    assert (images.parent / "store" / "vectors.f32").stat().st_size == 30 * 64 * 4
-    rows = [after.paths.index(path) for path in before.paths]
-    assert torch.equal(after.embeddings[rows], before.embeddings)
-
-
-SCRIPT = """
-import sys, time
-from pml_ext.retrieval import embedding
-embedding.WRITTEN = 20
-real = embedding.ImageEmbedder._forward
-def slow(self, *images):
-    time.sleep(0.02)
-    return real(self, *images)
-embedding.ImageEmbedder._forward = slow
-from pml_ext import load_run
-load_run(sys.argv[1], "cpu", workers=2, store=sys.argv[3]).embed_folder(sys.argv[2], batch_size=10)
-"""
-
-
-def test_a_killed_process_goes_on_from_its_last_rows(make, images, runs):
-    """benchmarks/embedding_kills.py kills the command three times."""
-    write_some(images, range(400))
-    place = images.parent / "store"
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, (runs[0], images, place))])
-    while rows(images) < 100 and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = rows(images)
+def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
+    """Killed with its workers at work; benchmarks/embedding_kills.py kills the command three times."""
+    write_some(images, range(100))
+    monkeypatch.setattr(embedding, "WRITTEN", 20)
+    killed(lambda: make(workers=2).embed_folder(images, batch_size=10), 3)
+    kept, vectors = rows(images), images.parent / "store" / "vectors.f32"
     assert kept % 20 == 0
-    assert 100 <= kept < 400
+    assert 0 < kept < 100
+    assert vectors.stat().st_size == (kept + 20) * 64 * 4
+    with vectors.open("ab") as file:
+        file.write(b"part of a vector")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is damaged, and nobody holds the lock
         embedded = make().embed_folder(images)
-    assert embedded.new == 400 - kept
-    shutil.rmtree(place)
+    assert embedded.new == 100 - kept
+    assert vectors.stat().st_size == 100 * 64 * 4
+    shutil.rmtree(images.parent / "store")
     torch.testing.assert_close(embedded.embeddings, make().embed_folder(images).embeddings, rtol=0, atol=1e-5)
 
 

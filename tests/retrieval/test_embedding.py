@@ -30,22 +30,15 @@ def test_embeddings_are_those_of_the_run(runs, folder):
     assert run.embed(file).shape == run.embed([file]).shape == (1, 64)
 
 
-def test_wrong_images(indexed, folder, tmp_path):
-    run, _ = indexed
-    with pytest.raises(DataError, match="no such file"):
-        run.embed("nowhere.png")
-    with pytest.raises(DataError, match=r"broken.png: not a readable image"):
-        run.embed(folder / "2" / "broken.png")
-    with pytest.raises(TypeError, match="uint8"):
-        run.embed([torch.zeros(1, 8, 8)])
+def test_folders_without_an_image(indexed, tmp_path):
     (tmp_path / "only.txt").write_text("")
     with (
         pytest.warns(SkippedImage),
         pytest.raises(DataError, match="no readable image among 1 files; the first: .*only"),
     ):
-        run.embed_folder(tmp_path)
+        indexed[0].embed_folder(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
-        run.embed_folder(tmp_path / "nowhere")
+        indexed[0].embed_folder(tmp_path / "nowhere")
 
 
 def test_what_is_an_image(indexed, folder):
@@ -103,6 +96,8 @@ def test_a_generator_is_read_as_it_is_embedded(make):
         (torch.zeros(3, 8, 8, dtype=torch.uint8), TypeError, "a tensor of 3 channels; the run's images have 1"),
         (torch.zeros(1, 8, 8), TypeError, r"not a Tensor of torch.float32 \[1, 8, 8\]"),
         ([], DataError, "no images to embed"),
+        ("nowhere.png", DataError, "no such file"),
+        (__file__, DataError, "test_embedding.py: not a readable image"),
         (["/"], DataError, "a folder; wanted an image file"),
     ],
 )

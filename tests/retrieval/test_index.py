@@ -1,5 +1,6 @@
 """The index of a collection: whole or refused, whatever becomes of its files and of who writes them."""
 
+import itertools
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ from pml_ext.collection import Transaction
 from pml_ext.errors import DataError
 from pml_ext.retrieval import TrainedRun
 
-from .conftest import made_up
+from .conftest import empty, flip, garbage, halve, made_up
 
 UNKNOWN = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 
@@ -115,24 +116,11 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
     assert check_whole(run, few) == few[1]
 
 
-def one_byte(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def halve(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 @pytest.mark.parametrize(
     ("pattern", "damage"),
     [
-        *((part, halve) for part in ("images.sqlite", "vectors.f32", "*.faiss")),
-        *((part, lambda path: path.write_bytes(b"")) for part in ("images.sqlite", "vectors.f32", "*.faiss")),
-        *((part, lambda path: path.write_bytes(b"\x80garbage\xff" * 50)) for part in ("images.sqlite", "*.faiss")),
-        *((part, Path.unlink) for part in ("images.sqlite", "vectors.f32", "*.faiss")),
-        ("*.faiss", one_byte),
+        *itertools.product(("images.sqlite", "vectors.f32", "*.faiss"), (halve, empty, Path.unlink)),
+        *(("images.sqlite", garbage), ("*.faiss", garbage), ("*.faiss", flip)),
     ],
 )
 def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
@@ -162,7 +150,7 @@ def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
     for name in ("vectors.f32", "*.faiss"):
         (path,) = place.glob(name)
         whole = path.read_bytes()
-        one_byte(path)
+        flip(path)
         assert len(make().gallery()) == 20
         done = command("index", run.folder, "--store", place, "--check")
         assert (done.returncode, done.stdout) == (2, "")

@@ -5,10 +5,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +17,8 @@ from pml_ext.errors import ConfigError, DataError
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
 from pml_ext.retrieval.parts import Parts, listed  # noqa: E402
+
+from .conftest import killed  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext.retrieval.SkippedImage")
 
@@ -68,30 +67,11 @@ def test_a_file_that_is_there_is_not_written_again_unless_images_have_changed(ma
         run.embed_part(images, out=out)
 
 
-def test_a_killed_part_goes_on_and_two_at_once_do_no_harm(runs, make, tmp_path, folder):
+def test_a_killed_part_goes_on_and_two_at_once_do_no_harm(make, tmp_path, folder):
     images, out = tmp_path / "images", tmp_path / "parts"
     for copy in range(8):
         shutil.copytree(folder, images / str(copy))
-    arguments = [
-        sys.executable,
-        "-m",
-        "pml_ext",
-        "embed",
-        runs[0],
-        images,
-        "-o",
-        out,
-        "--part",
-        "1/1",
-        "--workers",
-        "0",
-    ]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
-    while not (out.is_dir() and len(list(out.glob("embeddings-*"))) >= 2):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    killed(lambda: make().embed_part(images, out=out, workers=0), 5)
     before = stamps(out)
     written = {name for name in before if name.startswith("embeddings")}
     total = len(listed(images).segments)

@@ -1,5 +1,6 @@
 """What a run's folder must hold, and damaged files of it."""
 
+import itertools
 import json
 import shutil
 
@@ -8,6 +9,8 @@ import torch
 
 from pml_ext import load_run
 from pml_ext.errors import DataError
+
+from .conftest import empty, garbage, halve
 
 
 def a_tensor(path):
@@ -31,15 +34,7 @@ def with_entry(**entries):
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *(
-            (name, damage)
-            for name in ("network.json", "checkpoints/model.pt")
-            for damage in (
-                lambda path: path.write_bytes(b""),
-                lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-                lambda path: path.write_bytes(b"\x80garbage\xff" * 50),
-            )
-        ),
+        *itertools.product(("network.json", "checkpoints/model.pt"), (empty, halve, garbage)),
         ("network.json", lambda path: path.write_text("[1, 2]")),
         ("network.json", lambda path: path.write_text('{"image_size": 8}')),
         ("network.json", with_entry(channels=2)),
