@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pml_ext.evaluation.sheets import contact_sheet
 from pml_ext.retrieval import Embedded, group, thumbnail
+from pml_ext.retrieval.clusters import contact_sheet
 
 
 def seconds(what: str, call: Callable[[], object]) -> None:

@@ -8,23 +8,22 @@ import functools
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from ..collection import Embedded, class_of
 from ..errors import ConfigError, counted
 from ..evaluation import default_neighbors, kmeans
+from ..evaluation.fonts import drawable, font_file, short_name
 from ..evaluation.sampling import some_of
 from ..files import write_atomically
 from .pictures import PictureReader
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 AUTO = "auto"
 NOISE = -1  # the number of images that HDBSCAN puts in no cluster
@@ -33,6 +32,10 @@ DENSE = 8000  # images that HDBSCAN compares with each other: 8 s and 1.3 GB; of
 SPARSE = 4000  # images up to which a tree takes no longer than a matrix of their distances, and no memory
 SHEET = 60  # images of a cluster on its contact sheet
 SHEETS = 100  # clusters that have one
+CELL = 108  # pixels from one picture of a sheet to the next
+_ROW, _GAP, _TITLE, _CAPTION = 10, 6, 30, 16
+_LETTERS = 15  # of a caption
+_INK = "#1a202c"
 _TABLE = "clusters.csv"
 _COLUMNS = ["path", "cluster", "distance_to_center", "class", "sheet"]
 
@@ -200,10 +203,8 @@ def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> Non
             writer.writerow([name, number, apart, own, _sheet_name(number) if number in sheets else ""])
 
 
-def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image:
+def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
     """Draw a contact sheet; images of other classes than the cluster's are framed red."""
-    from ..evaluation.sheets import CELL, contact_sheet
-
     embedded, shown = grouping.embedded, cluster.members[:SHEET]
     title = cluster.title if cluster.number == NOISE else f"{cluster.title}, nearest to its center first"
     files = [embedded.folder / embedded.paths[member] for member in shown]
@@ -212,3 +213,41 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
         return contact_sheet(title, pictures)
     names = [class_of(embedded.paths[member]) for member in shown]
     return contact_sheet(title, pictures, names, [cluster.number != NOISE and name != cluster.name for name in names])
+
+
+def contact_sheet(
+    title: str, images: Sequence[Image.Image], captions: Sequence[str] = (), strange: Sequence[bool] = ()
+) -> Image.Image:
+    """Draw images below a title in rows of ten, each in a cell of :data:`CELL` pixels; ``strange`` ones red."""
+    from ..evaluation.figures import GRAY, WRONG
+
+    below = _CAPTION if captions else 0
+    rows = -(-len(images) // _ROW)
+    sheet = Image.new("RGB", (_ROW * CELL + _GAP, _TITLE + rows * (CELL + below) + _GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    _write(draw, (_GAP + 2, 7), drawable(title.replace("\n", " ")), 14, _INK)
+    side = CELL - _GAP
+    for place, image in enumerate(images):
+        row, column = divmod(place, _ROW)
+        left, top = _GAP + column * CELL, _TITLE + row * (CELL + below)
+        shown = image.convert("RGB")
+        shown.thumbnail((side, side))
+        if max(shown.size) < side:  # a drawing of a few pixels is enlarged, with its pixels
+            shown = ImageOps.contain(shown, (side, side), Image.Resampling.NEAREST)
+        corner = left + (side - shown.width) // 2, top + (side - shown.height) // 2
+        sheet.paste(shown, corner)
+        odd = bool(strange) and strange[place]
+        if odd:
+            ends = corner[0] + shown.width - 1, corner[1] + shown.height - 1
+            draw.rectangle((*corner, *ends), outline=WRONG, width=3)
+        if captions:
+            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, WRONG if odd else GRAY)
+    return sheet
+
+
+def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str) -> None:
+    font = _font(font_file(text), size)
+    draw.text((corner[0], corner[1] + size), text, fill=color, font=font, anchor="ls")
+
+
+_font = functools.cache(ImageFont.truetype)

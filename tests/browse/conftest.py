@@ -4,14 +4,12 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from pml_ext.browse import open_collections
 
-from ..retrieval.conftest import runs  # noqa: F401 (a fixture)
+from ..retrieval.conftest import runs, write_digits  # noqa: F401 (a fixture)
 
 SECRET = (1, 254, 3)  # the color of an image outside the folder
 
@@ -25,13 +23,9 @@ def trained(runs):  # noqa: F811
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
     """200 digits, a sub-folder for each class; the ones are renamed, so that training knows no class of that name."""
-    place, digits = tmp_path_factory.mktemp("photos"), load_digits()
-    for number in range(200):
-        name = str(digits.target[number]).replace("1", "price $5_$6")
-        (place / name).mkdir(exist_ok=True)
-        pixels = (digits.images[number] * 255 / 16).round().astype(np.uint8)
-        Image.fromarray(pixels).save(place / name / f"{number:04d}.png")
-    return place
+    place = tmp_path_factory.mktemp("photos")
+    write_digits(place, range(200))
+    return (place / "1").rename(place / "price $5_$6").parent
 
 
 @pytest.fixture(scope="session")

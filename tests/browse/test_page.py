@@ -35,7 +35,7 @@ PNG = PNG.getvalue()
 
 @pytest.fixture(scope="module")
 def served(trained, photos, tmp_path_factory):
-    """The command with two runs, on 202 images: odd names, one outside the folder, one that is gone."""
+    """The command with two runs, on 202 images: odd names, one outside the folder, one that is gone; Ctrl-C ends it."""
     place = tmp_path_factory.mktemp("served")
     images, secret, outside = place / "photos", place / "secret.png", []
     shutil.copytree(photos, images)
@@ -60,23 +60,19 @@ def served(trained, photos, tmp_path_factory):
         threading.Thread(target=accept, daemon=True).start()
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")
         proxies = dict.fromkeys(names, f"http://127.0.0.1:{listener.getsockname()[1]}")
-        process, port = browse(place, "one", "--beside", "two", **proxies)
-        yield SimpleNamespace(port=port, place=place, photos=images, secret=secret)
+        environment = {**os.environ, **proxies, "PYTHONUNBUFFERED": "1", "NO_PROXY": "", "no_proxy": ""}
+        command = [sys.executable, "-m", "pml_ext", "browse", "one", "--beside", "two", "--port", "0", "--no-open"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, cwd=place, env=environment, **pipes)
+        line = process.stdout.readline()
+        match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)   \(Ctrl-C ends\)\n", line)
+        assert match, line + process.communicate(timeout=30)[1]
+        yield SimpleNamespace(port=int(match[1]), place=place, photos=images, secret=secret)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        _, told = process.communicate(timeout=60)
     assert outside == []
-
-
-def browse(place, *arguments, **proxies):
-    """Start the command; return its process and its port."""
-    environment = {**os.environ, **proxies, "PYTHONUNBUFFERED": "1", "NO_PROXY": "", "no_proxy": ""}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-m", "pml_ext", "browse", *arguments, "--port", "0", "--no-open"]
-    process = subprocess.Popen(command, cwd=place, env=environment, **pipes)
-    line = process.stdout.readline()
-    match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)   \(Ctrl-C ends\)\n", line)
-    assert match, line + process.communicate(timeout=30)[1]
-    return process, int(match[1])
+    assert (process.returncode, told.splitlines()[-1]) == (0, "pml-ext: the page is closed")
+    assert "Traceback" not in told
 
 
 def ask(served, path, method="GET", body=b"", **headers):
@@ -276,15 +272,6 @@ def test_a_taken_port_is_told_in_a_line(served, pml_ext_command):
     assert re.fullmatch(
         rf"pml-ext: --port {served.port} is not available \(.*\); type another one, or --port 0 for any\n", done.stderr
     )
-
-
-def test_ctrl_c_ends_it_with_a_line(few):
-    process, _ = browse(few.place, "run", "few")
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 0, told
-    assert told.splitlines()[-1] == "pml-ext: the page is closed"
-    assert "Traceback" not in told
 
 
 def test_one_query_is_computed_at_a_time(tmp_path, monkeypatch):

@@ -33,6 +33,19 @@ def data(count=60, classes=7, size=5, seed=0):
     return torch.randn(count, size, generator=generator) + 0.8 * labels[:, None], labels
 
 
+@pytest.fixture
+def watched():
+    """The default search, which notes how many queries and neighbors it is asked for."""
+
+    def noted(query, k, reference):
+        search.asked.append((len(query), k))
+        return default_neighbors().search(query, k, reference)
+
+    search = NearestNeighbors(noted)
+    search.asked = []
+    return search
+
+
 def ranked(query, reference, itself):
     """Indices of the references from near to far, the query left out, by a loop."""
     rows = []

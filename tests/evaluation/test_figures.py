@@ -9,8 +9,10 @@ import torch
 from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 from pytorch_metric_learning.distances import LpDistance
+from sklearn.decomposition import PCA
 
 from pml_ext.evaluation import figures
+from pml_ext.evaluation.projection import COLORS, SHAPES, flattened, mark
 
 
 def pixels(figure):
@@ -156,3 +158,17 @@ def test_a_caption_has_room_above_its_picture():
     assert all(box.y0 >= picture.y1 for box, picture in zip(boxes, pictures, strict=True))
     assert boxes[1].y1 <= pictures[0].y0
     assert boxes[0].y1 <= figure.bbox.y1
+
+
+# Two dimensions
+
+
+def test_principal_components_are_those_of_scikit_learn():
+    points = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * [5, 3, 1, 1, 1, 1]
+    found, wanted = flattened(points.astype(np.float32), "pca"), PCA(2, svd_solver="full").fit_transform(points)
+    signs = np.sign((found * wanted).sum(axis=0))
+    assert np.allclose(found, wanted * signs, atol=1e-4)
+
+
+def test_marks_repeat_late():
+    assert len({mark(rank) for rank in range(200)}) == len({mark(rank) for rank in range(24)}) == SHAPES * len(COLORS)

@@ -8,7 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import fontManager
 from PIL import Image
 
-from pml_ext.evaluation import figures, fonts, sheets
+from pml_ext.evaluation import figures, fonts
+from pml_ext.retrieval.clusters import contact_sheet
 
 
 def test_names_are_cut_at_their_beginning():
@@ -56,5 +57,5 @@ def test_letters_are_drawn_by_the_installed_font_that_has_them(chinese):
         black.append(int((np.asarray(canvas.buffer_rgba())[..., 0] < 99).sum()))
     known, box = black
     assert known > 6000 > 2 * box
-    sheet = np.asarray(sheets.contact_sheet(chinese, [Image.new("L", (9, 9), 255)]))
+    sheet = np.asarray(contact_sheet(chinese, [Image.new("L", (9, 9), 255)]))
     assert (sheet[..., 0] < 99).sum() == 14 * 14

@@ -100,6 +100,10 @@ def garbage(path: Path) -> None:
     path.write_bytes(b"\x80garbage\xff" * 500)
 
 
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def killed(work: Callable[[], Any], flushes: int) -> None:
     """Do a work in a fork of this process, which is killed as it flushes a file for the so-manieth time."""
 

@@ -1,13 +1,12 @@
 """The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
 
+import multiprocessing
 import os
 import random
 import re
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.retrieval import Collection, SkippedImage, StoreWarning, embedding
 
-from .conftest import empty, flip, garbage, halve, killed
+from .conftest import empty, flip, full, garbage, halve, killed
 
 
 def write_some(place, numbers, brightness=255):
@@ -269,10 +268,6 @@ def test_precision_and_preprocessing_are_of_the_identity(runs):
 # Interruptions
 
 
-def full(*_, **__):
-    raise OSError(28, "No space left on device")
-
-
 def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, command, runs, monkeypatch):
     monkeypatch.setattr(embedding, "WRITTEN", 64)
     write_some(images, range(300))
@@ -400,22 +395,26 @@ def test_a_second_pass_over_a_folder_waits_with_a_word(make, images, monkeypatch
 
 def test_processes_append_at_once(tmp_path):
     """Each row keeps its own vector."""
-    collection = Collection(tmp_path, Path("run"), "1" * 16, 8)
-    collection.create(replace=False)
-    script = """
-import sys, numpy as np
-from pathlib import Path
-from pml_ext.collection import Collection
-collection = Collection(Path(sys.argv[1]), Path("run"), "1" * 16, 8)
-start = int(sys.argv[2])
-for number in range(start, start + 40, 4):
-    numbers = range(number, number + 4)
-    rows = np.array([[each] * 8 for each in numbers], dtype=np.float32)
-    collection.append([b"/%d" % each for each in numbers], [(each, 0) for each in numbers], rows)
-"""
-    processes = [subprocess.Popen([sys.executable, "-c", script, tmp_path, str(40 * each)]) for each in range(3)]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
-    found, _, vectors = collection.find({b"/%d" % number: (number, 0) for number in range(120)})
+
+    def opened():
+        return Collection(tmp_path, Path("run"), "1" * 16, 8)
+
+    def append(start):
+        collection = opened()
+        for number in range(start, start + 40, 4):
+            numbers = range(number, number + 4)
+            rows = np.array([[each] * 8 for each in numbers], dtype=np.float32)
+            collection.append([b"/%d" % each for each in numbers], [(each, 0) for each in numbers], rows)
+
+    opened().create(replace=False)
+    forked = multiprocessing.get_context("fork")
+    processes = [forked.Process(target=append, args=(40 * each,)) for each in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    found, _, vectors = opened().find({b"/%d" % number: (number, 0) for number in range(120)})
     assert {int(path[1:]): vectors[number].tolist() for path, number in found.items()} == {
         n: [n] * 8 for n in range(120)
     }

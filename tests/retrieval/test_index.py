@@ -15,7 +15,7 @@ from pml_ext.collection import Transaction
 from pml_ext.errors import DataError
 from pml_ext.retrieval import TrainedRun
 
-from .conftest import empty, flip, garbage, halve, made_up
+from .conftest import empty, flip, full, garbage, halve, made_up
 
 UNKNOWN = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 
@@ -85,9 +85,6 @@ def test_a_full_disk_leaves_the_old_index_and_nothing_beside(make, few, tmp_path
     run = make()
     run.index(few[0], factory)
     before = sorted((tmp_path / "store").iterdir())
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
