@@ -355,22 +355,27 @@ class Parts:
         self.folder = Path(every[0]["folder"])
         self.skipped: dict[str, str] = {name: why for about in every for name, why in about["skipped"].items()}
 
-    def __iter__(self) -> Iterator[tuple[list[str], list[Facts], Vectors]]:
+    def tables(self) -> Iterator[pyarrow.Table]:
+        """Yield the rows of several files at a time, since each transaction of a collection costs a flush."""
+        waiting = list[pyarrow.Table]()
         for file in self.files:
             try:
                 with _read(file) as opened:
-                    table = opened.read()
+                    waiting.append(opened.read())
             except (OSError, pyarrow.ArrowException) as error:
                 raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-            facts = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
-            yield table["path"].to_pylist(), facts, points_of(table)
+            if file is self.files[-1] or sum(table.num_rows for table in waiting) >= _ROWS:
+                yield pyarrow.concat_tables(waiting)
+                waiting.clear()
 
 
 def taken_up(collection: Collection, parts: Parts, folder: Path) -> Embedded:
     """Write the embeddings of parts that a collection lacks into it; to be called inside its lock."""
     root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
     names, facts, numbers, new = list[str](), list[Facts](), list[int](), 0
-    for own, about, points in _gathered(parts):
+    for table in parts.tables():
+        own, points = table["path"].to_pylist(), points_of(table)
+        about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
         keys = [root + path_bytes(name) for name in own]
         files = dict(zip(keys, about, strict=True))
         found = collection.find(files)[0]
@@ -390,15 +395,3 @@ def taken_up(collection: Collection, parts: Parts, folder: Path) -> Embedded:
     every = np.array(numbers, dtype=np.int64)
     mapped = torch.from_numpy(collection.vectors_of(every))
     return Embedded(folder, names, mapped, parts.skipped, np.array(facts, dtype=np.int64), new, every)
-
-
-def _gathered(parts: Parts) -> Iterator[tuple[list[str], list[Facts], Vectors]]:
-    """Yield the rows of several files at a time, since each transaction costs a flush."""
-    waiting: list[tuple[list[str], list[Facts], Vectors]] = []
-    for rows in itertools.chain(parts, [None]):
-        if waiting and (rows is None or sum(len(names) for names, _, _ in waiting) >= _ROWS):
-            names, facts, points = zip(*waiting, strict=True)
-            yield [*itertools.chain(*names)], [*itertools.chain(*facts)], np.concatenate(points)
-            waiting.clear()
-        if rows is not None:
-            waiting.append(rows)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..collection import RetrievalWarning
-from ..data import read_image
+from ..data import image_tensor, read_image
 from ..errors import DataError
 
 if TYPE_CHECKING:
@@ -64,8 +62,7 @@ class PictureReader:
 
     def __call__(self, path: Path) -> Tensor:
         """Read a picture as uint8 ``[C, H, W]``."""
-        pixels: Any = np.array(self.image(path).convert("L" if self.channels == 1 else "RGB"))
-        return torch.from_numpy(pixels).reshape(*pixels.shape[:2], self.channels).permute(2, 0, 1)
+        return image_tensor(self.image(path), self.channels)
 
     def warn(self, what: str) -> None:
         """Warn of the images that could not be read, if there are some."""

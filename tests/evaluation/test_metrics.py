@@ -67,14 +67,10 @@ def loops(right, relevant, k):
 
 
 def values(right, relevant, k):
-    return {
-        "r_precision": metrics.r_precision(right, relevant),
-        "map_at_r": metrics.map_at_r(right, relevant),
-        "average_precision": metrics.average_precision(right, relevant),
-        "recall_at_k": metrics.recall_at_k(right, k),
-        "precision_at_k": metrics.precision_at_k(right, k),
-        "reciprocal_rank": metrics.reciprocal_rank(right),
-    }
+    names = ("r_precision", "map_at_r", "average_precision")
+    found = {name: getattr(metrics, name)(right, relevant) for name in names}
+    found |= {name: getattr(metrics, name)(right, k) for name in ("recall_at_k", "precision_at_k")}
+    return found | {"reciprocal_rank": metrics.reciprocal_rank(right)}
 
 
 @cases

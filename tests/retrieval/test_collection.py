@@ -103,8 +103,7 @@ def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(make, images, tmp_
 def test_files_are_as_their_page_says(make, images):
     write_some(images, range(20))
     (images / "loose.png").write_bytes(next(images.glob("class 1/*")).read_bytes())
-    run = make()
-    embedded = run.index(images).embedded
+    embedded = make().index(images).embedded
     names = sorted(path.name for path in (images.parent / "store").iterdir())
     assert names == [".lock", "images.sqlite", "vectors.f32"]
     vectors = np.memmap(images.parent / "store" / "vectors.f32", np.float32, "r").reshape(-1, 64)
@@ -117,8 +116,6 @@ def test_files_are_as_their_page_says(make, images):
         assert embedded.classes[number] == (path.decode().rpartition("/")[0])
         assert np.array_equal(vectors[vector], embedded.embeddings[number].numpy())
     torch.testing.assert_close(torch.from_numpy(vectors.copy()).norm(dim=1), torch.ones(21))
-    arrays = [np.asarray(Image.open(images / path)) for path in embedded.paths]
-    torch.testing.assert_close(embedded.embeddings, run.embed(arrays), rtol=1e-4, atol=1e-4)
 
 
 def test_an_image_is_known_whichever_folder_was_embedded(make, images):
