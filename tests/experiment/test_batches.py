@@ -9,7 +9,8 @@ import threading
 import pytest
 import torch
 from pytorch_metric_learning.samplers import MPerClassSampler
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
@@ -44,20 +45,15 @@ def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
 
 def test_seeds_differ_between_images_epochs_and_runs():
     joined = [[0] * 50, [0] * 50]
-    seeds = [
-        seed for run in (0, 1) for epoch in (1, 2) for batch in epoch_batches(joined, run, epoch) for _, seed in batch
-    ]
-    assert len(set(seeds)) == 400
+    batches = [batch for run in (0, 1) for epoch in (1, 2) for batch in epoch_batches(joined, run, epoch)]
+    assert len({seed for batch in batches for _, seed in batch}) == 400
 
 
 def test_draws_from_samplers_of_indices_and_of_batches():
     assert draw(SequentialSampler(range(10)), 3, 5) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
-    assert draw(BatchSampler(SequentialSampler(range(10)), 4, drop_last=False), 99, 9) == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9],
-    ]
+    batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
+    assert draw(batches, 99, 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     labels = torch.arange(40) % 4
     for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
         assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
@@ -95,11 +91,29 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     for (one, _), (other, _) in zip(*drawn, strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert torch.equal(one, other)
-    flat = torch.nn.Flatten(), torch.nn.Identity()
+    flat = nn.Flatten(), nn.Identity()
     passes = [
         [x for _, x, *_ in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)] for workers in (0, 1)
     ]
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
+
+
+def test_a_split_is_embedded_in_order_and_leaves_modes_and_random_numbers_alone():
+    pixels = torch.randint(256, (23, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = LabeledImages(pixels, torch.arange(23) % 5, list("abcde"), lambda image: image.float() / 255, channels=1)
+    trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+    trunk[1].running_mean.uniform_()
+    trunk[1].eval()  # frozen within a network that trains
+    embedder, before = nn.Linear(64, 3), torch.get_rng_state()
+    batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8))
+    assert [len(batch[0]) for batch in batches] == [8, 8, 7]
+    embeddings, labels = (torch.cat([batch[place] for batch in batches]) for place in (2, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in (trunk, *trunk)] == [True, True, False, True, True, True]
+    wanted = embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)])))
+    assert torch.allclose(embeddings, wanted, atol=1e-6)
+    assert labels.tolist() == images.labels.tolist()
+    assert not embeddings.requires_grad
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -115,17 +129,11 @@ def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
         assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
 
 
-class Short(Sampler):
+class Short(SequentialSampler):
     """A pass of 64 images, whatever is asked for."""
 
     def __init__(self):
-        pass
-
-    def __len__(self):
-        return 64
-
-    def __iter__(self):
-        return iter(range(64))
+        super().__init__(range(64))
 
 
 def test_more_iterations_than_a_pass_has_are_refused():
@@ -161,7 +169,7 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
         list(reader.read(epoch_batches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
     reader.close()
     with pytest.raises(DataError, match=wanted):
-        list(embed_batches(torch.nn.Flatten(), torch.nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+        list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
 
 
 def test_a_batch_cut_short_by_the_death_of_its_worker_is_no_bare_eof_error():

@@ -11,12 +11,9 @@ from pml_ext.errors import DataError, PluginWarning
 from pml_ext.experiment import checkpoint
 
 ANEW = r"delete the folder .*checkpoints and train with --resume"
-REMEDY = {
-    "last": ANEW,
-    "previous": ANEW,
+REMEDY = dict.fromkeys(("last", "previous", "best"), ANEW) | {
     "within": r"the epoch begins again",
     "model": r"train with --resume: it is made again from last.pt",
-    "best": ANEW,
     "before": r"the report leaves out its figure",
 }
 
@@ -120,9 +117,8 @@ class OfItsOwn:
 
 def test_attributes_are_kept_and_one_that_no_checkpoint_can_hold_is_named_once(folder, recwarn):
     one, other = OfItsOwn(1), OfItsOwn(2)
-    with pytest.warns(
-        PluginWarning, match=r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
-    ):
+    text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
+    with pytest.warns(PluginWarning, match=text):
         checkpoint.save(folder / "x.pt", {"sampler": checkpoint.state_of_sampler(one)})
     recwarn.clear()
     assert "generator" not in checkpoint.state_of_sampler(one)

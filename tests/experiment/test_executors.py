@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 
+from pml_ext.errors import StoppedError
 from pml_ext.experiment.executors import Executor, OnRay, OnSlurm, Processes, done
 from pml_ext.experiment.running import RunJob, plans_of
 
@@ -64,8 +65,6 @@ def test_a_process_that_is_killed_is_replaced_and_its_run_goes_on(tmp_path, here
 
 
 def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, monkeypatch, without_report):
-    from pml_ext.errors import StoppedError
-
     (job,) = jobs(tmp_path, "stopped")
 
     def hear(job, said):

@@ -23,9 +23,8 @@ with locked(pathlib.Path(sys.argv[1])):
 
 
 def test_a_living_holder_keeps_others_out_and_a_killed_one_nobody(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(ConfigError, match="is being written by another run; wait for it or stop"), locked(tmp_path):
         pass
@@ -68,11 +67,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
         for name, tensor in weights[0][network].items():
             if "running" not in name and "num_batches" not in name:
                 torch.testing.assert_close(weights[1][network][name], tensor)
-    wrong = [
-        (f"model.init={tmp_path}", "is no finished run"),
-        (f"model.init={tmp_path / 'a'}", "trunk of .* is another"),
-    ]
-    for (setting, message), width in zip(wrong, (4, 8), strict=True):
-        settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", setting]
+    for width, place, message in ((4, tmp_path, "is no finished run"), (8, tmp_path / "a", "trunk of .* is another")):
+        settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", f"model.init={place}"]
         with pytest.raises(ConfigError, match=message):
             train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=settings)

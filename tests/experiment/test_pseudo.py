@@ -24,15 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 import kills
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
-QUICK = (
-    *CLUSTERS,
-    "schedule.epochs=4",
-    "schedule.milestones=[2]",
-    "sampler.iterations=3",
-    "model.trunk.width=8",
-    "evaluation.training_images=0",
-    "evaluation.baselines=false",
-)
+QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
+QUICK += ("evaluation.training_images=0", "evaluation.baselines=false")
 
 
 def weights(folder):
@@ -91,7 +84,7 @@ def test_no_label_of_a_training_image_is_looked_at(looked):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_each_epoch_trains_with_clusters_of_its_own(looked):
+def test_each_epoch_trains_with_clusters_and_a_batch_size_of_its_own(looked):
     _, (before, *epochs) = looked
     assert len(epochs) == 4
     np.testing.assert_array_equal(before["labels"], epochs[0]["labels"])
@@ -99,19 +92,12 @@ def test_each_epoch_trains_with_clusters_of_its_own(looked):
         np.testing.assert_array_equal(epoch["labels"], epoch["wanted"])
         for indices, labels in epoch["batches"]:
             np.testing.assert_array_equal(labels, epoch["labels"][indices])
+            assert set(np.bincount(labels)) <= {0, 3}  # the sampler goes by the clusters
     assert any((one["labels"] != other["labels"]).any() for one, other in itertools.pairwise(epochs))
-
-
-def test_batch_sizes_are_drawn_for_each_epoch(looked):
-    _, (_, *epochs) = looked
     sizes = [{len(labels) for _, labels in epoch["batches"]} for epoch in epochs]
     assert all(len(each) == 1 for each in sizes)
-    drawn = [each.pop() for each in sizes]
-    assert len(set(drawn)) > 1
-    assert all(30 <= size <= 60 and size % 3 == 0 for size in drawn)
-    for epoch in epochs:
-        for _, labels in epoch["batches"]:
-            assert set(np.bincount(labels)) <= {0, 3}  # the sampler goes by the clusters
+    assert len(set.union(*sizes)) > 1
+    assert all(30 <= size <= 60 and size % 3 == 0 for size in set.union(*sizes))
 
 
 def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(tmp_path):
@@ -161,10 +147,7 @@ def test_clusters_that_no_batch_can_be_made_of_are_told_before_training(tmp_path
 
 @pytest.mark.parametrize("features", ["embedder", "trunk"])
 def test_normalized_features_of_the_layer_are_clustered(features):
-    points = {
-        name: torch.randn(40, 5, generator=torch.Generator().manual_seed(seed))
-        for seed, name in enumerate(("embedder", "trunk"))
-    }
+    points = {"embedder": torch.rand(40, 5), "trunk": torch.rand(40, 5)}
     stand = SimpleNamespace(rank=0, embeddings=lambda split, layer: 7 * points[layer])
     labels = clusters_of(stand, PseudoTable(clusters=4, features=features))
     np.testing.assert_array_equal(labels, kmeans(torch.nn.functional.normalize(points[features]), 4).numpy())

@@ -166,10 +166,8 @@ def test_a_run_that_goes_on_has_each_row_once(tmp_path):
     record(tmp_path / "killed", 5, 8)  # the checkpoint was that of epoch 2
     record(tmp_path / "killed", 9, 8)  # and killed after the test, once more
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
-    assert csv_rows(tmp_path / "killed" / "records" / "accuracies_test.csv") == [
-        ["~iteration~", "map_at_r"],
-        ["4", "0.5"],
-    ]
+    tested = csv_rows(tmp_path / "killed" / "records" / "accuracies_test.csv")
+    assert tested == [["~iteration~", "map_at_r"], ["4", "0.5"]]
 
 
 def test_csv_files_are_written_again_from_the_database(tmp_path):
@@ -237,8 +235,6 @@ def test_what_is_no_number_is_not_recorded(tmp_path):
     loss.names, loss.many, loss.here, loss.flag = ["a"], torch.zeros(3), torch.tensor([2.0]), True
     assert rows_of(RecordedValues(loss, None, {})) == {"metric_loss_Module": {"here": 2.0, "flag": True}}
     records = Records(tmp_path, 0, 0)
-    records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True, "huge": 1 << 70}})
+    records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})
     records.close()
-    assert tables(tmp_path)["with_a_strange_name"] == [
-        {"~iteration~": 1, "nan": None, "flag": 1, "huge": float(1 << 70)}
-    ]
+    assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]

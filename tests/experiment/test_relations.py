@@ -11,7 +11,7 @@ from PIL import Image
 
 import pml_ext
 from pml_ext import Hierarchy, SharedLabel, WithRelation
-from pml_ext.data import folder, table
+from pml_ext.data import LabeledImages, folder, table
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import load_recipes, train
 from pml_ext.experiment.recipe import build_loss, loss_context, schema
@@ -20,14 +20,8 @@ from pml_ext.pairwise import RELATIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "relations.md"
 SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")
-QUICK = (
-    "schedule.epochs=1",
-    "sampler.iterations=2",
-    "data.image_size=16",
-    "model.trunk={name='convnet', blocks=2, width=4}",
-    "model.embedding_size=8",
-    "evaluation.figures=few",
-)
+QUICK = ("schedule.epochs=1", "sampler.iterations=2", "data.image_size=16", "evaluation.figures=few")
+QUICK += ("model.trunk={name='convnet', blocks=2, width=4}", "model.embedding_size=8")
 
 
 def images(place, names):
@@ -141,12 +135,9 @@ def test_losses_and_miners_get_the_relation():
     ],
 )
 def test_recipes_that_do_not_fit(settings, text):
+    assert set(schema.RELATIONS) == set(RELATIONS)
     with pytest.raises(ConfigError, match=text):
         recipe_of(*settings)
-
-
-def test_names_of_relations():
-    assert set(schema.RELATIONS) == set(RELATIONS)
 
 
 def test_unknown_classes_by_name():
@@ -158,8 +149,6 @@ def test_unknown_classes_by_name():
 
 
 def test_a_sampler_gets_the_relation():
-    from pml_ext.data import LabeledImages
-
     names = ["a|b", "b", "c"]
     labels = np.arange(60) % 3
     some = LabeledImages(torch.zeros(60, 1, 4, 4, dtype=torch.uint8), labels, names)

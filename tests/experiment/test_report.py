@@ -11,16 +11,7 @@ import pytest
 from pml_ext.experiment.recipe.schema import EvaluationTable
 from pml_ext.experiment.report import PHASES, metrics_table
 
-METRICS = [
-    "recall_at_1",
-    "recall_at_10",
-    "recall_at_100",
-    "precision_at_1",
-    "r_precision",
-    "map_at_r",
-    "nmi",
-    "ncm_top_1",
-]
+METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
 document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e => e.scrollWidth - e.clientWidth)
 }</script>"""
@@ -37,13 +28,7 @@ def page(phases):
 
 def test_metrics_are_rows_and_phases_columns():
     table, text = page(["raw", "before", "after", "training"])
-    assert table.columns == [
-        "%",
-        "raw pixels",
-        "untrained network",
-        "trained network",
-        "trained network, training images",
-    ]
+    assert table.columns == ["%", *(PHASES[phase] for phase in ("raw", "before", "after", "training"))]
     assert table.rows[1] == ["Recall@10", "0.0", "10.0", "<b>20.0</b>", "30.0"]
     assert table.rows[-1][0] == "class means, top-1"
     assert "<td><b>20.0</b></td><td>30.0</td>" in text
@@ -56,13 +41,7 @@ def test_no_number_is_cut(tmp_path, width, phases):
         pytest.skip("no browser")
     text = f'<iframe width="{width}" height="900" srcdoc="{html.escape(page(phases)[1])}"></iframe>{MEASURE}'
     (tmp_path / "page.html").write_text(text)
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path}",
-        "--virtual-time-budget=3000",
-    ]
+    options = "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000"
     call = [browser, *options, "--dump-dom", f"file://{tmp_path}/page.html"]
     shown = subprocess.run(call, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "<title>0</title>" in shown

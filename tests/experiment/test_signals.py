@@ -1,14 +1,14 @@
 """Signals: waited for, at once, twice, in threads and in workers."""
 
-import importlib
 import os
+import pkgutil
 import signal
 import threading
 
 import pytest
 
 from pml_ext.errors import StoppedError
-from pml_ext.experiment import signals
+from pml_ext.experiment import launch, signals
 
 
 def send(number=signal.SIGTERM):
@@ -67,11 +67,11 @@ def test_a_thread_changes_nothing():
     assert seen == [before]
 
 
-def interrupting(function, condition=lambda *_: True):
+def interrupting(function):
     """The function, before which this process gets a SIGTERM, once."""
 
     def interrupted(*arguments, **settings):
-        if not sent and condition(*arguments):
+        if not sent:
             sent.append(True)
             send()
         return function(*arguments, **settings)
@@ -81,40 +81,34 @@ def interrupting(function, condition=lambda *_: True):
 
 
 TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
-PHASES = {  # what is interrupted, when, and whether a run is there before
-    "the check of the recipe": ("pml_ext.experiment.recipe.building.build_optimizer", lambda *_: True, False),
-    "reading last.pt": ("torch.load", lambda *_: True, True),
-    "drawing a figure": ("pml_ext.evaluation.figures.recall_curve", lambda *_: True, False),
+PHASES = {
+    "the check of the recipe": "pml_ext.experiment.recipe.building.build_optimizer",
+    "reading last.pt": "torch.load",
+    "drawing a figure": "pml_ext.evaluation.figures.recall_curve",
 }
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monkeypatch, pml_ext_command, phase):
-    place, condition, resumed = PHASES[phase]
     out = tmp_path / "out"
     line = ["train", "cbml/digits", "--out", str(out), "--device", "cpu", *(f"--set={each}" for each in TINY)]
-    if resumed:
+    if phase == "reading last.pt":
         monkeypatch.setattr("pml_ext.experiment.run.metrics_after", interrupting(lambda *_: {}))
         assert pml_ext_command(*line).returncode == 128 + signal.SIGTERM
         line.append("--resume")
-    module, _, name = place.rpartition(".")
-    monkeypatch.setattr(place, interrupting(getattr(importlib.import_module(module), name), condition))
+    monkeypatch.setattr(PHASES[phase], interrupting(pkgutil.resolve_name(PHASES[phase])))
     done = pml_ext_command(*line)
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr.splitlines()[-1].startswith("pml-ext: stopped by SIGTERM; ")
-    assert (f"go on with the same command with --out {out} --resume" in done.stderr) == (
-        phase != "the check of the recipe"
-    )
+    begun = f"go on with the same command with --out {out} --resume" in done.stderr
+    assert begun == (phase != "the check of the recipe")
     assert not (out / "report.html").exists()
 
 
 def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
-    from pml_ext.experiment import launch as runs
-
-    begun = []
+    begun, execute = [], launch.execute
     monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", interrupting(lambda *_: None))
-    execute = runs.execute
-    monkeypatch.setattr(runs, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
+    monkeypatch.setattr(launch, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
     with pytest.raises(StoppedError, match="/out --resume"):
-        runs.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=TINY)
+        launch.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=TINY)
     assert begun == [0]

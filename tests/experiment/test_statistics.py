@@ -31,9 +31,7 @@ def test_interval_and_tests_are_those_of_scipy():
     means = np.abs((change[:, None] * signs).mean(axis=0))
     assert found.p_permutation == pytest.approx(float((means >= abs(change.mean()) - 1e-12).mean()))
     mine = estimate(ONE)
-    assert (mine.low, mine.high) == pytest.approx(
-        stats.t.interval(0.95, 4, ONE.mean(), stats.sem(ONE)),
-    )
+    assert (mine.low, mine.high) == pytest.approx(stats.t.interval(0.95, 4, ONE.mean(), stats.sem(ONE)))
 
 
 def test_probability_of_improvement_and_its_interval():

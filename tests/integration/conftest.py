@@ -28,24 +28,15 @@ class Environment:
             "PIP_NO_INDEX": "1",
             "VIRTUAL_ENV": str(place),
         }
-        for name in ("pml-ext", "pytest"):
-            module = {"pml-ext": "pml_ext", "pytest": "pytest"}[name]
+        for name, module in {"pml-ext": "pml_ext", "pytest": "pytest"}.items():
             script = self.bin / name
             script.write_text(f'#!/bin/sh\nexec "{self.bin}/python" -m {module} "$@"\n')
             script.chmod(0o755)
 
-    def _done(self, line: str, cwd: Path) -> subprocess.CompletedProcess:
-        return subprocess.run(line, shell=True, cwd=cwd, env=self.variables, capture_output=True, text=True)
-
-    def run(self, line: str, cwd: Path) -> str:
-        done = self._done(line, cwd)
-        assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        return done.stdout
-
-    def fails(self, line: str, cwd: Path) -> str:
-        done = self._done(line, cwd)
-        assert done.returncode != 0
-        return done.stderr
+    def run(self, line: str, cwd: Path, fails: bool = False) -> str:
+        done = subprocess.run(line, shell=True, cwd=cwd, env=self.variables, capture_output=True, text=True)
+        assert (done.returncode != 0) == fails, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stderr if fails else done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -19,80 +19,79 @@ from pml_ext.experiment import checkpoint, train
 from pml_ext.experiment.records import loss_series
 
 pytestmark = pytest.mark.timeout(3600)  # against processes that wait for each other for ever, on any machine
-QUICK = ("schedule.epochs=6", "schedule.milestones=[4]", "sampler.iterations=5", "model.trunk.width=16")
-QUICK += ("evaluation.figures=few",)
-MEMORY = ("loss.memory.size=200", "loss.memory.start_epoch=2")
+QUICK = ("schedule.epochs=4", "schedule.milestones=[3]", "sampler.iterations=5", "model.trunk.width=16")
+QUICK += ("evaluation.figures=few", "evaluation.training_images=0")
+RECIPE = """
+extends = "cbml/digits"
+[sweep.rows.memory]
+loss.memory = { size = 200, start_epoch = 2 }
+[sweep.rows.proxies]
+extends = "pml/proxy-anchor/digits"
+sampler = { name = "shuffle", batch_size = 75 }
+"""
 
 
-def torchrun(*arguments, processes=2, launch=()):
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *launch]
-    return [sys.executable, *launcher, "-m", "pml_ext", *map(str, arguments), "--device", "cpu"]
-
-
-def command(recipe, out, *overrides, **settings):
-    return torchrun("train", recipe, "--out", out, *[f"--set={override}" for override in overrides], **settings)
-
-
-def run(*arguments, extra=(), path="", **settings):
+def torchrun(*arguments, settings=(), launch=(), path=""):
+    """Run ``pml-ext ARGUMENTS`` by two processes."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *launch]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "pml_ext"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
-    return subprocess.run([*command(*arguments, **settings), *extra], capture_output=True, text=True, env=environment)
+    command = [
+        sys.executable,
+        *launcher,
+        *map(str, arguments),
+        "--device",
+        "cpu",
+        *(f"--set={each}" for each in settings),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
-def with_memory(tmp_path_factory):
-    """The folder of a run by two processes, and what it printed."""
+def recipe(tmp_path_factory):
+    file = tmp_path_factory.mktemp("recipe") / "rows.toml"
+    file.write_text(RECIPE)
+    return file
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, recipe):
+    """The folder of runs by two processes, and what they printed."""
     out = tmp_path_factory.mktemp("processes") / "two"
-    done = run("cbml/digits", out, *QUICK, *MEMORY, extra=["--json"])
+    done = torchrun("train", recipe, "--out", out, "--json", settings=QUICK)
     assert done.returncode == 0, done.stderr
-    return out, done.stdout
+    return out, json.loads(done.stdout)  # written once
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides"),
-    [("cbml/digits", MEMORY), ("pml/proxy-anchor/digits", ("sampler.name=shuffle", "sampler.batch_size=75"))],
-)
-def test_two_processes_are_one(tmp_path, with_memory, recipe, overrides):
-    out, printed = with_memory
-    if overrides != MEMORY:
-        out = tmp_path / "two"
-        done = run(recipe, out, *QUICK, *overrides, extra=["--json"])
-        assert done.returncode == 0, done.stderr
-        printed = done.stdout
-    two = json.loads(printed)  # written once
-    folders = {"one": tmp_path / "one", "two": out}
-    one = train(recipe, out=tmp_path / "one", overrides=(*QUICK, *overrides), device="cpu")[0]
-    losses = [loss_series(folder, [])["loss"] for folder in folders.values()]
-    assert losses[0][0] == losses[1][0] == list(range(1, 31))
-    torch.testing.assert_close(*(torch.tensor(values[:10]) for _, values in losses), rtol=1e-3, atol=1e-3)
-    assert two["raw"] == one["raw"]
-    assert two["before"] == pytest.approx(one["before"], abs=1e-3)
-    assert two["after"]["map_at_r"] == pytest.approx(one["after"]["map_at_r"], abs=0.03)
-    assert (one["processes"], two["processes"]) == (1, 2)
-    names = [{path.name for path in folder.iterdir()} for folder in folders.values()]
-    assert names[0] == names[1]
-    states = [torch.load(folder / "checkpoints" / "model.pt") for folder in folders.values()]
-    for part in ("trunk", "embedder", "loss"):
-        assert states[0][part].keys() == states[1][part].keys()
-    if "loss.memory.size=200" in overrides:
-        for key in ("cursor", "filled"):
-            assert states[0]["loss"][key] == states[1]["loss"][key]
-        assert states[0]["loss"]["filled"] == 200
-        assert torch.equal(*(state["loss"]["label_memory"] for state in states))
+def test_two_processes_are_one(tmp_path, two, recipe):
+    results = train(str(recipe), out=tmp_path / "one", overrides=QUICK, device="cpu")
+    for variant, one, other in zip(("memory", "proxies"), results, two[1]["runs"], strict=True):
+        folders = tmp_path / "one" / variant, two[0] / variant
+        losses = [loss_series(folder, [])["loss"] for folder in folders]
+        assert losses[0][0] == losses[1][0] == list(range(1, 21))
+        torch.testing.assert_close(*(torch.tensor(values[:10]) for _, values in losses), rtol=1e-3, atol=1e-3)
+        assert other["raw"] == one["raw"]
+        assert other["before"] == pytest.approx(one["before"], abs=1e-3)
+        assert other["after"]["map_at_r"] == pytest.approx(one["after"]["map_at_r"], abs=0.03)
+        assert (one["processes"], other["processes"]) == (1, 2)
+        names = [{path.name for path in folder.iterdir()} for folder in folders]
+        assert names[0] == names[1]
+        states = [torch.load(folder / "checkpoints" / "model.pt") for folder in folders]
+        for part in ("trunk", "embedder", "loss"):
+            assert states[0][part].keys() == states[1][part].keys()
+        if variant == "memory":
+            for key in ("cursor", "filled"):
+                assert states[0]["loss"][key] == states[1]["loss"][key]
+            assert states[0]["loss"]["filled"] == 200
+            assert torch.equal(*(state["loss"]["label_memory"] for state in states))
 
 
-def test_an_index_that_two_processes_embedded_is_that_of_one(with_memory, tmp_path):
-    images, trained = tmp_path / "images", with_memory[0]
+def test_an_index_that_two_processes_embedded_is_that_of_one(two, tmp_path):
+    images, trained = tmp_path / "images", two[0] / "memory"
     for number, image in enumerate(load_digits().images[:60]):
         (images / str(number % 7)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(images / str(number % 7) / f"{number}.png")
-    store = ("--store", tmp_path / "store")
-    done = subprocess.run(
-        torchrun("index", trained, images, *store, "--json"),
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = torchrun("index", trained, images, "--store", tmp_path / "store", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)  # written once
     assert (told["new"], told["images"]) == (60, 60)
@@ -119,21 +118,21 @@ DIES = """
 
 
 def test_a_run_whose_process_is_killed_is_gone_on_with_when_torchrun_restarts_it(
-    tmp_path, with_memory, install_plugin, monkeypatch
+    tmp_path, two, recipe, install_plugin, monkeypatch
 ):
-    killed, whole = tmp_path / "killed", with_memory[0]
+    killed, whole, name = tmp_path / "killed", two[0] / "memory", f"{recipe}@memory"
     folder = install_plugin("dies", DIES).parent
     monkeypatch.setenv("DIES_IN", str(killed))
-    done = run("cbml/digits", killed, *QUICK, *MEMORY, path=folder, launch=["--max-restarts", "1"])
+    done = torchrun("train", name, "--out", killed, settings=QUICK, path=folder, launch=["--max-restarts", "1"])
     assert done.returncode == 0, done.stderr
-    assert "epoch 1 of 6" in done.stderr
+    assert "epoch 1 of 4" in done.stderr
     assert done.stderr.count("testing raw pixels") == 1  # the second time it went on
     assert loss_series(killed, []) == loss_series(whole, [])
     results = [json.loads((folder / "metrics.json").read_text()) for folder in (killed, whole)]
     assert results[0]["after"] == results[1]["after"]
     (killed / "metrics.json").unlink()
     with pytest.raises(ConfigError, match=r"run of 2 processes, not 1; resume it with torchrun --nproc-per-node 2"):
-        train("cbml/digits", out=killed, overrides=(*QUICK, *MEMORY), device="cpu", resume=True)
+        train(name, out=killed, overrides=QUICK, device="cpu", resume=True)
 
 
 LATE = """
@@ -155,7 +154,7 @@ LATE = """
 def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
     folder = install_plugin("fails_late", LATE, entry_point="fails-late").parent
     out = tmp_path / "out"
-    done = run("cbml/digits", out, *QUICK, "loss.name=fails", path=folder)
+    done = torchrun("train", "cbml/digits", "--out", out, "--quick", settings=(*QUICK, "loss.name=fails"), path=folder)
     assert done.returncode != 0
     assert "pml-ext (rank 1): RuntimeError: rank 1 ran out of luck" in done.stderr
     assert checkpoint.load(out / "checkpoints" / "last.pt")["epoch"] == 1

@@ -18,6 +18,7 @@ from pml_ext.experiment.run import Run
 from pml_ext.plugin import RunView
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
+BARE = ("evaluation.baselines=false", "evaluation.training_images=0")
 SHOP = """
     import torch
     from pml_ext.plugin import DataSplits, LabeledImages, hookimpl
@@ -38,9 +39,6 @@ SHOP = """
     def pml_ext_datasets():
         return {"shop": shop}
 """
-
-
-BARE = ("evaluation.baselines=false", "evaluation.training_images=0")
 
 
 @pytest.fixture(autouse=True)
@@ -201,6 +199,7 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
         (["evaluation.select_on=test"], "goes with validation .* or select_on = 'test'"),
         (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "goes with validation"),
         (["evaluation.select=nmi"], "goes with validation"),
+        (["evaluation.validation_trains=true"], "validation_trains goes with validation"),
         (["evaluation.recall_at=[10, 100]"], "recall_at includes 1"),
         (["evaluation.training_images=-1"], "found -1"),
     ],
