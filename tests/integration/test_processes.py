@@ -31,19 +31,29 @@ sampler = { name = "shuffle", batch_size = 75 }
 """
 
 
-def torchrun(*arguments, settings=(), launch=(), path=""):
-    """Run ``pml-ext ARGUMENTS`` by two processes."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *launch]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "pml_ext"]
+FORKED = """
+import sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import pml_ext.experiment.run
+from pml_ext.cli import main
+
+def work(*arguments):
+    sys.argv = ["pml-ext", *arguments]
+    main()
+
+where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "test"}
+elastic_launch(LaunchConfig(1, 1, 2, max_restarts=int(sys.argv[1]), start_method="fork", **where), work)(*sys.argv[2:])
+"""  # torchrun's agent, whose processes are forked after the imports, which take most of their time otherwise
+
+
+def torchrun(*arguments, settings=(), restarts=None, path=""):
+    """Run ``pml-ext ARGUMENTS`` by two processes; with a number of ``restarts`` by forked ones."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "localhost:0", "-m", "pml_ext"]
+    launcher = launcher if restarts is None else ["-c", FORKED, str(restarts)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
-    command = [
-        sys.executable,
-        *launcher,
-        *map(str, arguments),
-        "--device",
-        "cpu",
-        *(f"--set={each}" for each in settings),
-    ]
+    more = "--device", "cpu", *(f"--set={each}" for each in settings)
+    command = [sys.executable, *launcher, *map(str, arguments), *more]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
@@ -91,7 +101,7 @@ def test_an_index_that_two_processes_embedded_is_that_of_one(two, tmp_path):
     for number, image in enumerate(load_digits().images[:60]):
         (images / str(number % 7)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(images / str(number % 7) / f"{number}.png")
-    done = torchrun("index", trained, images, "--store", tmp_path / "store", "--json")
+    done = torchrun("index", trained, images, "--store", tmp_path / "store", "--json", restarts=0)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)  # written once
     assert (told["new"], told["images"]) == (60, 60)
@@ -123,7 +133,7 @@ def test_a_run_whose_process_is_killed_is_gone_on_with_when_torchrun_restarts_it
     killed, whole, name = tmp_path / "killed", two[0] / "memory", f"{recipe}@memory"
     folder = install_plugin("dies", DIES).parent
     monkeypatch.setenv("DIES_IN", str(killed))
-    done = torchrun("train", name, "--out", killed, settings=QUICK, path=folder, launch=["--max-restarts", "1"])
+    done = torchrun("train", name, "--out", killed, settings=QUICK, path=folder, restarts=1)
     assert done.returncode == 0, done.stderr
     assert "epoch 1 of 4" in done.stderr
     assert done.stderr.count("testing raw pixels") == 1  # the second time it went on
@@ -154,7 +164,8 @@ LATE = """
 def test_one_rank_that_fails_ends_all_with_its_error(tmp_path, install_plugin):
     folder = install_plugin("fails_late", LATE, entry_point="fails-late").parent
     out = tmp_path / "out"
-    done = torchrun("train", "cbml/digits", "--out", out, "--quick", settings=(*QUICK, "loss.name=fails"), path=folder)
+    settings = (*QUICK, "loss.name=fails")
+    done = torchrun("train", "cbml/digits", "--out", out, "--quick", settings=settings, path=folder, restarts=0)
     assert done.returncode != 0
     assert "pml-ext (rank 1): RuntimeError: rank 1 ran out of luck" in done.stderr
     assert checkpoint.load(out / "checkpoints" / "last.pt")["epoch"] == 1
