@@ -9,7 +9,7 @@ from . import registry
 from .components import capabilities, settings_of
 from .errors import UnknownNameError, unknown
 from .experiment.recipe import flat, load_recipes, names_in, origin_of, papers, printed, quoted, texts, variant_tables
-from .experiment.tables import tables as tables_of_papers
+from .experiment.recipe.loading import tables_of_papers
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:

@@ -122,7 +122,7 @@ def compare(
 
         page = write_comparison(out, groups, result, latex, device, data, say)
         for study in studies if save_recipe else ():
-            if study.finished():
+            if study.best():
                 say(f"tuned recipe: {study.save_recipe(out)}")
     if as_json:
         print_json(result)

@@ -62,7 +62,7 @@ def _entries(what: str) -> list[dict[str, Any]]:
             for each in registry.components("loss" if what == "losses" else what[:-1])
         ]
     if what == "tables":
-        from ..experiment.tables import tables
+        from ..experiment.recipe import tables_of_papers as tables
 
         return [each | _entry(each["name"], each["paper"], each["title"]) for each in tables()]
     if what == "recipes":

@@ -76,12 +76,10 @@ class BatchReader:
         self._now: Batches = []  # the batches that the loader reads next
         self._generator = torch.Generator()
         self.images = Watched(images, workers)
-        settings: dict[str, Any] = {
-            "batch_sampler": self._now,
-            "persistent_workers": workers > 0,
-            "generator": self._generator,
-        }
-        self._loader: DataLoader[Any] | None = loader_of(self.images, workers, device, **settings)
+        self.naming_images = self.images.naming_images
+        settings: dict[str, Any] = {"batch_sampler": self._now, "persistent_workers": workers > 0}
+        loader = loader_of(self.images, workers, device, generator=self._generator, **settings)
+        self._loader: DataLoader[Any] | None = loader
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
@@ -100,10 +98,6 @@ class BatchReader:
             return self.images.finish(images), own.to(self._device, non_blocking=self._pinned)
 
         return (on_device(number, *batch) for number, batch in enumerate(self._loader))
-
-    def naming_images(self) -> contextlib.AbstractContextManager[None]:
-        """Return :meth:`Watched.naming_images` of the images."""
-        return self.images.naming_images()
 
     def close(self) -> None:
         """End the workers."""
@@ -132,15 +126,21 @@ def embed_batches(
     """
     pinned, watched = device.type in ("cuda", "xpu"), Watched(images, workers)
     loader = loader_of(watched, workers, device, batch_size=batch_size)
-    modes = {module: module.training for network in (trunk, embedder) for module in network.modules()}
+    with modes_kept(trunk, embedder), watched.naming_images():
+        for batch, labels in loader:
+            trunk.eval()
+            embedder.eval()
+            batch = watched.finish(batch.to(device, non_blocking=pinned))
+            features = trunk(batch)
+            yield batch, features, embedder(features), labels.to(device, non_blocking=pinned)
+
+
+@contextlib.contextmanager
+def modes_kept(*networks: nn.Module) -> Iterator[None]:
+    """Inside, networks may be put into evaluation mode; afterwards each module has its mode of before."""
+    modes = {module: module.training for network in networks for module in network.modules()}
     try:
-        with watched.naming_images():
-            for batch, labels in loader:
-                trunk.eval()
-                embedder.eval()
-                batch = watched.finish(batch.to(device, non_blocking=pinned))
-                features = trunk(batch)
-                yield batch, features, embedder(features), labels.to(device, non_blocking=pinned)
+        yield
     finally:
         for module, training in modes.items():
             module.training = training

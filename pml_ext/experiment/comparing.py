@@ -111,16 +111,6 @@ class Group:
         ]
 
 
-def difference(first: Mapping[int, float], second: Mapping[int, float]) -> dict[str, float | None]:
-    """Return ``mean``, ``std`` and ``pairs`` of the second metric less the first, seed by seed, and ``p``.
-
-    ``p`` is of the two-sided paired t-test, which needs a spread; None stands for what too few seeds do not give.
-    """
-    seeds = sorted(set(first) & set(second))
-    found = paired_difference([first[seed] for seed in seeds], [second[seed] for seed in seeds])
-    return {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
-
-
 def groups_below(folders: Sequence[Path]) -> list[Group]:
     """Find the finished runs in folders, at any depth, and group them by recipe and settings."""
     groups: list[Group] = []
@@ -185,9 +175,8 @@ def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
     """Return the group of a name, whole or the recipe's alone; the first that has runs for None."""
     if name is None:
         return next((group for group in groups if group.runs), groups[0])
-    fitting = [group for group in groups if group.name == name] or [
-        group for group in groups if group.name.partition(" ")[0] == name
-    ]
+    fitting = [group for group in groups if group.name == name]
+    fitting = fitting or [group for group in groups if group.name.partition(" ")[0] == name]
     if len(fitting) != 1:
         known = [group.name for group in groups]
         text = f"{len(fitting)} rows have the name {name!r}" if fitting else unknown("row", name, known)
@@ -224,13 +213,10 @@ def compare(
         pairs = [one[seed] for seed in seeds], [other[seed] for seed in seeds]
         found[name].append(paired_difference(*pairs, alpha=LEVEL / max(1, len(tested))))
     corrected = {name: holm([each.p for each in values]) for name, values in found.items()}
-    differences = [
-        {
-            "recipe": group.name,
-            **{name: {**asdict(found[name][place]), "p_holm": corrected[name][place]} for name in metrics},
-        }
-        for place, group in enumerate(others)
-    ]
+    differences = []
+    for place, group in enumerate(others):
+        tests = {name: {**asdict(found[name][place]), "p_holm": corrected[name][place]} for name in metrics}
+        differences.append({"recipe": group.name, **tests})
     name = metrics[0]
     count = sum(each.p is not None for each in found[name])
     sentences = [

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import torch
 
@@ -22,8 +19,8 @@ from . import checkpoint
 from .comparing import Group
 from .evaluation import nearest
 from .recipe import load_recipes
-from .records import CURVE, VALIDATION, metric_series
-from .report import ReportFigure, ReportTable, draw
+from .records import CURVE, VALIDATION, metric_series, write_csv
+from .report import ReportFigure, ReportTable, draw, render
 from .view import View
 
 QUERIES = 8  # drawn side by side
@@ -41,17 +38,13 @@ def write_comparison(
 ) -> Path:
     """Write ``comparison.json``, ``.csv``, ``.md`` and ``.html``, and with ``latex`` ``.tex``; return the page."""
     write_json(out / "comparison.json", result)
-    text = io.StringIO()
-    keys = ("mean", "std", "low", "high")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["recipe", "trials", "seconds", "selection", "metric", "seeds", *keys, "values", "marks", "errors"])
-    for row in result["recipes"]:
-        about = [row[key] for key in ("recipe", "trials", "seconds", "selection")]
-        for metric in result["metrics"]:
-            mine = row[metric]
-            listed = [" ".join(map(str, mine["values"])), "; ".join(row["marks"]), "; ".join(row["errors"].values())]
-            writer.writerow([*about, metric, len(mine["values"]), *(mine[key] for key in keys), *listed])
-    write_text(out / "comparison.csv", text.getvalue())
+    about, keys = ["recipe", "trials", "seconds", "selection"], ("mean", "std", "low", "high")
+    rows: list[list[Any]] = [[*about, "metric", "seeds", *keys, "values", "marks", "errors"]]
+    for row, metric in itertools.product(result["recipes"], result["metrics"]):
+        mine = row[metric]
+        listed = [" ".join(map(str, mine["values"])), "; ".join(row["marks"]), "; ".join(row["errors"].values())]
+        rows.append([*map(row.get, about), metric, len(mine["values"]), *map(mine.get, keys), *listed])
+    write_csv(out / "comparison.csv", rows)
     shown = [rows_table(result), *([differences_table(result)] if result["differences"] else [])]
     lines = [f"# Comparison: {result['phase']}, %", ""]
     for each in shown:
@@ -67,17 +60,15 @@ def write_comparison(
     if panels:
         caption = "On validation images, or on test images where the recipe tests epochs; means over the seeds."
         drawn.insert(0, draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), caption))
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
-    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
-    tables += [tuning_table(each) for each in result.get("tuning", ())]
-    page = environment.get_template("comparison.html.jinja").render(
+    page = render(
+        "comparison",
         title=f"Comparison of {len(groups)} recipes",
         sentences=result["sentences"],
         remarks=remarks(result),
         tables=shown,
         points=_points(result),
         width=_WIDTH,
-        more=tables,
+        more=[*tables, *map(tuning_table, result.get("tuning", ()))],
         figures=drawn,
     )
     write_text(out / "comparison.html", page)
@@ -112,22 +103,14 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
             more = "" if mine["p"] is None else "> 1000" if mine["wanted"] is None else str(mine["wanted"])
             tests = ["" if mine[key] is None else f"{mine[key]:.3g}" for key in ("p", "p_holm", "p_permutation")]
             rows.append([row["recipe"], metric, str(mine["pairs"]), _interval(mine, "+"), *tests, improvement, more])
-    columns = [
-        "difference from the baseline",
-        "metric",
-        "pairs",
-        "difference",
-        "p",
-        "p, Holm",
-        "p, permutation",
-        "P(better)",
-    ]
+    columns = ["difference from the baseline", "metric", "pairs", "difference"]
+    columns += ["p", "p, Holm", "p, permutation", "P(better)", "pairs wanted"]
     caption = (
         f"Differences from {result['differences_from']}, paired by seed, in points. p: paired t-test; Holm-corrected "
         "over the rows; by sign flips. P(better): share of seeds above the baseline, with a bootstrap interval, or "
         "Clopper-Pearson's where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
     )
-    return ReportTable("Differences", [*columns, "pairs wanted"], rows, caption)
+    return ReportTable("Differences", columns, rows, caption)
 
 
 def tuning_table(about: Mapping[str, Any]) -> ReportTable:
@@ -194,11 +177,8 @@ def _points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             return None if value is None else round(_WIDTH * (value - low) / (high - low), 1)
 
         lines = [
-            {
-                "name": name,
-                "points": [place(value) for value in mine["values"]],
-                **{key: place(mine[key]) for key in ("mean", "low", "high")},
-            }
+            {"name": name, "points": [*map(place, mine["values"])]}
+            | {key: place(mine[key]) for key in ("mean", "low", "high")}
             for name, mine in rows
         ]
         drawings.append({"metric": metric, "lines": lines, "ends": [f"{100 * x:.1f}" for x in (low, high)]})

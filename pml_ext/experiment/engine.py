@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ class Engine:
         skip_nonfinite: bool = False,
     ) -> None:
         self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
-        self._skips, self._undo = skip_nonfinite, cast(Callable[[], None], _nothing)
+        self._skips, self._undo = skip_nonfinite, _nothing
         self.settings, self.device = settings or EngineTable(), device
         self._freeze_batch_norm = freeze_batch_norm
         check_precision(device, self.settings.precision)
@@ -173,11 +173,9 @@ class Engine:
         if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
             raise NotFiniteError(f"the {name} became {value}")
         if self._overflows > MOST_SKIPPED:
-            wanted = (
-                "" if self._skips else "; wanted engine.precision = 'bfloat16', which has a wider range than float16"
-            )
-            times = f"in {self._overflows} iterations one after the other"
-            raise NotFiniteError(f"the {name} became {value} {times}{wanted}")
+            times = f"the {name} became {value} in {self._overflows} iterations one after the other"
+            wanted = "wanted engine.precision = 'bfloat16', which has a wider range than float16"
+            raise NotFiniteError(times if self._skips else f"{times}; {wanted}")
         self._undo()
 
     def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
@@ -222,7 +220,7 @@ def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
     return nn.parallel.DistributedDataParallel(module, **settings)
 
 
-def _nothing(*_: object) -> None: ...
+def _nothing() -> None: ...
 
 
 def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:

@@ -102,13 +102,13 @@ def recall_by_class(view: View) -> dict[str, float]:
     return {str(names[int(found[place])]): round(float(means[place]), 4) for place in worst}
 
 
-def confusions(view: View, most: int = 10) -> list[tuple[str, str, int]]:
-    """Return the most frequent wrong nearest images: class of the query, class that it is taken for, how often."""
+def confusions(view: View) -> list[tuple[str, str, int]]:
+    """Return the ten most frequent wrong nearest images: class of the query, class that it is taken for, how often."""
     result, names = nearest(view, view.queries), view.images(view.queries).class_names
     labels, others = view.images(view.queries).labels, view.images(view.gallery_of(view.queries)).labels
     wrong = (~result.right[:, 0].cpu()).nonzero().flatten().tolist()
     pairs = Counter((labels[query], others[int(result.indices[query, 0])]) for query in wrong)
-    return [(str(names[query]), str(names[other]), count) for (query, other), count in pairs.most_common(most)]
+    return [(str(names[query]), str(names[other]), count) for (query, other), count in pairs.most_common(10)]
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:

@@ -18,7 +18,6 @@ from typing import Any, Literal, Protocol
 from ..errors import PmlExtError, StoppedError, needs_extra, one_line
 from . import signals
 
-ON = ("here", "ray", "slurm")
 On = Literal["here", "ray", "slurm"]
 _POLL = 0.5  # seconds between two looks at what runs
 _BUSY = 1.0  # seconds until a job is tried again that another process does
@@ -98,22 +97,21 @@ class Processes(Executor):
         super().__init__(jobs)
         self._context = multiprocessing.get_context("spawn")
         self._workers: dict[Connection, Any] = {}
-        self._numbers: dict[Connection, int] = {}
         self._gpus = _gpus()
 
     def start(self, job: Job) -> None:
         """Begin a job in an idle process, or in a new one."""
         connection = next((each for each in self._workers if each not in self.running), None)
         if connection is None:
-            number = min({*range(self.jobs)} - {*self._numbers.values()})
+            number = min({*range(self.jobs)} - {int(process.name) for process in self._workers.values()})
             environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
             if self._gpus:
                 environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]
             connection, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, environment))
+            process = self._context.Process(target=_serve, args=(theirs, environment), name=str(number))
             process.start()
             theirs.close()
-            self._workers[connection], self._numbers[connection] = process, number
+            self._workers[connection] = process
         self.running[connection] = job
         connection.send(job)
 
@@ -125,7 +123,6 @@ class Processes(Executor):
                 said = connection.recv()
             except (EOFError, OSError):
                 self._workers.pop(connection).join()
-                del self._numbers[connection]
                 yield self.running.pop(connection), Answer(died=True)
                 continue
             if isinstance(said, Answer):

@@ -24,7 +24,7 @@ from ..collection import Collection, Facts, Vectors, path_bytes
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError
-from .batches import Batches, Watched, loader_of
+from .batches import Batches, Watched, loader_of, modes_kept
 
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
@@ -134,23 +134,18 @@ class FeatureCache:
             [(index, int.from_bytes(hashlib.sha256(keys[index]).digest()[:7])) for index in batch] for batch in batches
         ]
         watched = Watched(images, self._workers)
-        training = {module: module.training for module in self._trunk.modules()}
-        self._trunk.eval()
-        try:
-            with watched.naming_images():
-                loader = loader_of(watched, self._workers, self._device, batch_sampler=seeded)
-                for batch, (pixels, _) in zip(batches, loader, strict=True):
-                    features = self._trunk(watched.finish(pixels.to(self._device))).float().cpu().numpy()
-                    bad = np.flatnonzero(~np.isfinite(features).all(1))
-                    if len(bad):
-                        where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
-                        raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
-                    own = [keys[index] for index in batch]
-                    start = self.collection.append(own, [files[key] for key in own], features)
-                    numbers |= {key: start + row for row, key in enumerate(own)}
-        finally:
-            for module, mode in training.items():
-                module.training = mode
+        with modes_kept(self._trunk), watched.naming_images():
+            self._trunk.eval()
+            loader = loader_of(watched, self._workers, self._device, batch_sampler=seeded)
+            for batch, (pixels, _) in zip(batches, loader, strict=True):
+                features = self._trunk(watched.finish(pixels.to(self._device))).float().cpu().numpy()
+                bad = np.flatnonzero(~np.isfinite(features).all(1))
+                if len(bad):
+                    where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
+                    raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
+                own = [keys[index] for index in batch]
+                start = self.collection.append(own, [files[key] for key in own], features)
+                numbers |= {key: start + row for row, key in enumerate(own)}
         return numbers
 
 
@@ -186,16 +181,13 @@ def with_features(
     passing: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], features: Features, embedder: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield the batches of :func:`~.batches.embed_batches` with cached features, and their embeddings."""
-    start, training = 0, {module: module.training for module in embedder.modules()}
-    try:
+    start = 0
+    with modes_kept(embedder):
         for images, _, _, labels in passing:
             embedder.eval()
             rows = features[start : start + len(labels)].to(labels.device)
             start += len(labels)
             yield images, rows, embedder(rows), labels
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 class FeatureReader:

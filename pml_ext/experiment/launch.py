@@ -296,9 +296,9 @@ class FailedRunsError(PmlExtError):
         super().__init__(f"{len(failures)} of {len(results) + len(failures)} runs failed: {texts}")
 
 
-def summarize(results: Sequence[Metrics]) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
+def summarize(results: Sequence[Metrics]) -> Metrics:
     """Return ``{recipe: {phase: {metric: {"mean": ..., "std": ...}}}}``, see :func:`spread`, of several runs."""
-    summary: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+    summary: Metrics = {}
     for name in dict.fromkeys(result["recipe"] for result in results):
         mine = [result for result in results if result["recipe"] == name]
         summary[name] = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import re
 import time
@@ -18,10 +16,11 @@ from jinja2 import Environment
 from ..devices import choose_device
 from ..errors import ConfigError
 from ..files import write_json, write_text
-from .comparing import difference
 from .launch import spread, train
 from .recipe import build_dataset, build_network, load_recipes, preprocessing_of
+from .records import write_csv
 from .run import Listener
+from .statistics import paired_difference
 
 METRICS = ("recall_at_1", "map_at_r", "nmi")
 BASE = "pml/multi-similarity/frozen"
@@ -91,8 +90,9 @@ def probe(
             results["head"] = [each["after"] for each in heads]
             folders += [Path(each["folder"]) for each in heads]
             for metric in METRICS:
-                before, after = ({each["seed"]: each[row][metric] for each in heads} for row in ("frozen", "after"))
-                gain[metric] = difference(before, after)
+                before, after = ([each[row][metric] for each in heads] for row in ("frozen", "after"))
+                found = paired_difference(before, after)
+                gain[metric] = {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
         means = {
             row: {metric: spread([each[metric] for each in values]) for metric in METRICS}
             for row, values in results.items()
@@ -123,14 +123,14 @@ def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str,
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
     """Write what is known so far as JSON, CSV and HTML."""
     write_json(out / "probe.json", {"data": data_set, "trunks": [dataclasses.asdict(each) for each in probes]})
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, "row", *(f"{metric} {value}" for metric in METRICS for value in ("mean", "std"))])
+    keys = [(metric, value) for metric in METRICS for value in ("mean", "std")]
+    lines: list[list[Any]] = [[*COLUMNS, "row", *(f"{metric} {value}" for metric, value in keys)]]
     for each in probes:
-        for row, metrics in each.metrics.items():
-            numbers = [metrics[metric][value] for metric in METRICS for value in ("mean", "std")]
-            writer.writerow([each.trunk, each.parameters, each.features, each.images_per_second, row, *numbers])
-    write_text(out / "probe.csv", text.getvalue())
+        about = [each.trunk, each.parameters, each.features, each.images_per_second]
+        lines += [
+            [*about, row, *(found[metric][value] for metric, value in keys)] for row, found in each.metrics.items()
+        ]
+    write_csv(out / "probe.csv", lines)
     pictures = {each.trunk: f"{each.folders[-1]}/{_GALLERY}" for each in probes}
     page = Environment(autoescape=True).from_string(_PAGE)
     rows = [cells for each in probes for cells in table_rows(each)]

@@ -161,10 +161,15 @@ def write_csv_files(folder: Path) -> None:
         for table in _tables(connection):
             columns = [column for column in _columns(connection, table) if column != "id"]
             names = ", ".join(f'"{column}"' for column in columns)
-            rows = connection.execute(f'SELECT {names} FROM "{table}" ORDER BY "{ITERATION}"').fetchall()
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-            write_text(folder / f"{table}.csv", text.getvalue())
+            rows = connection.execute(f'SELECT {names} FROM "{table}" ORDER BY "{ITERATION}"')
+            write_csv(folder / f"{table}.csv", [columns, *rows])
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as a CSV file, in one step."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:
@@ -182,8 +187,7 @@ def _flattened(tables: Rows) -> dict[str, float]:
     for name, row in tables.items():
         table = re.sub(r"\W", "_", name)  # record-keeper does not quote it
         for column, value in row.items():
-            huge = isinstance(value, int) and not -(1 << 63) <= value < 1 << 63
-            values[f"{table}/{column}"] = int(value) if isinstance(value, int) and not huge else float(value)
+            values[f"{table}/{column}"] = int(value) if isinstance(value, int) else float(value)
     return values
 
 

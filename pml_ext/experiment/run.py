@@ -232,11 +232,9 @@ class Run(View):
         except RuntimeError as error:
             text = f"model.init: the trunk of {folder} is another one ({shortened(error, 160)})"
             raise ConfigError(f"{text}; take that run's [model] trunk and image size, in {folder / RECIPE}") from None
-        shapes = [
-            {name: tensor.shape for name, tensor in each.items()}
-            for each in (state["embedder"], self.embedder.state_dict())
-        ]
-        if shapes[0] == shapes[1]:
+        states = state["embedder"], self.embedder.state_dict()
+        one, other = ({name: tensor.shape for name, tensor in each.items()} for each in states)
+        if one == other:
             self.embedder.load_state_dict(state["embedder"])
         else:
             self._warn(f"model.init: the embedder of {folder} has other sizes; it begins from random")

@@ -19,9 +19,8 @@ from ..files import writing
 from .comparing import Group, add_run, groups_below, name_apart, settings_of
 from .executors import BusyError, Executor, Hear, Job, done
 from .launch import Plan, execute
-from .recipe import load_recipes, plugins_in
+from .recipe import load_recipes, plugins_in, tables_of_papers
 from .run import METRICS, Silence
-from .tables import tables
 
 
 @contextlib.contextmanager
@@ -122,7 +121,7 @@ def slug(name: str) -> str:
 
 def recipes_of_table(name: str, full: bool) -> list[str]:
     """Return the recipes that quote a table of a paper: on its own data with ``full``, else on small data."""
-    entries = {each["name"]: each["recipes"] for each in tables()}
+    entries = {each["name"]: each["recipes"] for each in tables_of_papers()}
     if name not in entries:
         raise ConfigError(f"--table {name}: wanted one of {', '.join(entries)}")
     recipes: list[str] = entries[name]["full" if full else "small"]

@@ -156,19 +156,16 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
         if iterations * table.batch_size > len(images):
-            text = (
-                f"sampler: {iterations} batches of {table.batch_size} need more than the {len(images)} training images"
-            )
-            raise ConfigError(f"{text}; make batch_size or iterations smaller")
+            text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
+            raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
         return torch.utils.data.RandomSampler(range(len(images))), iterations
     classes, m = len(np.unique(images.labels)), table.settings.get("m")
     if table.name == "pml/m-per-class" and isinstance(m, int) and m > 0:
         most = max(m, min(table.batch_size, classes * m) // m * m)
         if most != table.batch_size:
             limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
-            raise ConfigError(
-                f"sampler: found batch_size = {table.batch_size}; {limit}: --set sampler.batch_size={most}"
-            )
+            text = f"sampler: found batch_size = {table.batch_size}; {limit}"
+            raise ConfigError(f"{text}: --set sampler.batch_size={most}")
     context: BuildContext = {
         "labels": np.asarray(images.labels),
         "batch_size": table.batch_size,
@@ -233,11 +230,9 @@ def sampler_of_clusters(
     try:
         sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
     except ConfigError as error:
-        there = len(np.unique(images.labels))
-        raise ConfigError(
-            f"data.pseudo: before epoch {epoch} k-means found {there} of {pseudo.clusters} clusters; take fewer, or "
-            f"smaller batches, unless the network has collapsed ({error})"
-        ) from None
+        there = f"k-means found {len(np.unique(images.labels))} of {pseudo.clusters} clusters"
+        remedy = "take fewer, or smaller batches, unless the network has collapsed"
+        raise ConfigError(f"data.pseudo: before epoch {epoch} {there}; {remedy} ({error})") from None
     return sampler, table.batch_size
 
 

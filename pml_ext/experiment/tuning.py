@@ -88,20 +88,11 @@ class Study:
             study.enqueue_trial({key: own[key] for key, each in self.ranges.items() if _within(own.get(key), each)})
         return study.ask({key: _distribution(each) for key, each in self.ranges.items()})
 
-    def best_settings(self) -> list[str]:
-        """Return the values of the best trial as overrides."""
-        return [f"{key}={_toml(value)}" for key, value in self.best().items()]
-
-    def finished(self) -> list[Any]:
-        """Return the trials that ended with a value."""
-        return [each for each in self.optuna_study().get_trials(deepcopy=False) if each.state.name == "COMPLETE"]
-
     def best(self) -> dict[str, Any]:
         """Return the values of the best trial; nothing if none ended with a value."""
-        finished = self.finished()
-        if not finished:
-            return {}
-        return dict(max(finished, key=lambda each: (each.value, -each.number)).params)
+        trials = self.optuna_study().get_trials(deepcopy=False)
+        finished = [each for each in trials if each.state.name == "COMPLETE"]
+        return dict(max(finished, key=lambda each: (each.value, -each.number)).params) if finished else {}
 
     def about(self) -> dict[str, Any]:
         """Return ranges, all trials, importance of the keys and best values, as plain values."""
@@ -122,13 +113,9 @@ class Study:
             "importance": {key: round(float(value), 4) for key, value in importance.items()},
             "best": self.best(),
             "trials": [
-                {
-                    "number": each.number,
-                    "state": each.state.name.lower(),
-                    "value": each.value,
-                    "seconds": round(each.duration.total_seconds(), 1) if each.duration else None,
-                    "values": dict(each.params),
-                }
+                {"number": each.number, "state": each.state.name.lower(), "value": each.value}
+                | {"seconds": round(each.duration.total_seconds(), 1) if each.duration else None}
+                | {"values": dict(each.params)}
                 for each in trials
             ],
         }
@@ -185,16 +172,9 @@ def studies_of(
         settings = fold_settings(folds, 1, table.select) if folds else [f"evaluation.{k}={v}" for k, v in own.items()]
         recipe = load_recipes(full, [*overrides, *settings])[full]
         settings += ["track=[]", *QUICK, f"evaluation.every={math.ceil(recipe.schedule.epochs / _TESTS)}"]
-        values = recipe.as_dict()
+        values, where = recipe.as_dict(), str(data.resolve()) if data else ""
         dumped = {key: each.model_dump() for key, each in ranges.items()}
-        about = [
-            settings_of(values),
-            folds,
-            dumped,
-            str(data.resolve()) if data else "",
-            __version__,
-            plugins_in(values),
-        ]
+        about = [settings_of(values), folds, dumped, where, __version__, plugins_in(values)]
         place = out / "studies" / f"{slug(full)}-{digest_of(about)}"
         studies.append(Study(full, (*overrides, *settings), folds, str(own["select"]), ranges, trials, place))
     return studies
@@ -303,7 +283,8 @@ def tuned(
             errors[job.study.recipe] = answer.error
             hear(job, f"{job.name} failed: {answer.error}")
         hear(job, 1.0)
-    chosen = [(study.recipe, study.best_settings()) for study in studies if study.finished()]
-    names = [study.recipe for study in studies if not study.finished()]
-    texts = {name: errors.get(name, "no trial ended with a value") for name in names}
-    return chosen, [Group(name, {}, errors={f"{name}, tuning": text}) for name, text in texts.items()]
+    best = {study.recipe: study.best() for study in studies}
+    chosen = [(name, [f"{key}={_toml(value)}" for key, value in values.items()]) for name, values in best.items()]
+    texts = {name: errors.get(name, "no trial ended with a value") for name, values in best.items() if not values}
+    failed = [Group(name, {}, errors={f"{name}, tuning": text}) for name, text in texts.items()]
+    return [each for each in chosen if each[0] not in texts], failed

@@ -11,9 +11,8 @@ from pml_ext import registry
 from pml_ext.cli.app import app
 from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginWarning
-from pml_ext.experiment.recipe import is_full, load_recipes, papers, quoted, texts
+from pml_ext.experiment.recipe import is_full, load_recipes, papers, quoted, tables_of_papers, texts
 from pml_ext.experiment.report import paper_tables
-from pml_ext.experiment.tables import tables
 
 PLUGIN = """
     import importlib.resources
@@ -209,7 +208,7 @@ def test_tables_are_listed_with_recipes_and_reasons(mine):
     mine('table = "mine/2"\nrow = "Small, Mine"', name="full")
     mine('table = "mine/2"\nrow = "Large, Mine"\ncolumn = "Birds"', '[data]\nname = "digits-unseen"', name="small")
     mine('table = "mine/2', name="broken")
-    table, figure = (entry for entry in tables() if entry["name"].startswith("mine/"))
+    table, figure = (entry for entry in tables_of_papers() if entry["name"].startswith("mine/"))
     assert table["recipes"] == {"full": ["mine/full"], "small": ["mine/small"]}
     assert [(row["row"], row["recipes"], row["reason"]) for row in table["rows"]] == [
         ("Small, Mine", ["mine/full"], ""),

@@ -1,6 +1,5 @@
 """Runs with ``[data] relation``: tables of label sets, folders and paths as trees, PML's losses, samplers, metrics."""
 
-import json
 import re
 from pathlib import Path
 
@@ -51,15 +50,9 @@ def tree(tmp_path):
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("loss", ["{name='cbml'}", "{name='pml/contrastive'}"])
 def test_a_run_on_a_table_of_label_sets(listed, tmp_path, loss):
-    settings = (
-        f"data.name=table:{listed}",
-        "data.relation={name='shared-label', graded=false}",
-        f"loss={loss}",
-        "evaluation.ndcg_at=[10]",
-        "sampler={name='m-per-label', m=4, batch_size=16}",
-    )
-    train("pml/photographs", out=tmp_path / "run", overrides=(*settings, *QUICK), device="cpu")
-    after = json.loads((tmp_path / "run" / "metrics.json").read_text())["after"]
+    settings = [f"data.name=table:{listed}", "data.relation={name='shared-label', graded=false}", f"loss={loss}"]
+    settings += ["evaluation.ndcg_at=[10]", "sampler={name='m-per-label', m=4, batch_size=16}", *QUICK]
+    after = train("pml/photographs", out=tmp_path / "run", overrides=settings, device="cpu")[0]["after"]
     assert {"recall_at_1", "ndcg_at_10", "map_at_r", "nmi"} <= after.keys()
     assert after["recall_at_1"] > 0.3  # two random sets share a label more often than not
     with pytest.raises(DataError, match="data.relation=shared-label takes labels separated by"):
@@ -70,17 +63,10 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path, loss):
 
 @pytest.mark.usefixtures("without_report")
 def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
-    settings = (
-        f"data.name=folder:{tree}",
-        "data.levels=2",
-        "data.split=image",
-        "data.relation={name='hierarchy', graded=true}",
-        "evaluation.ndcg_at=[5]",
-        "loss={name='cbml'}",
-        "sampler={name='tree', m=2, batch_size=12, parents=3}",
-    )
-    train("pml/photographs", out=tmp_path / "run", overrides=(*settings, *QUICK), device="cpu")
-    after = json.loads((tmp_path / "run" / "metrics.json").read_text())["after"]
+    settings = [f"data.name=folder:{tree}", "data.levels=2", "data.split=image", "evaluation.ndcg_at=[5]", *QUICK]
+    settings += ["data.relation={name='hierarchy', graded=true}", "loss={name='cbml'}"]
+    settings += ["sampler={name='tree', m=2, batch_size=12, parents=3}"]
+    after = train("pml/photographs", out=tmp_path / "run", overrides=settings, device="cpu")[0]["after"]
     assert after["recall_at_1"] >= after["recall_at_1_level_2"]
     assert 0 < after["ndcg_at_5"] <= 1
     splits = folder(path=str(tree), split="image", levels=2)

@@ -5,11 +5,10 @@ import shutil
 import subprocess
 from types import SimpleNamespace
 
-import jinja2
 import pytest
 
 from pml_ext.experiment.recipe.schema import EvaluationTable
-from pml_ext.experiment.report import PHASES, metrics_table
+from pml_ext.experiment.report import PHASES, metrics_table, render
 
 METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
@@ -22,8 +21,7 @@ def page(phases):
     view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False, relation=None)
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
-    return table, environment.get_template("report.html.jinja").render(title="a", tables=[table], phases={"train": 1.0})
+    return table, render("report", title="a", tables=[table], phases={"train": 1.0})
 
 
 def test_metrics_are_rows_and_phases_columns():

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from pml_ext import registry
 from pml_ext.data import LabeledImages
-from pml_ext.errors import ConfigError
-from pml_ext.experiment import draw_report, load_recipes, train
+from pml_ext.experiment import draw_report, train
 from pml_ext.experiment.evaluation import nearest
 from pml_ext.experiment.records import metric_series
 from pml_ext.experiment.run import Run
@@ -98,15 +97,9 @@ def directions(run, split):
 
 @pytest.mark.usefixtures("shop")
 def test_queries_are_searched_in_the_gallery(tmp_path, runs):
-    metrics = quick(
-        tmp_path / "out",
-        "data.name=shop",
-        "data.augment={}",
-        "sampler={name='shuffle', batch_size=40, iterations=4}",
-        "evaluation.recall_at=[1, 10, 100]",
-        "evaluation.training_images=50",
-        "evaluation.test_every=2",
-    )
+    data = ("data.name=shop", "data.augment={}", "sampler={name='shuffle', batch_size=40, iterations=4}")
+    tests = ("evaluation.recall_at=[1, 10, 100]", "evaluation.training_images=50", "evaluation.test_every=2")
+    metrics = quick(tmp_path / "out", *data, *tests)
     run = runs[0]
     assert isinstance(run, RunView)
     assert list(run.splits) == ["query", "gallery", "train", "train_sample"]
@@ -191,19 +184,3 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     other = (tmp_path / "curve" / "report.html").read_text().partition("<details>")[0]
     assert not [text for text in ("select_on", "column of the training", "raw pixels") if text in other]
     assert projected == [["after training"]] * 2
-
-
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (["evaluation.select_on=test"], "goes with validation .* or select_on = 'test'"),
-        (["evaluation.select_on=test", "evaluation.select=nmi", "evaluation.validation=0.2"], "goes with validation"),
-        (["evaluation.select=nmi"], "goes with validation"),
-        (["evaluation.validation_trains=true"], "validation_trains goes with validation"),
-        (["evaluation.recall_at=[10, 100]"], "recall_at includes 1"),
-        (["evaluation.training_images=-1"], "found -1"),
-    ],
-)
-def test_settings_of_evaluation_that_do_not_fit(overrides, text):
-    with pytest.raises(ConfigError, match=text):
-        load_recipes("cbml/digits", overrides)

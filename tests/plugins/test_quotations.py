@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pml_ext import registry
-from pml_ext.experiment.recipe import papers, read_tables
-from pml_ext.experiment.tables import tables
+from pml_ext.experiment.recipe import papers, read_tables, tables_of_papers
 
 OURS = ("angular", "cbml", "density", "pddm", "triplets")
 # As printed; columns first.
@@ -98,7 +97,7 @@ def test_recipes_of_ours_quote_by_table_and_row_alone():
 
 
 def test_each_table_and_each_row_has_a_recipe_or_a_reason():
-    entries = [entry for entry in tables() if entry["name"].partition("/")[0] in OURS]
+    entries = [entry for entry in tables_of_papers() if entry["name"].partition("/")[0] in OURS]
     assert {"cbml/13", "angular/5", "pddm/2", "density/1", "triplets/1", "density/fig-4"} <= {
         e["name"] for e in entries
     }
@@ -111,7 +110,7 @@ def test_each_table_and_each_row_has_a_recipe_or_a_reason():
 
 def test_what_is_called_measured_stands_in_the_readme():
     plugins = Path(__file__).parents[2] / "plugins"
-    for entry in tables():
+    for entry in tables_of_papers():
         readme = plugins / f"pml_ext_{entry['name'].partition('/')[0]}" / "README.md"
         for recipe in entry["measured"]:
             assert recipe in [*entry["recipes"]["small"], *entry["recipes"]["full"]]

@@ -16,6 +16,7 @@ from .loading import pipelines as pipelines
 from .loading import plugins_in as plugins_in
 from .loading import ranges_of as ranges_of
 from .loading import read_tables as read_tables
+from .loading import tables_of_papers as tables_of_papers
 from .loading import validate as validate
 from .loading import variant_tables as variant_tables
 from .papers import is_full as is_full

@@ -37,10 +37,8 @@ if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show
     from ...pairwise import Relation
     from ...trackers import Tracker
 
-_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = (
-    ("root", "label_sets"),
-    ("in_channels", "image_size"),
-)  # by a run; not options of a recipe
+# Settings that a run fills in; they are not options of a recipe.
+_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root", "label_sets"), ("in_channels", "image_size")
 _FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
@@ -269,10 +267,8 @@ def build_loss(
         if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
             raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
         if any(True for _ in miner.parameters()):
-            raise ConfigError(
-                f"{key}.miner: {table.miner.name} has parameters here (a learned distance), which nothing would "
-                "train; take a loss that has them and mines by them itself"
-            )
+            text = f"{table.miner.name} has parameters here (a learned distance), which nothing would train"
+            raise ConfigError(f"{key}.miner: {text}; take a loss that has them and mines by them itself")
     loss = _related(key, loss, context)
     if table.regularizer is not None:
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)

@@ -32,9 +32,8 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
     if kind in ("folder", "table") and not place.exists():  # as recipes write it
         place = Path(path)
     if not place.exists():
-        raise DataError(
-            f"--images {place}: no such folder or table; wanted a folder of images, or a .csv table of them"
-        )
+        wanted = "wanted a folder of images, or a .csv table of them"
+        raise DataError(f"--images {place}: no such folder or table; {wanted}")
     pairs = (override.partition("=") for override in overrides)
     named = {key.strip(): toml_value(text.strip()) for key, _, text in pairs}
     given = {key.removeprefix("data."): value for key, value in named.items() if key.startswith("data.")}

@@ -6,6 +6,7 @@ import importlib.resources
 import itertools
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,7 +18,7 @@ from ... import registry
 from ...errors import ConfigError, PluginError, PmlExtError, UnknownNameError, shortened, unknown
 from ...files import toml_value
 from .building import check_names, merged
-from .papers import quoted
+from .papers import PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
 
 PIPELINES = "pipelines/"  # prefix of their names
@@ -126,6 +127,52 @@ def pipelines() -> dict[str, Traversable]:
     """Return the packaged pipelines by name: files with ``[data.images]``, or a trunk, which recipes extend."""
     files = (importlib.resources.files("pml_ext") / "pipelines").iterdir()
     return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
+
+
+def tables_of_papers() -> list[dict[str, Any]]:
+    """Return every table and figure of every paper, with the recipes of its rows by scale, or why there are none."""
+    named: dict[str, dict[str, dict[str, Tables]]] = defaultdict(dict)  # by table and recipe
+    for recipe in registry.recipes():
+        try:
+            variants = variant_tables(recipe)
+        except (ConfigError, UnknownNameError):
+            continue
+        for variant, mine in variants.items():
+            named[str((mine.get("paper") or {}).get("table"))].setdefault(recipe, {})[variant] = mine
+    entries = []
+    for paper, read in papers().items():
+        for number, table in read.tables.items():
+            name = f"{paper}/{number}"
+            recipes = _by_scale(name, named[name])
+            if table.small and not recipes["small"]:
+                recipes["small"] = _by_scale(f"{paper}/{table.small}", named[f"{paper}/{table.small}"])["small"]
+            reasons = table.reason() or "; ".join(dict.fromkeys(filter(None, map(table.reason, table.row_names()))))
+            about = {"name": name, "title": table.title, "paper": f"{read.authors} ({read.year})", "recipes": recipes}
+            rows = {"rows": _rows(table, named[name]), "measured": table.measured}
+            entries.append({**about, **rows, "reason": "" if any(recipes.values()) else reasons})
+    return entries
+
+
+def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
+    trained: dict[str, list[str]] = {row: [] for row in table.row_names()}
+    for variants in recipes.values():
+        for variant, mine in variants.items():
+            try:
+                for row in table.chosen(mine["paper"].get("row", [])):
+                    trained[row].append(variant)
+            except (ValueError, TypeError, AttributeError):  # reported when the recipe is loaded
+                continue
+    return [
+        {"row": row, "recipes": names, "reason": "" if names else table.reason(row)} for row, names in trained.items()
+    ]
+
+
+def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, list[str]]:
+    by_scale: dict[str, list[str]] = {"full": [], "small": []}
+    for recipe, variants in recipes.items():
+        data = str((next(iter(variants.values())).get("data") or {}).get("name"))
+        by_scale["full" if is_full(table, data) else "small"].append(recipe)
+    return by_scale
 
 
 def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

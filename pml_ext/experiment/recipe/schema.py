@@ -256,9 +256,8 @@ class ScheduleTable(Table):
 class EngineTable(Table):
     """``[engine]``: computation of a training step."""
 
-    precision: Literal["float32", "bfloat16", "float16"] = (
-        "float32"  # of the network; the loss is in full precision; float16 skips steps that overflow
-    )
+    # of the network; the loss is in full precision; float16 skips steps that overflow
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
     compile: bool = False  # by torch.compile, which takes up to minutes before the first step
     channels_last: bool = False  # memory layout of images and convolutions

@@ -94,20 +94,15 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
     by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
     if not few:
-        yield draw(
-            "Recall@K before and after training",
-            lambda: figures.recall_curve(by_k),
-            f"The share of {kind} with an image of their class among the K nearest.",
-        )
+        caption = f"The share of {kind} with an image of their class among the K nearest."
+        yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_k), caption)
     test, labels = view.embeddings(queries), view.true_labels(queries)
     compared = {kind: (test, labels)}
     if (training := view.tested_training) is not None:
         compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
-    yield draw(
-        "Similarities of positive and negative pairs",
-        lambda: figures.similarity_distributions(compared),
-        "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation.",
-    )
+    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
+    title = "Similarities of positive and negative pairs"
+    yield draw(title, lambda: figures.similarity_distributions(compared), caption)
 
     def projected() -> Figure:
         parts = {}
@@ -128,12 +123,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         photographs=True,
     )
     if not few:
-        yield draw(
-            "Training images as the network saw them",
-            lambda: _batch(view),
-            "Four of each of some classes, augmented as in training.",
-            photographs=True,
-        )
+        caption = "Four of each of some classes, augmented as in training."
+        yield draw("Training images as the network saw them", lambda: _batch(view), caption, photographs=True)
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -154,13 +145,11 @@ def _gallery(view: View, result: Evaluation) -> Figure:
     queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
     wrong = ~result.right[:, :1].any(dim=1)
-    failures, successes = order[wrong[order]], order[~wrong[order]]
+    failures, successes = order[wrong[order]].tolist(), order[~wrong[order]].tolist()
     rank = {name: place for place, name in enumerate(recall_by_class(view))}
-    failures = torch.tensor(
-        sorted(failures.tolist(), key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
-    ).long()
+    failures.sort(key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
     rows = []
-    for query in torch.cat([failures[:4], successes])[:8].tolist():
+    for query in [*failures[:4], *successes][:8]:
         label = int(queries.labels[query])
         rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)])
         for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
@@ -245,32 +234,33 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     chosen = f", chosen by {table.select} on {table.validated_on}" if table.select else ""
     if table.select_on == "test":
         chosen = f", chosen by {table.select} on the test images"
-        itself = (
-            f'the epoch was chosen by {table.select} on the test images themselves ([evaluation] select_on = "test")'
-        )
+        itself = f"the epoch was chosen by {table.select} on the test images themselves"
+        itself += ' ([evaluation] select_on = "test")'
         warnings = [f"{itself}, so that the numbers after training are too good for unseen images", *warnings]
-    images = ([name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items())
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("pml_ext.experiment.report", "."), autoescape=True)
-    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
-    text = environment.get_template("report.html.jinja").render(
+    sizes = [[name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items()]
+    images = ReportTable("Images", ["split", "images", "classes"], sizes)
+    text = render(
+        "report",
         title=metrics["recipe"],
         subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
-        f"epoch {metrics['best_epoch']} "
-        f"of {view.recipe.schedule.epochs}{chosen}.",
+        f"epoch {metrics['best_epoch']} of {view.recipe.schedule.epochs}{chosen}.",
         headline=headline(view, metrics),
         commands=next_commands(view),
         phases=dict(metrics["seconds"], figures=drawing),
-        tables=[
-            metrics_table(view, metrics),
-            *class_tables(view),
-            ReportTable("Images", ["split", "images", "classes"], [*images]),
-        ],
+        tables=[metrics_table(view, metrics), *class_tables(view), images],
         figures=drawn,
         appendix=[*paper_tables(view.recipe, metrics)],
         warnings=warnings,
         recipe=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page of this folder's template ``NAME.html.jinja``."""
+    environment = jinja2.Environment(loader=jinja2.PackageLoader(__name__, "."), autoescape=True)
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    return environment.get_template(f"{template}.html.jinja").render(**values)
 
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
@@ -361,14 +351,11 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
     rows = [[key, str(value)] for key, value in entries.items() if value]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
     if values:
-        rows = [
-            [
-                f"{value.row}, {value.heading}, {value.column}",
-                _percent(value.value),
-                _percent(metrics.get(value.phase, {}).get(value.metric)),
-            ]
-            for value in values
-        ]
+        rows = []
+        for value in values:
+            found = metrics.get(value.phase, {}).get(value.metric)
+            name = f"{value.row}, {value.heading}, {value.column}"
+            rows.append([name, _percent(value.value), _percent(found)])
         own = is_full(recipe.paper.table, recipe.data.name)
         caption = "" if own else f"The paper's are of its own data, this run's of {recipe.data.name}."
         yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)
