@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .pairwise import exp_bounded as exp_bounded
     from .pairwise import gram as gram
     from .pairwise import hard_pair_masks as hard_pair_masks
+    from .pairwise import in_parts as in_parts
     from .pairwise import in_tiles as in_tiles
     from .pairwise import log_one_plus_exp as log_one_plus_exp
     from .pairwise import log_one_plus_sum_exp as log_one_plus_sum_exp

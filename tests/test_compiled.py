@@ -6,13 +6,13 @@ from pytorch_metric_learning import reducers
 
 import pml_ext
 from pml_ext import CrossBatchMemory, PDDMDistance, RegularizedLoss
-from pml_ext.plugin import class_members, log_sum_exp, pair_masks
+from pml_ext.plugin import class_members, pair_masks
 from pml_ext_angular import functional as angular
 from pml_ext_cbml import functional as cbml
 from pml_ext_density import functional as density
 from pml_ext_pddm import functional as pddm
 from pml_ext_triplets import functional as triplets
-from pml_ext_triplets.kinds import KINDS
+from pml_ext_triplets.functional import KINDS
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compile of this version fails inside PML")
 
@@ -137,29 +137,24 @@ def pair_sums(kind):
     return call
 
 
-def n_pair(number):
-    similarity, _, negatives, (anchors, _), positive = terms_of(number)
-    return angular.n_pair_terms, (log_sum_exp(similarity, negatives), anchors, positive)
+def log_sums_of_rows(number):
+    similarity, _, negatives, pairs, _ = terms_of(number)
 
-
-def angular_of_rows(number):
-    similarity, _, negatives, pairs, positive = terms_of(number)
-
-    def terms(similarity, anchors, partners, positive):
+    def sums(similarity, anchors, partners):
         between = lambda partners: (similarity, partners)  # noqa: E731
-        return angular.angular_terms(similarity, between, negatives, anchors, partners, positive, alpha=45.0)
+        return angular.log_sums_of_rows(similarity, between, negatives, anchors, partners, 4.0)
 
-    return terms, (similarity, *pairs, positive)
+    return sums, (similarity, *pairs)
 
 
-def angular_by_class(number):
-    similarity, _, negatives, pairs, positive = terms_of(number)
+def log_sums_of_products(number):
+    similarity, _, negatives, pairs, _ = terms_of(number)
     classes = class_members(batch(number)[1])
 
-    def terms(similarity, anchors, partners, positive):
-        return angular.angular_terms_by_class(similarity, negatives, classes, anchors, partners, positive, alpha=45.0)
+    def sums(similarity, anchors, partners):
+        return angular.log_sums_of_products(similarity, negatives, classes, anchors, partners, 4.0)
 
-    return terms, (similarity, *pairs, positive)
+    return sums, (similarity, *pairs)
 
 
 def hinge_sums(number):
@@ -183,11 +178,9 @@ def scores(number):
 
 
 FUNCTIONS = {
-    "contrastive_bayesian_terms": lambda n: (lambda *a: cbml.contrastive_bayesian_terms(*a)[1], terms_of(n)[:3]),
     "metric_variance": lambda n: (cbml.metric_variance, terms_of(n)[:3]),
-    "n_pair_terms": n_pair,
-    "angular_terms": angular_of_rows,
-    "angular_terms_by_class": angular_by_class,
+    "log_sums_of_rows": log_sums_of_rows,
+    "log_sums_of_products": log_sums_of_products,
     "hinge_sums": hinge_sums,
     "local_positives": lambda n: (triplets.local_positives, (1 - terms_of(n)[0], terms_of(n)[1])),
     **{f"pair_sums of {kind}": pair_sums(kind) for kind in KINDS},

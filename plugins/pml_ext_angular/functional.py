@@ -7,14 +7,13 @@ matrix, so no triplet is ever formed from coordinates. A pair whose anchor has n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from pml_ext.plugin import ClassMembers, log_one_plus_exp, log_sum_exp, transformed
+from pml_ext.plugin import ClassMembers, in_parts, log_sum_exp, transformed
 
 # Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
@@ -28,28 +27,10 @@ def squared_tangent(alpha: float) -> float:
     return math.tan(math.radians(alpha)) ** 2
 
 
-def n_pair_terms(log_sums: Tensor, anchors: Tensor, positive_similarity: Tensor) -> Tensor:
-    r"""Return Eq. (10), :class:`NPairLoss`, for every pair (a, p), ``[P]``.
-
-    Args:
-        log_sums: :math:`\log \sum_{n \in N_a} \exp x_a^T x_n`, ``[B]``.
-        anchors: a of each pair, ``[P]``.
-        positive_similarity: :math:`x_a^T x_p`, ``[P]``.
-    """
-    return log_one_plus_exp(log_sums[anchors] - positive_similarity)
-
-
-def angular_terms(
-    similarity: Tensor,
-    between: Between,
-    negatives: Tensor,
-    anchors: Tensor,
-    partners: Tensor,
-    positive_similarity: Tensor,
-    *,
-    alpha: float,
+def log_sums_of_rows(
+    similarity: Tensor, between: Between, negatives: Tensor, anchors: Tensor, partners: Tensor, slope: float
 ) -> Tensor:
-    r"""Return Eq. (8), :class:`AngularLoss`, for every pair (a, p), ``[P]``, from two gathered rows per pair.
+    r"""Return :math:`\log \sum_{n \in N_a} \exp k (x_a + x_p)^T x_n` of every pair (a, p), ``[P]``, from two rows each.
 
     Args:
         similarity: :math:`x_a^T x_n`, ``[B, R]``.
@@ -57,39 +38,14 @@ def angular_terms(
         negatives: mask of :math:`N_a`, ``[B, R]``.
         anchors: a, rows of ``similarity``, ``[P]``.
         partners: p, columns of ``similarity``, ``[P]``.
-        positive_similarity: :math:`x_a^T x_p`, ``[P]``.
-        alpha: in degrees.
+        slope: k.
     """
-    t = squared_tangent(alpha)
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
         matrix, rows = between(partners)
-        return log_sum_exp(4 * t * (similarity[anchors] + matrix[rows]), negatives[anchors])
+        return log_sum_exp(slope * (similarity[anchors] + matrix[rows]), negatives[anchors])
 
-    totals = _in_tiles(log_sums, anchors, partners, similarity.shape[1])
-    return log_one_plus_exp(totals - 2 * (1 + t) * positive_similarity)
-
-
-def angular_terms_by_class(
-    similarity: Tensor,
-    negatives: Tensor,
-    classes: ClassMembers,
-    anchors: Tensor,
-    partners: Tensor,
-    positive_similarity: Tensor,
-    *,
-    alpha: float,
-) -> Tensor:
-    r"""Return Eq. (8) for all pairs of a batch whose negatives follow from its labels, by one product per class.
-
-    With :math:`E_{an} = \exp 4 t x_a^T x_n` on negatives and 0 elsewhere, the sum over n in Eq. (8) is
-    :math:`(E E^T)_{ap} \exp(-2 (1 + t) x_a^T x_p)`. Only pairs within a class are needed: a product of ``[C, M, B]``
-    with its transpose. Requires cosines and :math:`4 t` up to :data:`PRODUCT_SLOPE`. Arguments are those of
-    :func:`angular_terms`; rows are the whole batch, or all members of some of its classes.
-    """
-    t = squared_tangent(alpha)
-    logarithms = log_sums_of_products(similarity, negatives, classes, anchors, partners, 4 * t)
-    return log_one_plus_exp(logarithms - 2 * (1 + t) * positive_similarity)
+    return torch.cat(in_parts(log_sums, pairs_at_once(similarity), anchors, partners))
 
 
 def log_sums_of_products(
@@ -97,8 +53,11 @@ def log_sums_of_products(
 ) -> Tensor:
     r"""Return :math:`\log (E E^T)_{ap}`, ``[P]``, :math:`E = \exp k s` inside a mask and 0 outside.
 
-    Pairs are within a class of the rows. A very low number, with gradient zero, stands where a sum is 0. The backward
-    pass takes one product and is differentiable. torch.func and forward mode get plain operators instead.
+    These are the sums of :func:`log_sums_of_rows` where negatives follow from the labels, by one product per class of
+    ``[C, M, B]`` with its transpose. It requires cosines and a slope up to :data:`PRODUCT_SLOPE`, and pairs within a
+    class; rows are the whole batch, or all members of some classes. A very low number, with gradient zero, stands where
+    a sum is 0. The backward pass takes one product and is differentiable. torch.func and forward mode get plain
+    operators instead.
     """
     places: tuple[Tensor, ...]
     if len(classes.members) == 1:  # one group: the rows in their order
@@ -171,26 +130,9 @@ def squared_sides(
     return squared_a + squared_p - 2 * ap, squared_n - an - pn + (squared_a + squared_p + 2 * ap) / 4
 
 
-def _in_tiles(function: Callable[[Tensor, Tensor], Tensor], anchors: Tensor, partners: Tensor, width: int) -> Tensor:
-    """Apply a function to pairs; if their rows need too much memory, in tiles that the backward pass recomputes.
-
-    torch.func keeps all tiles, since it cannot recompute them. torch.compile gets one tile for any number of pairs.
-    """
-    if torch.compiler.is_compiling():
-        return function(anchors, partners)
-    tiles = list(tiles_of(len(anchors), width))
-    if len(tiles) == 1:
-        return function(anchors, partners)
-    if transformed():
-        return torch.cat([function(anchors[tile], partners[tile]) for tile in tiles])
-    return torch.cat([checkpoint(function, anchors[tile], partners[tile], use_reentrant=False) for tile in tiles])
-
-
-def tiles_of(pairs: int, width: int) -> Iterator[slice]:
-    """Yield slices of pairs whose rows have at most :data:`MAX_ENTRIES` entries together; at least one slice."""
-    size = max(1, MAX_ENTRIES // max(1, width))
-    for start in range(0, max(1, pairs), size):
-        yield slice(start, start + size)
+def pairs_at_once(matrix: Tensor) -> int:
+    """Return the number of pairs whose rows of a matrix have :data:`MAX_ENTRIES` entries together; at least 1."""
+    return max(1, MAX_ENTRIES // max(1, matrix.shape[1]))
 
 
 def hinge_sums(
@@ -202,13 +144,13 @@ def hinge_sums(
     *,
     alpha: float,
 ) -> Tensor:
-    r"""Return Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`angular_terms`."""
+    r"""Return Eq. (6) summed over the negatives of every pair (a, p), ``[P]``; see :func:`log_sums_of_rows`."""
 
     def sums(anchors: Tensor, partners: Tensor) -> Tensor:
         sides = sides_of_pairs((anchors, partners), similarity, between, squared)
         return (hinge(*sides, alpha=alpha) * negatives[anchors].to(sides[1].dtype)).sum(1)
 
-    return _in_tiles(sums, *pairs, negatives.shape[1])
+    return torch.cat(in_parts(sums, pairs_at_once(negatives), *pairs))
 
 
 def sides_of_pairs(

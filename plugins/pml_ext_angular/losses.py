@@ -19,6 +19,7 @@ from pml_ext.plugin import (
     check_flag,
     check_number,
     class_members,
+    log_one_plus_exp,
     log_sum_exp,
     per_pair,
     per_triplet,
@@ -51,7 +52,8 @@ class _DotProductLoss(PairLoss):
 
     def _n_pair_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Return Eq. (10) of every pair, whose similarities are ``positive``."""
-        return F.n_pair_terms(log_sum_exp(pairs.matrix, pairs.negatives), pairs.listed[0], positive)
+        log_sums = log_sum_exp(pairs.matrix, pairs.negatives)
+        return log_one_plus_exp(log_sums[pairs.listed[0]] - positive)
 
 
 class _AngularLoss(_DotProductLoss):
@@ -76,11 +78,13 @@ class _AngularLoss(_DotProductLoss):
 
     def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Return Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
-        similarity, (anchors, partners), alpha = pairs.matrix, pairs.listed, self.alpha
+        (anchors, partners), t = pairs.listed, F.squared_tangent(self.alpha)
         if pairs.labels is not None and self._multiplies():
-            ends = class_members(pairs.labels), anchors, partners - pairs.first, positive
-            return F.angular_terms_by_class(similarity, pairs.negatives, *ends, alpha=alpha)
-        return F.angular_terms(similarity, pairs.between, pairs.negatives, anchors, partners, positive, alpha=alpha)
+            ends = class_members(pairs.labels), anchors, partners - pairs.first
+            log_sums = F.log_sums_of_products(pairs.matrix, pairs.negatives, *ends, 4 * t)
+        else:
+            log_sums = F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, anchors, partners, 4 * t)
+        return log_one_plus_exp(log_sums - 2 * (1 + t) * positive)
 
     def _record_angles(self, pairs: Pairs) -> None:
         """Record the mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
@@ -90,8 +94,8 @@ class _AngularLoss(_DotProductLoss):
             squared = pairs.points.square().sum(1), pairs.columns.square().sum(1)
             anchors, partners = pairs.listed
             total = over = count = pairs.matrix.new_zeros(())
-            for tile in F.tiles_of(len(anchors), pairs.matrix.shape[1]):
-                ends = anchors[tile], partners[tile]
+            size = F.pairs_at_once(pairs.matrix)
+            for ends in zip(anchors.split(size), partners.split(size), strict=True):
                 angles = F.angle_at_negative(*F.sides_of_pairs(ends, pairs.matrix, pairs.between, squared))
                 mask = pairs.negatives[ends[0]]
                 total = total + (angles * mask).sum()

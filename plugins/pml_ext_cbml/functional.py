@@ -7,11 +7,11 @@ them (Eq. 25, :func:`pml_ext.plugin.hard_pair_masks`). A row without pairs gives
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
-from pml_ext.plugin import exp_bounded, log_one_plus_exp, log_sums_exp, moments_of_pairs, with_log_weights
+from pml_ext.plugin import exp_bounded, moments_of_pairs
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -20,45 +20,6 @@ AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "const": exp_bounded,
 }
 REDUCTIONS = ("mean", "sum")
-
-
-def contrastive_bayesian_terms(
-    similarity: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
-    *,
-    alpha_pos: float = 0.5,
-    beta_pos: float = 0.5,
-    alpha_neg: float = 1.0,
-    beta_neg: float = 0.01,
-    log_delta: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
-    averaging: str = "log",
-    statistics: Sequence[float] | None = None,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""Return each anchor's two terms of Eq. (27), :class:`CBMLLoss`, ``[B]`` each; of Eq. (22) if given all pairs.
-
-    Args:
-        similarity: :math:`s`, ``[B, R]``.
-        positives: mask of the pairs summed in the first term, ``[B, R]``.
-        negatives: mask of the pairs summed in the second, ``[B, R]``.
-        alpha_pos: center of the positives' exponential, in units of the similarity.
-        beta_pos: its width, above 0.
-        alpha_neg: center of the negatives' exponential.
-        beta_neg: its width, above 0.
-        log_delta: logarithms of :math:`\delta^P` and :math:`\delta^N`, numbers or ``[B]``.
-        averaging: g: ``"log"``, ``"sqrt"`` or ``"const"`` (the identity).
-        statistics: those of :func:`log_ratio`, which then replaces the exponent; centers and widths are not used.
-        weights: of the positive pairs' exponentials, ``[B, R]``, above 0; None for 1.
-    """
-    g = AVERAGINGS[averaging]
-    if statistics is not None:
-        similarity = log_ratio(similarity, *statistics)
-        alpha_pos = alpha_neg = 0.0
-        beta_pos = beta_neg = 1.0
-    similarity = with_log_weights(similarity, positives, weights, -1 / beta_pos)
-    sums = log_sums_exp(similarity, (positives, -1 / beta_pos, alpha_pos), (negatives, 1 / beta_neg, alpha_neg))
-    return g(log_one_plus_exp(sums[0] + log_delta[0])), g(log_one_plus_exp(sums[1] + log_delta[1]))
 
 
 def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> Tensor:
@@ -76,15 +37,6 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
     zeta_1, zeta_2 = (precision_neg - precision_pos) / 2, mean_pos * precision_pos - mean_neg * precision_neg
     zeta_3 = (mean_neg**2 * precision_neg - mean_pos**2 * precision_pos) / 2
     return math.log(std_neg / std_pos) + zeta_1 * z * z + zeta_2 * z + zeta_3
-
-
-def log_ratio_delta(num_positives: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the logarithms of :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2`, Eq. (23).
-
-    Counts of pairs are ``[B]``, floating point; 0 is taken as 1.
-    """
-    log_p, log_n = num_positives.clamp(min=1).log(), num_negatives.clamp(min=1).log()
-    return log_n - 2 * log_p, log_p - 2 * log_n
 
 
 def metric_variance(
@@ -108,10 +60,7 @@ def metric_variance(
         detach_target: whether to stop the gradient through the target.
         counts: numbers of positives and negatives per anchor, if the caller knows them.
     """
-    num_positives, num_negatives = counts or (
-        positives.sum(1, dtype=similarity.dtype),
-        negatives.sum(1, dtype=similarity.dtype),
-    )
+    num_positives, num_negatives = counts or [mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives)]
     mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, (num_positives, num_negatives))
     target = gamma * mean_pos + (1 - gamma) * mean_neg
     if detach_target:

@@ -21,10 +21,13 @@ from pml_ext.plugin import (
     check_choice,
     check_number,
     hard_pair_masks,
+    log_one_plus_exp,
+    log_sums_exp,
     per_anchor,
+    with_log_weights,
 )
 
-from .functional import AVERAGINGS, REDUCTIONS, contrastive_bayesian_terms, log_ratio_delta, metric_variance
+from .functional import AVERAGINGS, REDUCTIONS, log_ratio, metric_variance
 from .statistics import PairStatistics, ratio_figures
 
 if TYPE_CHECKING:
@@ -218,18 +221,7 @@ class CBMLLoss(PairLoss):
             hard_pair_masks(similarity, positives, negatives, self.epsilon) if self.mining else (positives, negatives)
         )
 
-        positive, negative = contrastive_bayesian_terms(
-            similarity,
-            *hard,
-            alpha_pos=self.alpha_pos,
-            beta_pos=self.beta_pos,
-            alpha_neg=self.alpha_neg,
-            beta_neg=self.beta_neg,
-            log_delta=self._log_delta(num_pos, num_neg),
-            averaging=self.averaging,
-            statistics=self.statistics,
-            weights=pairs.weights,
-        )
+        positive, negative = self._pull_and_push(similarity, hard, self._log_delta(num_pos, num_neg), pairs.weights)
         variance = metric_variance(
             similarity,
             positives,
@@ -248,8 +240,27 @@ class CBMLLoss(PairLoss):
         self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
         return per_anchor(positive + negative + self.mvc_weight * variance)
 
+    def _pull_and_push(
+        self,
+        similarity: Tensor,
+        pairs: tuple[Tensor, Tensor],
+        log_delta: tuple[Tensor | float, Tensor | float],
+        weights: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return each anchor's two terms of Eq. (27), of the pairs in two masks, as logarithms until g is taken."""
+        centers, slopes = (self.alpha_pos, self.alpha_neg), (-1 / self.beta_pos, 1 / self.beta_neg)
+        if self.statistics is not None:
+            similarity, centers, slopes = log_ratio(similarity, *self.statistics), (0.0, 0.0), (-1.0, 1.0)
+        similarity = with_log_weights(similarity, pairs[0], weights, slopes[0])
+        sums = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
+        positive, negative = (log_one_plus_exp(total + delta) for total, delta in zip(sums, log_delta, strict=True))
+        g = AVERAGINGS[self.averaging]
+        return g(positive), g(negative)
+
     def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """Return the logarithms of both deltas; ``"ratio"`` is |N| / |P|^2 and |P| / |N|^2, Eq. (23)."""
         if isinstance(self.delta, str):
-            return log_ratio_delta(num_pos, num_neg)
+            log_pos, log_neg = num_pos.clamp(min=1).log(), num_neg.clamp(min=1).log()
+            return log_neg - 2 * log_pos, log_pos - 2 * log_neg
         log_delta = math.log(self.delta) if self.delta else -math.inf
         return log_delta, log_delta

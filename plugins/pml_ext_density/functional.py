@@ -216,16 +216,3 @@ def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
         (nearest,) = in_tiles(nearest_of, (x,), (x,), tiles_of_rows(len(x), size), values=0)
     squared = (x - x[nearest]).square().sum(1)
     return torch.where(squared == 0, 0, squared.clamp(min=torch.finfo(x.dtype).tiny).sqrt())
-
-
-def negative_sums(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each anchor's sum of the similarities of negatives, sum of their squares, and their number, ``[T]``."""
-    mask = negatives.to(similarity.dtype)
-    return (similarity * mask).sum(1), (similarity.square() * mask).sum(1), mask.sum(1)
-
-
-def global_orthogonal(sums: Tensor, squares: Tensor, counts: Tensor, dimension: int) -> Tensor:
-    """Return the equation of :class:`GlobalOrthogonalRegularizer`, from :func:`negative_sums`; 0 without a negative."""
-    count = counts.sum().clamp(min=1)
-    mean, second = sums.sum() / count, squares.sum() / count
-    return mean.square() + (second - 1 / dimension).clamp(min=0)

@@ -23,7 +23,7 @@ from pml_ext.plugin import (
     to_full_precision,
 )
 
-from .functional import global_orthogonal, nearest_distances, negative_sums
+from .functional import nearest_distances
 
 
 class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
@@ -119,8 +119,15 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
         """Return one value for the whole batch."""
         if len(embeddings) == 0:
             return reduced(embeddings.sum())
-        sums, squares, counts = self.over_pairs(negative_sums, embeddings, labels, values=2, tile_size=self.tile_size)
-        return reduced(global_orthogonal(sums, squares, counts, embeddings.shape[1]))
+
+        def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
+            mask = negatives.to(similarity.dtype)
+            return (similarity * mask).sum(1), (similarity.square() * mask).sum(1), mask.sum(1)
+
+        totals = self.over_pairs(equation, embeddings, labels, values=2, tile_size=self.tile_size)
+        sums, squares, counts = (each.sum() for each in totals)
+        count = counts.clamp(min=1)
+        return reduced((sums / count).square() + (squares / count - 1 / embeddings.shape[1]).clamp(min=0))
 
     def get_default_distance(self) -> BaseDistance:
         """Return cosine similarity."""

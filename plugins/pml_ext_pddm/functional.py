@@ -231,12 +231,7 @@ def scaled(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
     return torch.where(equal, 0, (values - least) / torch.where(equal, 1, span))
 
 
-def score_hinge(s_ap: Tensor, s_an: Tensor, margin: float = 0.5) -> Tensor:
-    r"""Return one side of Eq. 3, :math:`\max(0, \alpha + S_{an} - S_{ap})`."""
-    return (margin + s_an - s_ap).clamp(min=0)
-
-
-def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0, squared: bool = False) -> Tensor:
+def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: bool) -> Tensor:
     r"""Return one side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
     d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
     if squared:

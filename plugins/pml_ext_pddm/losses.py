@@ -31,7 +31,6 @@ from .functional import (
     hard_quadruplets,
     rows_of,
     scaled,
-    score_hinge,
     score_matrix,
     scores,
     scores_of_pairs,
@@ -208,7 +207,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if self.normalize_scores and len(rows):
             least, greatest = (extremes.detach() if self.detach_scaling else extremes).unbind()
             s_ap, s_an = scaled(s_ap, least, greatest), scaled(s_an, least, greatest)
-        metric = score_hinge(s_ap, s_an, self.score_margin)
+        metric = (self.score_margin + s_an - s_ap).clamp(min=0)
 
         second = self._embedding_term(embeddings, labels, x, hard, metric.sum() / (quadruplets or 1))
         return {"score": {"losses": metric, **hard}, "embedding": second}

@@ -22,8 +22,7 @@ from pml_ext.plugin import (
     per_triplet,
 )
 
-from .functional import every_place, lay_out, local_positives, pair_sums
-from .kinds import KINDS, Hinge, Soft
+from .functional import KINDS, Hinge, Soft, every_place, lay_out, local_positives, pair_sums
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -102,8 +102,7 @@ class HardNegativePoolSampler(Sampler[int]):
         self.hard_fraction, self.pool_size, self.pool, self.per = hard_fraction, pool_size, pool, per
         self._length = length_before_new_iter // batch_size * batch_size
         self._generator = np.random.default_rng(seed)
-        # pairs [P, 2] of pool = "batches"; [N, pool_size] of "nearest", by anchor, -1 where there is none
-        self._pool: NDArray[np.int64] | None = None
+        self._pool: Pairs | None = None  # of "nearest" in the order of their anchors
         self._collected: list[Pairs] = []  # since the last refresh
 
     def __len__(self) -> int:
@@ -133,9 +132,9 @@ class HardNegativePoolSampler(Sampler[int]):
     def _negative(self, anchor: int) -> int:
         """Return a negative of the anchor from the pool if it has one there, or any image of another class."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
-            known = self._pool[anchor][self._pool[anchor] >= 0]
-            if len(known):
-                return int(self._generator.choice(known))
+            first, end = np.searchsorted(self._pool[:, 0], [anchor, anchor + 1])
+            if end > first:
+                return int(self._generator.choice(self._pool[first:end, 1]))
         while True:
             drawn = int(self._generator.integers(len(self._labels)))
             if self._class_of[drawn] != self._class_of[anchor]:
@@ -173,13 +172,10 @@ class HardNegativePoolSampler(Sampler[int]):
         score = torch.where(classes[::3, None] != classes, similarity, -torch.inf)
         if self.strategy == "semihard":
             score = self._drawn_below(score, similarity[torch.arange(len(x[::3])), torch.arange(1, len(x), 3)])
-        width = score.shape[1]
         if self.per == "batch":
-            places = self._best(score.reshape(1, -1))[0].cpu().numpy()
+            rows, columns = np.divmod(self._best(score.reshape(1, -1))[:, 1], score.shape[1])
         else:
-            best = self._best(score).cpu().numpy()
-            places = np.where(best >= 0, best + width * np.arange(len(best))[:, None], -1).ravel()
-        rows, columns = np.divmod(places[places >= 0], width)
+            rows, columns = self._best(score).T
         self._collected.append(np.stack([known[3 * rows], known[columns]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
@@ -214,7 +210,7 @@ class HardNegativePoolSampler(Sampler[int]):
             rows = torch.arange(start, min(start + _TILE, len(x)), device=x.device)
             similarity = x[rows] @ x.T
             negative = classes[rows, None] != classes
-            drawn.append(self._nearest(rows, similarity, negative, groups).cpu().numpy())
+            drawn.append(self._nearest(rows, similarity, negative, groups))
         self._pool = np.concatenate(drawn)
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
@@ -230,8 +226,8 @@ class HardNegativePoolSampler(Sampler[int]):
                 pairs.append(np.stack([anchors, np.full_like(anchors, image)], axis=1))
         return np.concatenate(pairs)
 
-    def _nearest(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Tensor:
-        """Return hard negatives of some anchors among all images, ``[rows, pool_size]``, -1 where there is none."""
+    def _nearest(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Pairs:
+        """Return some anchors, each with up to ``pool_size`` hard negatives among all images."""
         inside = negative if groups is None else negative & (groups[rows, None] == groups)
         score = torch.where(inside, similarity, -torch.inf)
         if self.strategy == "semihard":
@@ -241,17 +237,18 @@ class HardNegativePoolSampler(Sampler[int]):
             ]
             to_positive = similarity.gather(1, torch.as_tensor(drawn, device=rows.device)[:, None])
             score = self._drawn_below(score, to_positive[:, 0])
-        return self._best(score)
+        return self._best(score) + np.array([int(rows[0]), 0])
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
         """Return random scores for images nearer than the positive, and minus infinity for the rest."""
         lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
         return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
 
-    def _best(self, score: Tensor) -> Tensor:
-        """Return the columns of the greatest scores, ``[rows, pool_size]``, -1 where there is none."""
+    def _best(self, score: Tensor) -> Pairs:
+        """Return each row with the columns of its greatest scores, up to ``pool_size``, row by row."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
-        return torch.where(best.values > -torch.inf, best.indices, -1)
+        rows, places = torch.where(best.values > -torch.inf)
+        return torch.stack([rows, best.indices[rows, places]], 1).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the generator, the pool, and the pairs collected for the next one."""

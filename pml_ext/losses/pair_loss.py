@@ -174,9 +174,6 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
         if own is not None:
             indices_tuple = None
-        if indices_tuple is None and related is None and (labels is None or ref_labels is None):
-            missing = "labels" if labels is None else "ref_labels"
-            raise ValueError(f"{missing} must be given where no indices_tuple is")
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
         given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related)
         terms = self._dense(given) if size is None else self._in_tiles(size, given)

@@ -11,16 +11,15 @@ from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..distances import EuclideanDistance
 from ..pairwise import (
+    in_parts,
     log_one_plus_exp,
     log_sum_exp,
     log_sums_exp,
     masked_mean,
     masked_sum,
-    transformed,
     with_log_weights,
 )
 from ..pml import BaseDistance, BaseReducer
@@ -303,9 +302,6 @@ class TiledTripletMarginLoss(_SummedByRow):
             return self._listed(pairs, pairs.triplets)
         anchors, partners = pairs.listed
         reducer = reducer_of(self.reducer, "loss")
-        step = max(1, _ENTRIES // pairs.matrix.shape[1])
-        starts = range(0, max(1, len(anchors)), step)
-        ends = [(anchors[i : i + step], partners[i : i + step]) for i in starts]
 
         def sums(a: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
             d_pn = None
@@ -315,10 +311,7 @@ class TiledTripletMarginLoss(_SummedByRow):
             values = self._values(pairs.matrix[a, p][:, None], pairs.matrix[a], d_pn)
             return row_sums(reducer, values, pairs.negatives[a])
 
-        if len(ends) == 1 or transformed() or not torch.is_grad_enabled():
-            parts = [sums(*each) for each in ends]
-        else:
-            parts = [checkpoint(sums, *each, use_reentrant=False) for each in ends]
+        parts = in_parts(sums, max(1, _ENTRIES // pairs.matrix.shape[1]), anchors, partners)
         totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
         return per_pair(totals, pairs, divisor=counts.sum())
 

@@ -45,6 +45,7 @@ from .similarity import cosine_similarity as cosine_similarity
 from .similarity import gram as gram
 from .similarity import normalize as normalize
 from .tiles import Sharing as Sharing
+from .tiles import in_parts as in_parts
 from .tiles import in_tiles as in_tiles
 from .tiles import rows_per_tile as rows_per_tile
 from .tiles import shared as shared

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from .transforms import transformed
 
@@ -80,6 +81,19 @@ def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> li
             slices.append(slice(start, end))
             start = end
     return slices or [slice(0, rows)]
+
+
+def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[Any]:
+    """Return a function's results of parts of tensors, ``size`` entries each; the backward pass computes a part again.
+
+    Under torch.func all parts are kept, since it cannot do that; torch.compile gets one part of any size.
+    """
+    if torch.compiler.is_compiling():
+        return [function(*tensors)]
+    parts = list(zip(*(tensor.split(size) for tensor in tensors), strict=True))
+    if len(parts) == 1 or transformed() or not torch.is_grad_enabled():
+        return [function(*part) for part in parts]
+    return [checkpoint(function, *part, use_reentrant=False) for part in parts]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch.autograd import gradcheck
 from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, LocalPositiveMiner
 from pml_ext.pairwise import euclidean_distances, normalize
 from pml_ext.testing import SkipCheck, check_component
-from pml_ext_triplets import functional, kinds
+from pml_ext_triplets import functional
 
-KINDS = tuple(kinds.KINDS)
+KINDS = tuple(functional.KINDS)
 
 
 def value_of(kind, margin, ap, an, pn):
