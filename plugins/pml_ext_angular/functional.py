@@ -100,7 +100,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward: recompute from the input by differentiable operators
             rows = (ctx.slope * similarity).exp() * mask
             rows = rows if members is None else rows[members]
-            sums = (rows @ rows.mT)[places]
+            sums = (rows @ rows.mT)[tuple(places)]
         shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
         weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(places, shares)
         gradient = (weights + weights.mT) @ rows * rows

@@ -25,7 +25,6 @@ from pml_ext import (
 )
 
 EVEN, UNEVEN = (8, 8), (11, 5)
-SETTINGS = {"regularized": None}  # wrappers are cases of their own
 SIZE, CLASSES = 6, 4
 
 
@@ -68,12 +67,8 @@ class WithMemory(nn.Module):
 def registered():
     """``{name: loss}`` of every registered loss that can be built with what a batch has."""
     context = {"embedding_size": SIZE, "num_classes": CLASSES}
-    found = {}
-    for component in registry.components("loss"):
-        if component.name.startswith("pml/") or SETTINGS.get(component.name, ()) is None:
-            continue
-        found[component.name] = registry.build(component.name, "loss", context)
-    return found
+    names = [component.name for component in registry.components("loss") if not component.name.startswith("pml/")]
+    return {name: registry.build(name, "loss", context) for name in names if name != "regularized"}
 
 
 def cases():

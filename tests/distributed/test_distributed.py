@@ -1,6 +1,5 @@
 """Two gloo processes against one on the joined batch, in float64; see cases.py."""
 
-import importlib.util
 import os
 import re
 import socket
@@ -17,18 +16,10 @@ from pml_ext import CBMLLoss, CrossBatchMemory, DistributedLoss, DistributedMine
 from pml_ext.distributed import JoinedBatchNorm, process_group, synchronize_batch_norm
 from pml_ext.errors import ConfigError
 
+from . import cases as CASES
+
 pytestmark = pytest.mark.timeout(0)  # two processes on a busy machine take as long as they take
 SCRIPT = Path(__file__).with_name("cases.py")
-
-
-def _cases():
-    spec = importlib.util.spec_from_file_location("distributed_cases", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CASES = _cases()
 NAMES = sorted(CASES.cases())
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss, TripletMarginLoss
+from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.reducers import MeanReducer
 from torch import nn
 from torch.autograd import forward_ad
@@ -198,13 +198,6 @@ def test_boolean_labels_are_two_classes(name):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_boolean_labels_of_listed_classes():
-    x, labels = batch((2, 6))
-    regularizer = DensityRegularizer(2, class_labels=[1, 0])
-    torch.testing.assert_close(regularizer(x, labels.bool()), regularizer(x, labels), rtol=0, atol=0)
-    assert ContrastiveLoss()(x, labels.bool()).isfinite()  # PML's takes them as well
-
-
 # torch.func and forward mode
 
 
@@ -232,12 +225,21 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
 
 @pytest.mark.parametrize(
     "loss",
-    [AngularLoss(alpha=70), AngularTripletLoss(), TripletMarginLoss(distance=PDDMDistance(SIZE, 8, 0.0, True, 3000))],
+    [
+        AngularLoss(alpha=70),
+        AngularTripletLoss(),
+        NPairAngularLoss(alpha=70),
+        TripletMarginLoss(distance=PDDMDistance(SIZE, 8, 0.0, True, 3000)),
+    ],
 )
-def test_torch_func_keeps_the_tiles_that_backward_computes_again(loss, monkeypatch):
-    monkeypatch.setattr("pml_ext_angular.functional.MAX_ENTRIES", 100)
+def test_parts_change_nothing_and_torch_func_keeps_those_that_backward_computes_again(loss, monkeypatch):
     x, labels = batch((4, 3))
     x = x.double().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss.double()(x, labels), x)
+    value = loss.double()(x, labels)
+    (gradient,) = torch.autograd.grad(value, x)
+    monkeypatch.setattr("pml_ext_angular.functional.MAX_ENTRIES", 100)
+    in_parts = loss(x, labels)
+    torch.testing.assert_close(in_parts, value, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(in_parts, x)[0], gradient, rtol=1e-9, atol=1e-12)
     found = torch.func.grad(lambda z: loss(z, labels))(x.detach())
     torch.testing.assert_close(found, gradient, rtol=1e-9, atol=1e-12)

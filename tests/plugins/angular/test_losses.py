@@ -11,7 +11,6 @@ from torch.nn.functional import normalize
 from pml_ext import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
 from pml_ext.pairwise import class_members
 from pml_ext.testing import check_component
-from pml_ext_angular import functional as F
 
 ALL = [AngularLoss, AngularTripletLoss, NPairLoss, NPairAngularLoss]
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 4])
@@ -107,25 +106,6 @@ def test_pmls_loss_is_the_same_on_normalized_input(alpha):
     assert AngularLoss(alpha=alpha)(x, labels).item() == pytest.approx(pml.AngularLoss(alpha=alpha)(x, labels).item())
 
 
-def test_gradients_are_those_of_equation_7():
-    t = math.tan(math.radians(40)) ** 2
-    x = points(3, 4, seed=3)
-    triplet = tuple(torch.tensor([index]) for index in (0, 1, 2))
-    loss = AngularTripletLoss(alpha=40, normalize_embeddings=False)
-    with torch.no_grad():
-        x[2] = 0.6 * x[0] + 0.4 * x[1] + 0.05  # near the center, so that the hinge is open
-    value = loss(x, indices_tuple=triplet)
-    assert value > 0
-    (gradient,) = torch.autograd.grad(value, x)
-    a, p, n = x.detach()
-    center = a + p - 2 * n
-    wanted = torch.stack([2 * (a - p) - 2 * t * center, 2 * (p - a) - 2 * t * center, 4 * t * center])
-    assert torch.allclose(gradient, wanted, rtol=1e-10)
-    with torch.no_grad():
-        x[2] += 100
-    assert torch.equal(torch.autograd.grad(loss(x, indices_tuple=triplet), x)[0], torch.zeros_like(x))
-
-
 def test_statistics_equal_a_slow_loop():
     x = points().detach()
     loss = AngularLoss(alpha=35, collect_stats=True)
@@ -175,17 +155,6 @@ def test_products_within_classes(labels, shape, monkeypatch):
     monkeypatch.setattr("pml_ext_angular.losses.class_members", lambda labels: class_members(labels, small=0))
     x = points(len(labels), 6)
     agree(AngularLoss()(x, labels), slow(AngularLoss, x, labels), x)
-
-
-def test_tiles_change_nothing(monkeypatch):
-    x = points()
-    whole = [kind(normalize_embeddings=False)(x, LABELS) for kind in ALL]
-    gradients = [torch.autograd.grad(value, x)[0] for value in whole]
-    monkeypatch.setattr(F, "MAX_ENTRIES", 25)
-    for kind, value, gradient in zip(ALL, whole, gradients, strict=True):
-        tiled = kind(normalize_embeddings=False)(x, LABELS)
-        assert tiled.item() == pytest.approx(value.item(), rel=1e-12)
-        assert torch.allclose(torch.autograd.grad(tiled, x)[0], gradient, rtol=1e-10, atol=1e-14)
 
 
 def test_without_a_weight_the_angular_term_is_gone():

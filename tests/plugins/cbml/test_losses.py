@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, miners, reducers
-from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning import distances, reducers
 
 from pml_ext.testing import check_component
 from pml_ext_cbml import CBMLLoss, HardPairMiner
@@ -57,15 +56,6 @@ def test_both_mined_sets_empty():
         assert CBMLLoss(averaging=averaging, skip_unmined=True)(x, labels) == 0
 
 
-def test_equals_pml_multi_similarity():
-    x, labels = loops.batch(rows=30, size=8, classes=6)
-    found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
-    pml, miner = MultiSimilarityLoss(alpha=1, beta=1, base=0.5), miners.MultiSimilarityMiner(0.1)
-    expected = pml(x, labels, miner(x, labels))
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.parametrize("averaging", ["log", "sqrt", "const"])
 def test_extreme_settings_do_not_overflow(averaging):
     x = (100 * torch.randn(12, 4, generator=torch.Generator().manual_seed(0))).requires_grad_()
@@ -89,15 +79,6 @@ def test_the_miner_before_the_loss():
         )
         losses = CBMLLoss(mvc_weight=0, averaging=averaging, reducer=reducers.SumReducer(), skip_unmined=True)
         torch.testing.assert_close(found, losses(x, labels), **TIGHT)
-
-
-def test_distances():
-    x, labels = loops.batch()
-    dot = distances.DotProductSimilarity(normalize_embeddings=False)
-    found = CBMLLoss(distance=dot, beta_neg=1.0)(x, labels)
-    expected = loops.cbml(x, loops.pairs_from_labels(labels), similarity=torch.dot, beta_neg=1.0)
-    torch.testing.assert_close(found, expected, **TIGHT)
-    torch.testing.assert_close(CBMLLoss(distance=distances.CosineSimilarity())(x, labels), CBMLLoss()(x, labels))
 
 
 def test_recorded_terms():

@@ -149,20 +149,6 @@ def test_tuples_of_pairs_and_of_triplets(kind):
     assert loss(x, labels, none) == 0
 
 
-def test_what_the_reducer_gets():
-    x, labels = batch(LABELS)
-    loss = BatchAllTripletLoss(reducer=reducers.DoNothingReducer())
-    info = loss(x, labels)["loss"]
-    a, p = info["indices"]
-    assert info["reduction_type"] == "pos_pair"
-    assert list(zip(a.tolist(), p.tolist(), strict=True)) == sorted(
-        (i, j) for i in range(11) for j in range(11) if i != j and labels[i] == labels[j]
-    )
-    torch.testing.assert_close(info["losses"].sum() / info["divisor"], BatchAllTripletLoss()(x, labels))
-    mean = BatchAllTripletLoss(reducer=reducers.MeanReducer())(x, labels)
-    torch.testing.assert_close(mean, info["losses"].mean())
-
-
 @pytest.mark.parametrize("many", [False, True], ids=["passes", "sorting"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_reducers_with_weights_of_their_own(monkeypatch, kind, many):
