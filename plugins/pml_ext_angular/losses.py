@@ -95,7 +95,7 @@ class _AngularLoss(_DotProductLoss):
             anchors, partners = pairs.listed
             total = over = count = pairs.matrix.new_zeros(())
             size = F.pairs_at_once(pairs.matrix)
-            for ends in zip(anchors.split(size), partners.split(size), strict=True):
+            for ends in zip(torch.split(anchors, size), torch.split(partners, size), strict=True):
                 angles = F.angle_at_negative(*F.sides_of_pairs(ends, pairs.matrix, pairs.between, squared))
                 mask = pairs.negatives[ends[0]]
                 total = total + (angles * mask).sum()

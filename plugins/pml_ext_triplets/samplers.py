@@ -237,7 +237,9 @@ class HardNegativePoolSampler(Sampler[int]):
             ]
             to_positive = similarity.gather(1, torch.as_tensor(drawn, device=rows.device)[:, None])
             score = self._drawn_below(score, to_positive[:, 0])
-        return self._best(score) + np.array([int(rows[0]), 0])
+        pairs = self._best(score)
+        pairs[:, 0] += int(rows[0])
+        return pairs
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
         """Return random scores for images nearer than the positive, and minus infinity for the rest."""

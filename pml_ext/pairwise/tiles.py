@@ -90,7 +90,7 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
     """
     if torch.compiler.is_compiling():
         return [function(*tensors)]
-    parts = list(zip(*(tensor.split(size) for tensor in tensors), strict=True))
+    parts = list(zip(*(torch.split(tensor, size) for tensor in tensors), strict=True))
     if len(parts) == 1 or transformed() or not torch.is_grad_enabled():
         return [function(*part) for part in parts]
     return [checkpoint(function, *part, use_reentrant=False) for part in parts]
