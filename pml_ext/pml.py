@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from pytorch_metric_learning import distances, miners, samplers
+from pytorch_metric_learning import distances, miners
 from pytorch_metric_learning import losses as losses
 from pytorch_metric_learning import reducers as reducers
 from pytorch_metric_learning import regularizers as regularizers
@@ -100,5 +100,3 @@ BASES: dict[str, tuple[type, ...]] = {
     "sampler": (Sampler,),
     "reducer": (BaseReducer,),
 }
-# The modules that have the classes which PML offers.
-MODULES = (losses, miners, regularizers, distances, samplers, reducers)

@@ -11,9 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .bn_inception import MEAN
 from .errors import ConfigError, first_of, needs_extra, one_line
-from .models import PREFIX, TIMM, RepeatedGray, timm_library, torchvision_weights
+from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_weights
 
 HF = "hf/"
 _FILES = (".safetensors", ".pth", ".pt", ".bin")
@@ -176,27 +175,21 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
     if weights is None:
         return None
     if name == "bn-inception":
-        mean, unit = tuple(each / 255 for each in MEAN[::-1]), 1 / 255
+        mean, unit = tuple(each / 255 for each in BN_INCEPTION_MEAN[::-1]), 1 / 255
         return PretrainedImages(mean, (unit, unit, unit))
     if name.startswith(TIMM):
         tag = "" if is_file(weights) else f".{weights}"
         wanted = timm_library(short).get_pretrained_cfg(f"{short}{tag}", allow_unregistered=True)
         if wanted is None:
             return None
-        size, mode = int(wanted.input_size[-1]), wanted.interpolation
-        return PretrainedImages(
-            tuple(wanted.mean), tuple(wanted.std), size, "bicubic" if mode == "bicubic" else "bilinear"
-        )
+        return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)
     if name.startswith(PREFIX):
         known = torchvision_weights(short)
         tag = "DEFAULT" if is_file(weights) else weights
         if tag not in known.__members__:  # building it names them
             return None
         wanted = known[tag].transforms()
-        (size,), mode = wanted.crop_size, wanted.interpolation.value
-        return PretrainedImages(
-            tuple(wanted.mean), tuple(wanted.std), size, "bicubic" if mode == "bicubic" else "bilinear"
-        )
+        return _images(wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value)
     return _of_transformers(name.removeprefix(HF)) if name.startswith(HF) else None
 
 
@@ -211,9 +204,9 @@ def _of_transformers(name: str) -> PretrainedImages | None:
         return None
     size = wanted.get("crop_size") or wanted.get("size") or {}
     pixels = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
-    interpolation = _interpolation("bicubic" if wanted.get("resample") == 3 else "bilinear")  # Pillow's number
-    return PretrainedImages(tuple(wanted["image_mean"]), tuple(wanted["image_std"]), pixels, interpolation)
+    mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's number
+    return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
 
 
-def _interpolation(name: str) -> Literal["bilinear", "bicubic"]:
-    return "bicubic" if name == "bicubic" else "bilinear"
+def _images(mean: Sequence[float], std: Sequence[float], size: int | None, mode: str) -> PretrainedImages:
+    return PretrainedImages(tuple(mean), tuple(std), size, "bicubic" if mode == "bicubic" else "bilinear")

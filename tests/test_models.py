@@ -7,6 +7,7 @@ from torch import nn
 
 from pml_ext import models, registry
 from pml_ext.errors import ConfigError
+from pml_ext.models import BNInception
 from pml_ext.pretrained import load_weights, pretrained_images
 
 
@@ -116,8 +117,6 @@ def test_normalization_of_pretrained_weights():
 
 
 def test_bn_inception_has_the_shapes_and_parameters_of_its_paper():
-    from pml_ext.bn_inception import BNInception
-
     network = BNInception()
     assert sum(each.numel() for each in network.parameters()) == 11_295_240
     with torch.device("meta"):
@@ -129,8 +128,6 @@ def test_bn_inception_has_the_shapes_and_parameters_of_its_paper():
 
 def test_bn_inception_takes_weights_of_the_known_names_from_a_file(tmp_path, monkeypatch):
     """Names as in Cadene's file; old files lack the counters of batch norms."""
-    from pml_ext.bn_inception import BNInception
-
     state = BNInception().state_dict()
     known = {"conv1_7x7_s2.weight": (64, 3, 7, 7), "conv2_3x3_bn.running_var": (192,), "last_linear.bias": (1000,)}
     known |= {"inception_3a_double_3x3_2.weight": (96, 96, 3, 3), "inception_3c_3x3.bias": (160,)}
