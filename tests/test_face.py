@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import pml_ext
 from pml_ext import registry
 
@@ -39,13 +37,3 @@ def test_a_name_that_has_moved_is_found_where_it_was():
     names = "Component Paper PluginRecord PluginWarning KINDS CAPABILITIES capabilities kind_of settings_of filled"
     assert [name for name in names.split() if not hasattr(registry, name)] == []
     assert registry.Component is pml_ext.Component is pml_ext.components.Component
-
-
-def test_a_class_of_two_plugins_is_an_error_that_names_both(install_loss):
-    with registry.isolated():
-        for module in ("first", "second"):
-            install_loss(module, "Twice", "twice")
-        with pytest.raises(
-            pml_ext.PluginError, match="'TwiceLoss' is claimed by two plugins; use 'first:twice' or 'sec"
-        ):
-            pml_ext.TwiceLoss  # noqa: B018

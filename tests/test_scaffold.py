@@ -8,7 +8,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.scaffold import new_plugin
 
 
-def test_writes_a_package(tmp_path):
+def test_writes_a_package_and_nothing_over_it(tmp_path):
     files = new_plugin("soft-margin-loss", tmp_path / "out")
     assert all(file.is_file() for file in files)
     project = tomllib.loads((tmp_path / "out" / "pyproject.toml").read_text())
@@ -19,6 +19,8 @@ def test_writes_a_package(tmp_path):
         assert "{{" not in text
         if file.suffix == ".py":
             compile(text, str(file), "exec")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        new_plugin("my-loss", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -41,9 +43,3 @@ def test_names_that_will_not_do(tmp_path, name, text):
     with pytest.raises(ConfigError, match=text):
         new_plugin(name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_written_over(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
-        new_plugin("my-loss", tmp_path)
