@@ -17,7 +17,7 @@ from tensorboard.summary.writer import event_file_writer
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext.experiment.engine import Step
 from pml_ext.experiment.records import RecordedValues, Records, loss_series
-from pml_ext.trackers.tensorboard import TensorBoard
+from pml_ext.trackers import TensorBoard
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
 LABELS = torch.arange(12) // 3
@@ -55,7 +55,7 @@ def numbers_of_equal_width(monkeypatch):
 
 
 def opened(folder, iteration, epoch, warn=print):
-    return Records(folder, iteration, epoch, warn, [("tensorboard", lambda: TensorBoard(folder, iteration, epoch))])
+    return Records(folder, iteration, epoch, warn, [("tensorboard", lambda: TensorBoard(folder, {}, iteration, epoch))])
 
 
 @pytest.fixture

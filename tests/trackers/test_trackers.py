@@ -107,9 +107,12 @@ def seen(install_plugin):
 
 
 def test_a_plugins_tracker_has_the_values_of_record_keeper_and_tensorboard(tmp_path, seen):
-    finished(tmp_path / "run", 'track=["tensorboard", {name="kept", tag="mine"}]')
-    (kept,) = seen
+    """Also where two of a name take part, and one that is called as record-keeper's own is."""
+    finished(tmp_path / "run", 'track=["tensorboard", {name="kept", tag="mine"}, {name="kept", tag="b"}, "records"]')
+    kept, second, third = seen
+    assert [each.tag for each in seen] == ["mine", "b", "none"]
     assert kept.values == of_record_keeper(tmp_path / "run") == of_tensorboard(tmp_path / "run")
+    assert kept.values == second.values == third.values
     assert sorted(kept.values["loss_histories/total_loss"]) == [1, 2, 3, 4, 5, 6]
     assert sorted(kept.values["accuracies_validation/map_at_r"]) == [1, 2]
     assert (kept.folder, kept.tag, kept.recipe["loss.name"]) == (tmp_path / "run", "mine", "cbml")
@@ -136,12 +139,6 @@ def test_trackers_that_fail_are_told_of_once_and_change_nothing_else(tmp_path, s
     assert result["after"] == plain["after"]
 
 
-def test_two_trackers_of_a_name_and_one_that_is_called_records(tmp_path, seen):
-    finished(tmp_path / "run", 'track=[{name="kept", tag="a"}, {name="kept", tag="b"}, "records"]')
-    assert [each.tag for each in seen] == ["a", "b", "none"]
-    assert seen[0].values == seen[1].values == seen[2].values == of_record_keeper(tmp_path / "run")
-
-
 def test_record_keeper_goes_on_after_a_failure(tmp_path, monkeypatch):
     texts = []
     records = Records(tmp_path, 0, 0, texts.append)
@@ -157,7 +154,6 @@ def test_record_keeper_goes_on_after_a_failure(tmp_path, monkeypatch):
 
 def test_a_tracker_that_is_not_installed_is_told_of_before_anything_is_tested(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.delitem(sys.modules, "pml_ext.trackers.wandb", raising=False)
     told = []
 
     class Hears(Silence):
