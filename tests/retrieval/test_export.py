@@ -175,3 +175,25 @@ def test_the_card_names_data_and_weights_and_no_place_of_the_disk(runs, tmp_path
     assert text in words
     assert "Trained on `folder` with" in words
     assert "somebody" not in words
+
+
+class Opens:
+    """Opens a file when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("written", "w")
+
+
+def test_no_code_of_an_exports_author_is_run(runs, tmp_path, monkeypatch):
+    """Its tensors are read by safetensors, which knows no code, and the rest is JSON."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    monkeypatch.chdir(tmp_path)
+    load_run(runs[0], "cpu").export(tmp_path)
+    names = {"model.safetensors", "preprocess.json", "README.md", "SHA256SUMS"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    torch.save({"trunk.weight": Opens()}, tmp_path / "model.safetensors")
+    with pytest.raises(SafetensorError):
+        load_file(tmp_path / "model.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == names

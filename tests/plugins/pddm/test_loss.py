@@ -7,6 +7,7 @@ import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
 
 from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss
+from pml_ext.benchmark import peak_bytes
 from pml_ext.testing import SkipCheck, check_component
 
 from . import loops
@@ -185,3 +186,11 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     expected = metric + 3 * triplet(x, LABELS, triplets).item()
     assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
     assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
+
+
+def test_memory_for_pairs_is_bounded():
+    torch.manual_seed(0)
+    labels = torch.arange(512) // 4
+    x = torch.randn(512, 32, requires_grad=True)
+    loss = PDDMLoss(PDDMDistance(32, memory_budget=1 << 20), per_class=True)
+    assert peak_bytes(loss, x, labels) < 16 * 512 * 512 + (8 << 20)
