@@ -130,8 +130,8 @@ class _Factories(TorchFunctionMode):
 
 
 def _index(index: Any) -> Any:
-    """An index whose lists and arrays of numbers are tensors."""
-    if isinstance(index, tuple):
+    """An index whose lists and arrays of numbers are tensors; torch takes ``x[[[0, 1], [1, 0]]]`` for two of them."""
+    if isinstance(index, tuple) or (isinstance(index, list) and any(isinstance(part, list) for part in index)):
         return tuple(map(_index, index))
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
     return torch.as_tensor(index).to(DEVICE) if numbers else index
