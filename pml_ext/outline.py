@@ -49,27 +49,33 @@ def module_source(module: str) -> tuple[str, bool]:
 
 
 @functools.cache
-def _parsed(module: str) -> tuple[ast.Module, str]:
-    """Return the syntax tree of a module and the package that its relative imports begin from."""
+def _parsed(module: str) -> tuple[ast.Module, dict[str, str]]:
+    """Return the syntax tree of a module, and ``{name: "package.module.Name"}`` of what it imports anywhere."""
     text, is_package = module_source(module)
-    return ast.parse(text), module if is_package else module.rpartition(".")[0]
+    tree, imported = ast.parse(text), dict[str, str]()
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            imported |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            tops = ((alias, alias.name.partition(".")[0]) for alias in node.names)
+            imported |= {alias.asname or top: alias.name if alias.asname else top for alias, top in tops}
+    return tree, imported
 
 
 @functools.cache
 def _outline(module: str, name: str) -> type:
-    """Return the outline of a class that a module defines or imports."""
+    """Return the outline of a class that a module defines or imports; ``name`` may have the module's before it."""
     if module.partition(".")[0] in _WITHOUT_OUTLINE:
         return object
-    tree, package = _parsed(module)
+    tree, imported = _parsed(module)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _of_definition(module, node)
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-                    return _outline(origin, alias.name)
-    raise LookupError(f"{module} has no class {name}")
+    first, dot, rest = name.partition(".")
+    origin, _, inner = (imported[first] + dot + rest).rpartition(".")
+    return _outline(origin, inner)
 
 
 def _of_definition(module: str, node: ast.ClassDef) -> type:
@@ -105,17 +111,5 @@ def _without_annotations(arguments: ast.arguments) -> ast.arguments:
 
 def _base(module: str, node: ast.expr) -> type:
     """Return the outline of a base class: ``Name``, ``module.Name`` or ``Name[...]``."""
-    node = node.value if isinstance(node, ast.Subscript) else node
-    if isinstance(node, ast.Name):
-        return object if node.id == "object" else _outline(module, node.id)
-    owner, _, name = ast.unparse(node).rpartition(".")
-    tree, package = _parsed(module)
-    for each in ast.walk(tree):
-        if isinstance(each, ast.Import | ast.ImportFrom):
-            origin = ""
-            if isinstance(each, ast.ImportFrom):
-                origin = importlib.util.resolve_name("." * each.level + (each.module or ""), package) + "."
-            for alias in each.names:
-                if owner.partition(".")[0] == (alias.asname or alias.name).partition(".")[0]:
-                    return _outline(origin + alias.name, name)
-    raise LookupError(f"{module} imports no {owner}")
+    name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
+    return object if name == "object" else _outline(module, name)

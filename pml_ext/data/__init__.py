@@ -9,7 +9,7 @@ from ..lazy import check_there
 
 check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
-    from . import imagenet, omniglot, photographs
+    from . import omniglot, photographs
     from .digits import digits as digits
     from .digits import digits_unseen as digits_unseen
     from .folder import folder as folder
@@ -35,7 +35,7 @@ with needs_extra("train", "a data set"):
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
     """Return the core's data sets by name, but for ``folder:PATH`` and ``table:FILE.csv``."""
     of_photographs = [photographs.cars196, photographs.cub, photographs.inshop, photographs.sop]
-    named = [*of_photographs, digits, imagenet.imagenet, omniglot.omniglot]
+    named = [*of_photographs, digits, photographs.imagenet, omniglot.omniglot]
     return {factory.__name__: factory for factory in named} | {
         "digits-unseen": digits_unseen,
         "omniglot-small": omniglot_small,
@@ -44,7 +44,7 @@ def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
 
 def published_sets() -> dict[str, About]:
     """Return the descriptions of the published data sets by name."""
-    sets = [photographs.CARS196, photographs.CUB, imagenet.ABOUT, photographs.INSHOP]
+    sets = [photographs.CARS196, photographs.CUB, photographs.IMAGENET, photographs.INSHOP]
     return {about.name: about for about in (*sets, omniglot.ABOUT, omniglot.SMALL, photographs.SOP)}
 
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from ..components import capabilities
 from ..devices import drawing_from, generator_states
-from ..losses import WrapperCapabilities, call_loss, checked, inside, relation_of
+from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_module, checked, inside, relation_of
 from ..pairwise import Relation
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from .gather import join, tiles_shared
 from .processes import from_rank_0, num_processes, rank
 
 
-class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
+class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     r"""A loss over the batches of all processes, joined in the order of their ranks.
 
     Every process gets the value that one process gets on the joined batch. After DistributedDataParallel's mean over
@@ -44,20 +44,10 @@ class DistributedLoss(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     joins_processes = True
 
     def __init__(self, loss: nn.Module) -> None:
-        if not isinstance(loss, nn.Module):
-            raise TypeError(f"loss of DistributedLoss must be an object such as ContrastiveLoss(); got {loss!r}")
+        check_module(self, "loss", loss, "ContrastiveLoss()")
         super().__init__(loss=loss)
         self.loss = loss
         self._alike = False
-
-    @classmethod
-    def check_loss_support(cls, loss_name: str) -> None:
-        """Accept any name."""
-
-    @property
-    def relation(self) -> Relation | None:
-        """The relation of the loss."""
-        return relation_of(self.loss)
 
     def forward(
         self,
@@ -97,10 +87,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     """
 
     def __init__(self, miner: nn.Module) -> None:
-        if not isinstance(miner, nn.Module):
-            raise TypeError(
-                f"miner of DistributedMiner must be an object such as MultiSimilarityMiner(); got {miner!r}"
-            )
+        check_module(self, "miner", miner, "MultiSimilarityMiner()")
         super().__init__()
         self.miner = miner
 

@@ -25,6 +25,27 @@ class WrapperCapabilities:
         return self._at_most if instance is None else frozenset(self._of(instance)) - ({"relation"} - self._at_most)
 
 
+class WrapsLoss:
+    """Mixin of wrappers around a ``loss``, any that has the capabilities, whose relation is theirs too."""
+
+    loss: torch.nn.Module
+
+    @classmethod
+    def check_loss_support(cls, loss_name: str) -> None:
+        """Accept any name, unlike PML: capabilities decide."""
+
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the loss."""
+        return relation_of(self.loss)
+
+
+def check_module(owner: object, name: str, module: Any, example: str) -> None:
+    """Raise TypeError unless a setting is a loss or a miner, and no class of one."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{name} of {type(owner).__name__} must be an object such as {example}; got {module!r}")
+
+
 def inside(loss: torch.nn.Module) -> torch.nn.Module:
     """Return the loss inside DistributedDataParallel, or the loss itself: the one whose capabilities count."""
     return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss

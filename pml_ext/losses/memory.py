@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..components import capabilities
-from ..pairwise import Relation, apart, autocast_off, normalizes, related_pairs, to_full_precision
+from ..pairwise import apart, autocast_off, normalizes, related_pairs, to_full_precision
 from ..pml import (
     BaseLossWrapper,
     ModuleSettings,
@@ -19,14 +19,14 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..settings import check_count
-from .calling import call_loss, checked, relation_of, takes_all_pairs
+from .calling import WrapsLoss, call_loss, check_module, checked, takes_all_pairs
 from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 
 
-class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
+class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     r"""Compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
 
     The last ``memory_size`` embeddings are kept in a queue. A batch first enters the queue, then each of its embeddings
@@ -87,8 +87,7 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         first_epoch: int = 1,
         **kwargs: Unpack[ModuleSettings],
     ) -> None:
-        if not isinstance(loss, torch.nn.Module):
-            raise TypeError(f"loss of CrossBatchMemory must be an object such as ContrastiveLoss(); got {loss!r}")
+        check_module(self, "loss", loss, "ContrastiveLoss()")
         if getattr(loss, "joins_processes", False):
             raise TypeError("DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))")
         if missing := _NEEDED - capabilities(loss):
@@ -111,15 +110,6 @@ class CrossBatchMemory(BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc
         self.reset_queue()
         names = ["embedding_size", "memory_size", "queue_idx", "filled"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
-
-    @classmethod
-    def check_loss_support(cls, loss_name: str) -> None:
-        """Accept any name: capabilities decide, in the constructor."""
-
-    @property
-    def relation(self) -> Relation | None:
-        """The relation of the loss."""
-        return relation_of(self.loss)
 
     def start_epoch(self, run: Any) -> None:
         """Activate the memory from ``first_epoch`` on; a run calls this before each epoch."""

@@ -16,7 +16,6 @@ from .batch import to_full_precision as to_full_precision
 from .classes import ClassLabels as ClassLabels
 from .classes import ClassMembers as ClassMembers
 from .classes import class_members as class_members
-from .euclidean import euclidean_distances as euclidean_distances
 from .masks import PairsOfRows as PairsOfRows
 from .masks import all_places as all_places
 from .masks import hard_pair_masks as hard_pair_masks
@@ -42,6 +41,7 @@ from .relations import SharedLabel as SharedLabel
 from .relations import related as related
 from .relations import related_pairs as related_pairs
 from .similarity import cosine_similarity as cosine_similarity
+from .similarity import euclidean_distances as euclidean_distances
 from .similarity import gram as gram
 from .similarity import normalize as normalize
 from .tiles import Sharing as Sharing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pml_ext.data import imagenet, omniglot, photographs, published_sets, table
+from pml_ext.data import omniglot, photographs, published_sets, table
 from pml_ext.data.published import Count
 from pml_ext.errors import DataError
 
@@ -79,18 +79,18 @@ def test_inshop_has_queries_and_a_gallery(tmp_path, count, layout):
 
 def test_imagenet_is_divided_as_the_papers_do(tmp_path, count, monkeypatch):
     place = imagenet_folder(tmp_path)
-    count("ABOUT", {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)}, imagenet)
-    monkeypatch.setattr(imagenet, "PDDM", {"train": Count(None, 3), "test": Count(None, 1)})
-    splits = imagenet.imagenet(place, 64)
+    count("IMAGENET", {"train": Count(8, 2), "gallery": Count(6, 2), "query": Count(2, 2)})
+    monkeypatch.setattr(photographs, "PDDM", {"train": Count(None, 3), "test": Count(None, 1)})
+    splits = photographs.imagenet(place, 64)
     assert sorted(splits.train.labels.tolist()) == [0] * 4 + [1] * 4  # validation images train as well
     assert splits.gallery.labels.tolist() == [2] * 3 + [3] * 3
     assert [path.parent.parent.name for path in splits.query.paths] == ["val", "val"]
     assert splits.train.class_names[0] == "n01440764"
-    pddm = imagenet.imagenet(place, 64, "pddm")
+    pddm = photographs.imagenet(place, 64, "pddm")
     assert (len(pddm.train), pddm.test.labels.tolist()) == (12, [3] * 4)
     shutil.rmtree(place / "val" / "n01440764")
     with pytest.raises(DataError, match="train and val differ in their folders, n01440764 first"):
-        imagenet.imagenet(place, 64)
+        photographs.imagenet(place, 64)
 
 
 def test_a_set_with_an_image_missing_says_which(tmp_path, count):

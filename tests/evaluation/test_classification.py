@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pml_ext.data import omniglot
-from pml_ext.data.imagenet import parents_in
+from pml_ext.data.photographs import parents_in
 from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pml_ext import registry
-from pml_ext.data import imagenet, omniglot, photographs
+from pml_ext.data import omniglot, photographs
 from pml_ext.data.published import Count
 from pml_ext.experiment.recipe import (
     build_dataset,
@@ -46,14 +46,14 @@ def made_up_sets(tmp_path_factory):
         (photographs, "CARS196"): (made_up.cars_folder, {}, {"train": train, "test": test}),
         (photographs, "SOP"): (made_up.sop_folder, {"tested": TESTED}, {"train": train, "test": test}),
         (photographs, "INSHOP"): (made_up.inshop_folder, {"tested": TESTED}, apart),
-        (imagenet, "ABOUT"): (made_up.imagenet_folder, {}, apart),
+        (photographs, "IMAGENET"): (made_up.imagenet_folder, {}, apart),
     }
     with pytest.MonkeyPatch.context() as patch:
         for (module, name), (make, more, counts) in sets.items():
             about = getattr(module, name)
             make(place / about.name, CLASSES, EACH, **more)
             patch.setattr(module, name, dataclasses.replace(about, counts=counts))
-        patch.setattr(imagenet, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
+        patch.setattr(photographs, "PDDM", {"train": Count(None, TRAINED), "test": Count(None, TESTED)})
         made_up.omniglot_zip(place / omniglot.TRAIN, {"Greek": 80})
         made_up.omniglot_zip(place / omniglot.TEST, {"Latin": 2})
         small = dataclasses.replace(omniglot.SMALL, counts={"train": Count(240, 80), "test": Count(6, 2)})

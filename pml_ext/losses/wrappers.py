@@ -1,0 +1,245 @@
+"""Wrappers around losses: a regularizer that may see the labels, a weighted sum, two views of each image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from .. import pml
+from ..components import capabilities
+from ..pairwise import FullPrecisionForward, Related, Relation, check_batch, to_full_precision
+from ..settings import check_flag, check_number
+from .calling import (
+    WrapperCapabilities,
+    WrapsLoss,
+    call_loss,
+    check_module,
+    checked,
+    inside,
+    relation_of,
+    takes_all_pairs,
+)
+from .pairs import Terms, reduced
+
+
+class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunction):  # type: ignore[misc]
+    r"""A loss plus a weighted regularizer that may see the labels.
+
+    .. math:: \mathcal{L} = \mathcal{L}_{loss} + w \, \mathcal{L}_{regularizer}
+
+    Both parts are reduced by their own reducers and summed in float32 or float64. The regularizer sees the embeddings
+    of the batch, never the references. With ``collect_stats`` the values are recorded as ``loss_value`` and
+    ``regularizer_value`` (without the weight).
+
+    Args:
+        loss: any PML loss or loss wrapper.
+        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused beside a loss with
+            a relation.
+        weight: on the regularizer; may be 0.
+        kwargs: as in PML's losses.
+    """
+
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "references"},
+        lambda self: capabilities(self.loss) | ({"labels"} if self._labeled_regularizer else set()),
+    )
+
+    def __init__(
+        self,
+        loss: torch.nn.Module,
+        regularizer: torch.nn.Module,
+        weight: float = 1.0,
+        **kwargs: Unpack[pml.LossSettings],
+    ) -> None:
+        check_module(self, "loss", loss, "MultiSimilarityLoss()")
+        check_module(self, "regularizer", regularizer, "LpRegularizer()")
+        check_number(self, "weight", weight)
+        super().__init__(**kwargs)
+        self.loss = loss
+        self.regularizer = regularizer
+        self.weight = weight
+        self._labeled_regularizer = "labels" in getattr(regularizer, "capabilities", ())
+        if self._labeled_regularizer and self.relation is not None:
+            raise ValueError(
+                f"{type(regularizer).__name__} compares classes, and the loss compares by {self.relation}; leave out "
+                'one of them (in a recipe: [loss] relation = "none")'
+            )
+        self.add_to_recordable_attributes(name="weight", is_stat=False)
+        self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
+
+    @property
+    def takes_all_pairs(self) -> bool:
+        """Whether the loss does; see :func:`takes_all_pairs`."""
+        return takes_all_pairs(self.loss)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Any = None,
+        indices_tuple: Any = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Any = None,
+    ) -> Any:
+        """Return the weighted sum; arguments as of the loss."""
+        if (relation := self.relation) is not None:
+            labels, ref_labels = checked(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+            if labels is not None and labels.ndim > 1:  # which PML's base refuses
+                columns = labels if ref_emb is None else ref_labels
+                indices_tuple, labels, ref_labels = Related(relation, labels, columns, indices_tuple), None, None
+        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> Terms:
+        """Return the two parts, both already reduced."""
+        if isinstance(indices_tuple, Related):
+            _, labels, ref_labels, indices_tuple = indices_tuple
+        references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
+        loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
+        regularizer = self.regularizer(embeddings, *([labels] if self._labeled_regularizer else []))
+        if self.collect_stats:
+            self.loss_value, self.regularizer_value = loss.detach(), regularizer.detach()
+        return {"loss": reduced(loss)["loss"], "regularizer": reduced(regularizer * self.weight)["loss"]}
+
+    def _sub_loss_names(self) -> list[str]:
+        return ["loss", "regularizer"]
+
+    def extra_repr(self) -> str:
+        """Return the weight."""
+        return f"weight={self.weight}"
+
+
+class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
+    r"""PML's weighted sum of losses, with references, and never summed in half precision.
+
+    .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
+
+    It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
+    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it.
+
+    Args:
+        losses: a list or a dictionary of losses, PML's or registered ones; at least one.
+        miners: a miner, or None, for each loss of a list; for some of the keys of a dictionary.
+        weights: a number for each loss; 1 by default, 0 is allowed.
+    """
+
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "references"},
+        lambda self: frozenset.intersection(*(capabilities(loss) for _, loss in self.items())) | {"labels"},
+    )
+
+    def __init__(
+        self,
+        losses: Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
+        miners: Sequence[Any] | Mapping[str, Any] | None = None,
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+    ) -> None:
+        if not losses:
+            raise ValueError("MultipleLosses needs at least one loss; got none")
+        kind: Any = dict if isinstance(losses, Mapping) else list
+        try:
+            super().__init__(*(each if each is None else kind(each) for each in (losses, miners, weights)))
+        except (AssertionError, TypeError, ValueError) as error:
+            wanted = f"the keys {sorted(losses)}" if isinstance(losses, Mapping) else f"the length {len(losses)}"
+            text = f"miners and weights of MultipleLosses must have {wanted} of the losses: {error}"
+            raise ValueError(text) from None
+
+    @property
+    def takes_all_pairs(self) -> bool:
+        """Whether all of the losses do, and none has a miner; see :func:`takes_all_pairs`."""
+        return not self.miners and all(takes_all_pairs(loss) for _, loss in self.items())
+
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the first loss that has one."""
+        return next((found for _, loss in self.items() if (found := relation_of(loss)) is not None), None)
+
+    def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
+        """Iterate over the losses by name or number."""
+        yield from self.losses.items() if self.is_dict else enumerate(self.losses)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """Return the weighted sum; arguments as of PML's losses."""
+        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if self.miners and indices_tuple is not None:
+            raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
+        total = torch.zeros((), device=embeddings.device)
+        for key, loss in self.items():
+            miner = self.miners[key] if self.miners and (not self.is_dict or key in self.miners) else None
+            mined = indices_tuple if miner is None else miner(embeddings, labels, ref_emb, ref_labels)
+            value = call_loss(loss, embeddings, labels, mined, ref_emb, ref_labels)
+            total = total + self.weights[key] * to_full_precision(value)
+        return total
+
+
+class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
+    r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
+
+    PML's has the same values, but refuses our losses by name; this one asks what a loss says it takes (see
+    :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
+
+    Args:
+        loss: the loss; it has ``"labels"``, and ``"references"`` where ``symmetric`` is False, and no memory, number of
+            classes or processes.
+        symmetric: whether the views are anchors too, as one batch of twice the size; else they are references.
+    """
+
+    capabilities = frozenset({"references"})
+
+    def __init__(self, loss: torch.nn.Module, symmetric: bool = True) -> None:
+        check_module(self, "loss", loss, "NTXentLoss()")
+        check_flag(self, "symmetric", symmetric)
+        if reason := _no_views(loss, symmetric):
+            raise TypeError(f"SelfSupervisedLoss labels images by their place in the batch, and {reason}")
+        super().__init__(loss, symmetric)
+
+    def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Any:
+        """Return the loss of images ``[B, D]`` and their views, ``ref_emb``, row by row."""
+        check_batch(embeddings)
+        check_batch(ref_emb, names=("ref_emb", ""))
+        if embeddings.shape != ref_emb.shape:
+            raise ValueError(
+                f"SelfSupervisedLoss wants one view per image, in its row; got {tuple(embeddings.shape)} "
+                f"embeddings and {tuple(ref_emb.shape)} ref_emb"
+            )
+        labels = torch.arange(len(embeddings), device=embeddings.device)
+        if self.symmetric:
+            return call_loss(self.loss, torch.cat([embeddings, ref_emb]), torch.cat([labels, labels]))
+        return call_loss(self.loss, embeddings, labels, ref_emb=ref_emb, ref_labels=labels.clone())
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"symmetric={self.symmetric}"
+
+
+def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
+    """Return the reason why a loss does not fit into SelfSupervisedLoss, or nothing."""
+    name, has = type(inside(loss)).__name__, capabilities(inside(loss))
+    if "labels" not in has:
+        return f"{name} takes no labels"
+    for module in loss.modules():
+        part = type(module).__name__
+        if getattr(module, "joins_processes", False):
+            return f"{part} joins the batches of processes; it goes around: {part}(SelfSupervisedLoss(loss))"
+        if "state" in capabilities(module):
+            return f"{part} compares with past batches, where other images have the same labels"
+        if hasattr(module, "num_classes"):
+            return f"{part} has a fixed number of classes; take a loss that compares embeddings with each other"
+    # PML's list has NCALoss too, which takes references, if only other ones than the batch itself.
+    fits = symmetric or "references" in has or name in pml.SelfSupervisedLoss.supported_losses()
+    return "" if fits else f"{name} takes no references; type symmetric=True"
