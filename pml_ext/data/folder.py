@@ -42,8 +42,6 @@ def folder(
         ConfigError: a setting outside its range.
         DataError: no such folder, no images, or one class alone.
     """
-    if split not in ("class", "image"):
-        raise ConfigError(f"split of a folder must be 'class' or 'image', not {split!r}")
     if levels is not None and (levels < 1 or classes != "outer"):
         raise ConfigError(
             f"levels of a folder must be 1 or more, and goes without classes; found {levels}, {classes!r}"

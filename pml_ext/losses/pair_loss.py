@@ -194,13 +194,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         asked = indices_tuple if related is None else related
         everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, asked, ref_emb))
         rule = PairsOfRows(
-            matrix.device,
-            labels,
-            indices_tuple,
-            ref_labels,
-            references=references,
-            own_columns=own,
-            related=related,
+            matrix.device, labels, indices_tuple, ref_labels, references=references, own_columns=own, related=related
         )
         positives, negatives, weights = rule.weighted_masks(matrix)
         pairs = Pairs(

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 from ..distances import EuclideanDistance
-from ..pairwise import (
-    in_parts,
-    log_one_plus_exp,
-    log_sum_exp,
-    log_sums_exp,
-    masked_mean,
-    masked_sum,
-    with_log_weights,
-)
+from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, masked_mean, masked_sum, with_log_weights
 from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_flag, check_number
@@ -143,11 +135,7 @@ class TiledMultiSimilarityLoss(_TiledLoss):
     graded = True
 
     def __init__(
-        self,
-        alpha: float = 2.0,
-        beta: float = 50.0,
-        base: float = 0.5,
-        **kwargs: Unpack[PairLossSettings],
+        self, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, **kwargs: Unpack[PairLossSettings]
     ) -> None:
         check_number(self, "alpha", alpha, above=0)
         check_number(self, "beta", beta, above=0)
@@ -280,11 +268,7 @@ class TiledTripletMarginLoss(_SummedByRow):
     _of_pairs = False
 
     def __init__(
-        self,
-        margin: float = 0.05,
-        swap: bool = False,
-        smooth_loss: bool = False,
-        **kwargs: Unpack[PairLossSettings],
+        self, margin: float = 0.05, swap: bool = False, smooth_loss: bool = False, **kwargs: Unpack[PairLossSettings]
     ) -> None:
         check_number(self, "margin", margin)
         check_flag(self, "swap", swap)
