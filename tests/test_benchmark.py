@@ -12,19 +12,16 @@ from pml_ext.errors import ConfigError, UnknownNameError
 SMALL = [Shape(32, 8, 4)]
 
 
-def test_a_loss_beside_pmls_and_the_floor():
-    rows = bench(["cbml", "pml/multi-similarity"], SMALL, repeats=3, device="cpu")
-    assert [row.loss for row in rows] == ["floor", "cbml", "pml/multi-similarity"]
+def test_losses_regularizers_and_the_floor_have_rows_of_their_own():
+    losses = ["cbml", "pml/multi-similarity", CBMLLoss(), CBMLLoss(mining=False), "density"]
+    rows = bench(losses, SMALL, repeats=3, device="cpu")
+    named = ["cbml", "pml/multi-similarity", "CBMLLoss", "CBMLLoss 2", "density"]
+    assert [row.loss for row in rows] == ["floor", *named]
     assert rows[0].to_floor == 1
     for row in rows:
         assert row.rounds == 3
         assert row.milliseconds > 0
         assert row.to_floor == pytest.approx(row.milliseconds / rows[0].milliseconds)
-
-
-def test_losses_of_one_class_have_rows_of_their_own():
-    losses = [CBMLLoss(), CBMLLoss(mining=False), "cbml"]
-    assert [row.loss for row in bench(losses, SMALL, repeats=1, device="cpu")][1:] == ["CBMLLoss", "CBMLLoss 2", "cbml"]
 
 
 def test_the_floors_are_their_formula():
@@ -62,14 +59,8 @@ def test_traffic_counts_what_operators_read_and_write():
         return torch.where(kept, doubled, torch.empty_like(doubled).zero_()).sum()
 
     x = torch.randn(32, 32, requires_grad=True)
-    forward = [
-        2,
-        2,
-        1.25,
-        1,
-        0.25 + 3,
-        1,
-    ]  # times, plus, >, zero, where, sum; the empty one is neither read nor written
+    # times, plus, >, zero, where, sum; the empty one is neither read nor written
+    forward = [2, 2, 1.25, 1, 0.25 + 3, 1]
     backward = [0.25 + 2, 2]  # where, times
     found = benchmark.traffic_bytes(passes, x, torch.arange(32)) / (4 * 32 * 32)
     assert sum(forward + backward) <= found <= sum(forward + backward) + 7  # autograd's own copies
@@ -98,10 +89,6 @@ def test_slow_functions_leave_after_three_rounds(monkeypatch):
     monkeypatch.setattr(benchmark, "ENOUGH", 0.0)
     rows = bench([Slow()], SMALL, repeats=6, device="cpu")
     assert [(row.loss, row.rounds) for row in rows] == [("floor", 3), ("Slow", 3)]
-
-
-def test_a_regularizer_is_measured_beside_a_loss():
-    assert [row.loss for row in bench(["density"], SMALL, repeats=1, device="cpu")] == ["floor", "density"]
 
 
 def test_default_losses_and_threads():
@@ -138,26 +125,15 @@ def test_bad_input():
 
 
 def test_command_writes_a_table_or_json(pml_ext_command):
-    quick = [
-        "cbml",
-        "pml/contrastive",
-        "--shapes",
-        "16x8x4,12x4x3",
-        "--repeats",
-        "2",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    done = pml_ext_command("bench", *quick)
+    quick = ["bench", "cbml", "pml/contrastive", "--shapes=16x8x4,12x4x3", "--repeats=2", "--device=cpu", "--threads=1"]
+    done = pml_ext_command(*quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB matrices limit ms rounds"
     assert len(lines) == 2 + 2 * 3
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
-    rows = json.loads(pml_ext_command("bench", *quick, "--json").stdout)
+    rows = json.loads(pml_ext_command(*quick, "--json").stdout)
     assert [entry["shape"] for entry in rows] == ["16x8x4"] * 3 + ["12x4x3"] * 3
     assert rows[1]["loss"] == "cbml"
 

@@ -9,13 +9,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 
-from pml_ext import (
-    BatchAllTripletLoss,
-    CrossBatchMemory,
-    MetricVarianceRegularizer,
-    RegularizedLoss,
-    registry,
-)
+from pml_ext import BatchAllTripletLoss, CrossBatchMemory, MetricVarianceRegularizer, RegularizedLoss, registry
 
 NEEDED = {"labels", "indices_tuple", "references"}
 
@@ -81,13 +75,14 @@ def test_against_all_that_was_seen():
         assert memory.filled == len(seen)
 
 
+class Spy(losses.TripletMarginLoss):
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        self.seen, self.references = indices_tuple, ref_emb
+        return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+
+
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
 def test_miner_over_the_ring_never_pairs_an_embedding_with_itself(miner):
-    class Spy(losses.TripletMarginLoss):
-        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-            self.seen = indices_tuple
-            return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-
     spy = Spy()
     memory = CrossBatchMemory(spy, 6, 20, miner=miner)
     for number in range(3):
@@ -102,12 +97,6 @@ def test_miner_over_the_ring_never_pairs_an_embedding_with_itself(miner):
 
 def test_rows_of_a_tuple_are_those_of_the_batch():
     """PML takes them for places in its memory, which is right in the first call alone."""
-
-    class Spy(losses.TripletMarginLoss):
-        def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-            self.seen, self.references = indices_tuple, ref_emb
-            return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-
     spy = Spy()
     memory = CrossBatchMemory(spy, 6, 30, miner=miners.BatchHardMiner())
     memory(*batch(1))
@@ -265,31 +254,6 @@ def test_losses_that_pmls_memory_names():
     assert not torch.isclose(losses.CrossBatchMemory(loss, 6, 12)(x, labels), loss(x, labels))
     with pytest.raises(TypeError, match="NCALoss does not take references"):
         CrossBatchMemory(loss, 6, 12)
-
-
-def test_compiled_it_is_not_compiled_again_at_every_step():
-    class Mean(torch.nn.Module):
-        capabilities = frozenset(NEEDED)
-
-        def forward(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-            return (embeddings @ ref_emb.T).mean()
-
-    graphs, counts = [], []
-
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    memory, plain = (CrossBatchMemory(Mean(), 6, 20) for _ in range(2))
-    compiled = torch.compile(memory, backend=backend)
-    for number in range(12):
-        x, labels = batch(number, size=4, dtype=torch.float32)
-        torch.testing.assert_close(compiled(x, labels), plain(x, labels))
-        counts.append(len(graphs))
-    torch._dynamo.reset()
-    assert counts[3] == counts[2]  # while the queue is being filled
-    assert counts[-1] == counts[6]  # and when it is full
 
 
 @pytest.mark.parametrize(

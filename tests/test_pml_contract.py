@@ -71,13 +71,6 @@ def test_statistics_are_recorded_by_these():
     assert module.seen == 0
 
 
-def test_the_saved_state_of_a_memory_has_these_keys():
-    memory = losses.CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=4, memory_size=8)
-    memory(EMBEDDINGS.detach(), LABELS)
-    assert {"embedding_memory", "label_memory"} <= set(memory.state_dict())
-    assert (memory.queue_idx, memory.has_been_filled) == (4, False)
-
-
 def test_a_search_leaves_the_query_out_by_its_index():
     twins = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     _, indices = pml.CustomKNN(distances.LpDistance())(twins, 1, twins, True)

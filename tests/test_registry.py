@@ -254,10 +254,7 @@ def test_a_run_of_a_plugin_that_is_missing_says_what_to_install(folder, monkeypa
             read(folder)
     install_loss("gone", name="gone")
     monkeypatch.setenv("PML_EXT_BLOCK", "gone")
-    with (
-        registry.isolated(),
-        pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"),
-    ):
+    with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"):
         load_run(folder)
 
 

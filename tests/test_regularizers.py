@@ -104,18 +104,6 @@ def test_capabilities_follow_the_loss():
     assert ClassSpread.capabilities == {"labels"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_nothing_is_summed_in_half_precision(batch, dtype):
-    x, labels = batch
-    low = x.detach().to(dtype)
-    wrapped = RegularizedLoss(losses.MultiSimilarityLoss(), LpRegularizer(), weight=5000)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = wrapped(low, labels)
-    assert value.dtype == torch.float32
-    expected = losses.MultiSimilarityLoss()(low.float(), labels) + 5000 * LpRegularizer()(low.float())
-    torch.testing.assert_close(value, expected)
-
-
 def test_values_are_recorded(batch):
     x, labels = batch
     wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=0.5, collect_stats=True)
@@ -126,25 +114,13 @@ def test_values_are_recorded(batch):
     assert not wrapped.regularizer_value.requires_grad
 
 
-def test_embedding_regularizer_besides(batch):
-    x, labels = batch
-    wrapped = RegularizedLoss(
-        losses.ContrastiveLoss(), ClassSpread(), weight=0.5, embedding_regularizer=LpRegularizer()
-    )
-    expected = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=0.5)(x, labels) + LpRegularizer()(x)
-    torch.testing.assert_close(wrapped(x, labels), expected)
-    with pytest.raises(TypeError, match=r"Type: RegularizedLoss\(your_loss, ClassSpread\(\.\.\.\), weight=1\.0\)"):
-        losses.ContrastiveLoss(embedding_regularizer=ClassSpread())(x, labels)
-
-
 def test_bad_input(batch):
     x, labels = batch
     with pytest.raises(
         TypeError, match=r"loss of RegularizedLoss must be an object such as MultiSimilarityLoss\(\); got <class"
     ):
         RegularizedLoss(losses.ContrastiveLoss, LpRegularizer())
-    wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread())
-    with pytest.raises(ValueError, match=r"labels must be a tensor of integers of shape \(12,\)"):
-        wrapped(x, labels[:5])
+    with pytest.raises(TypeError, match=r"Type: RegularizedLoss\(your_loss, ClassSpread\(\.\.\.\), weight=1\.0\)"):
+        losses.ContrastiveLoss(embedding_regularizer=ClassSpread())(x, labels)
     with pytest.raises(ValueError, match="two dimensions"):
         ClassSpread()(x[0], labels)

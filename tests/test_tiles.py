@@ -11,8 +11,6 @@ from pml_ext import (
     BatchAllTripletLoss,
     CBMLLoss,
     CrossBatchMemory,
-    EntropyRegularizer,
-    GlobalOrthogonalRegularizer,
     MetricVarianceRegularizer,
     MultipleLosses,
     NPairAngularLoss,
@@ -185,21 +183,6 @@ def test_a_reducer_that_needs_the_list_is_refused(reducer):
         TiledTripletMarginLoss(reducer=reducers.PerAnchorReducer())
     with pytest.raises(ValueError, match="not a PerAnchorReducer"):
         TiledContrastiveLoss(reducer=reducers.PerAnchorReducer(aggregation_func=lambda x, count: x.amax(1)))
-
-
-@pytest.mark.parametrize(
-    "kind", [MetricVarianceRegularizer, GlobalOrthogonalRegularizer, EntropyRegularizer], ids=lambda kind: kind.__name__
-)
-def test_regularizers_in_tiles(kind):
-    labels = [LABELS] if kind is not EntropyRegularizer else []
-    expected = kind()(X, *labels)
-    for size in (1, 6, 40):
-        value = kind(tile_size=size)(X, *labels)
-        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
-        gradients = [torch.autograd.grad(v, X, retain_graph=True)[0] for v in (value, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
-    with pytest.raises(ValueError, match="tile_size of .* must be a whole number of at least 1, not 0"):
-        kind(tile_size=0)
 
 
 def test_a_learned_metric_draws_its_dropout_once():

@@ -1,6 +1,5 @@
 """Data sets: what is in the splits, what is refused, and how images are read and transformed."""
 
-import dataclasses
 import os
 import struct
 from pathlib import Path
@@ -18,16 +17,11 @@ from pml_ext.data import (
     digits,
     folder,
     hold_out_classes,
-    omniglot_small,
     prepare,
     raw_pixels,
     read_image,
 )
-from pml_ext.data import omniglot as omniglot_module
-from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
-
-from .made_up import omniglot_zip
 
 
 def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
@@ -60,40 +54,6 @@ def test_digits_are_halved_within_every_class():
     assert len(everything) == 1797
     with pytest.raises(ConfigError, match="leave --data out"):
         digits(Path("somewhere"))
-
-
-@pytest.fixture
-def omniglot_folder(tmp_path, monkeypatch):
-    counts = {"train": Count(15, 5), "test": Count(12, 4)}
-    monkeypatch.setattr(omniglot_module, "SMALL", dataclasses.replace(omniglot_module.SMALL, counts=counts))
-    omniglot_zip(tmp_path / omniglot_module.TRAIN, {"Greek": 3, "Latin": 2})
-    omniglot_zip(tmp_path / omniglot_module.TEST, {"Greek": 3, "Sanskrit": 4})
-    return tmp_path
-
-
-def test_omniglot_tests_on_unseen_alphabets(omniglot_folder):
-    splits = omniglot_small(omniglot_folder, image_size=21)
-    assert (len(splits.train), len(splits.test)) == (15, 12)
-    assert {name.partition("/")[0] for name in splits.train.class_names} == {"Greek", "Latin"}
-    assert splits.test.class_names[0] == "Sanskrit/character01"
-    image, _ = splits.test[0]
-    assert tuple(image.shape) == (1, 21, 21)
-    assert image[0, :3].min() == 255  # ink, drawn in the uppermost rows, is bright
-    assert image[0, 5:].max() == 0
-    assert (splits.image_size, splits.channels) == (21, 1)
-
-
-def test_omniglot_that_is_missing_or_broken(omniglot_folder, tmp_path):
-    with pytest.raises(DataError, match="no such folder; pml-ext data omniglot-small says what to get"):
-        omniglot_small(tmp_path / "absent")
-    with pytest.raises(ConfigError, match="from 8 to 105 pixels, not 500"):
-        omniglot_small(omniglot_folder, image_size=500)
-    (omniglot_folder / omniglot_module.TEST).write_bytes(b"no zip")
-    with pytest.raises(DataError, match=r"small2.zip: not a readable zip"):
-        omniglot_small(omniglot_folder)
-    (omniglot_folder / omniglot_module.TEST).unlink()
-    with pytest.raises(DataError, match=r"has no images_background_small2.zip"):
-        omniglot_small(omniglot_folder)
 
 
 def test_a_folder_is_split_by_class_or_by_image(tmp_path):

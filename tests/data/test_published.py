@@ -8,7 +8,7 @@ import pytest
 
 from pml_ext.data import omniglot, photographs, published_sets, table
 from pml_ext.data.published import Count
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 
 from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jpeg, omniglot_zip, sop_folder
 
@@ -239,16 +239,33 @@ def test_tables_that_are_none(tmp_path):
     assert len(table(path=str(table_of(tmp_path, TRAIN + tested)), shared_classes=True).test) == 2
 
 
-def test_omniglot_whole(tmp_path, count):
-    omniglot_zip(tmp_path / omniglot.BACKGROUND, {"Greek": 3, "Latin": 3}, drawings=2)
-    omniglot_zip(tmp_path / omniglot.EVALUATION, {"Tibetan": 3}, drawings=2)
-    with pytest.raises(DataError, match="expected 19,280 training images of 964 classes, found 12 of 6"):
-        omniglot.omniglot(tmp_path)
-    count("ABOUT", {"train": Count(12, 6), "test": Count(6, 3)}, omniglot)
-    splits = omniglot.omniglot(tmp_path, 20)
-    assert splits.train.class_names[0] == "Greek/character01"
-    assert splits.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert tuple(splits.test[0][0].shape) == (1, 20, 20)
-    (tmp_path / omniglot.EVALUATION).unlink()
-    with pytest.raises(DataError, match="no images_evaluation.zip"):
-        omniglot.omniglot(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "factory", "files"),
+    [
+        ("ABOUT", omniglot.omniglot, (omniglot.BACKGROUND, omniglot.EVALUATION)),
+        ("SMALL", omniglot.omniglot_small, (omniglot.TRAIN, omniglot.TEST)),
+    ],
+)
+def test_omniglot_tests_on_unseen_alphabets(tmp_path, count, name, factory, files):
+    omniglot_zip(tmp_path / files[0], {"Greek": 3, "Latin": 2})
+    omniglot_zip(tmp_path / files[1], {"Greek": 3, "Sanskrit": 4})
+    with pytest.raises(DataError, match=r"expected (19,280|2,720) training images of .* classes, found 15 of 5"):
+        factory(tmp_path)
+    count(name, {"train": Count(15, 5), "test": Count(12, 4)}, omniglot)
+    splits = factory(tmp_path, image_size=21)
+    assert splits.test.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert {name.partition("/")[0] for name in splits.train.class_names} == {"Greek", "Latin"}
+    assert splits.test.class_names[0] == "Sanskrit/character01"
+    image, _ = splits.test[0]
+    assert tuple(image.shape) == (1, 21, 21)
+    assert image[0, :3].min() == 255  # ink, drawn in the uppermost rows, is bright
+    assert image[0, 5:].max() == 0
+    assert (splits.image_size, splits.channels) == (21, 1)
+    with pytest.raises(ConfigError, match="from 8 to 105 pixels, not 500"):
+        factory(tmp_path, image_size=500)
+    (tmp_path / files[1]).write_bytes(b"no zip")
+    with pytest.raises(DataError, match=f"{files[1]}: not a readable zip"):
+        factory(tmp_path)
+    (tmp_path / files[1]).unlink()
+    with pytest.raises(DataError, match=f"has no {files[1]}"):
+        factory(tmp_path)

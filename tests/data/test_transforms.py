@@ -1,6 +1,8 @@
 """Pipelines of photographs: what is resized, what is cut, colors; files that are read no larger than needed."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from pml_ext.data import Box, Pipeline, build_transforms, read_image
+from pml_ext.data.transforms import CenterCrop, ToFloat, resize
 from pml_ext.errors import ConfigError, DataError
 
 PHOTO = torch.randint(256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -18,27 +21,21 @@ def pair(size=20, crop=True, normalize=None, shift=0, **settings):
     return build_transforms(size, 3, crop, normalize, shift, pipeline=Pipeline(**settings))
 
 
-def as_float(image):
-    return image / 255
-
-
 def test_the_shorter_side_is_resized_apart_from_the_crop():
     _, plain = pair(size=57, resize=64)
     wanted = v2.functional.center_crop(v2.functional.resize(PHOTO, [64], antialias=True), [57, 57])
-    torch.testing.assert_close(plain(PHOTO), as_float(wanted))
+    torch.testing.assert_close(plain(PHOTO), wanted / 255)
     _, by_the_rule = pair(size=57)
     assert (by_the_rule.smallest, plain.smallest) == (65, 64)
     assert not torch.equal(by_the_rule(PHOTO), plain(PHOTO))
     exact = torch.randint(256, (3, 57, 57), dtype=torch.uint8)
-    torch.testing.assert_close(
-        by_the_rule(exact), as_float(exact)
-    )  # as it is, unless a pipeline says what to resize to
-    assert not torch.allclose(plain(exact), as_float(exact))
+    torch.testing.assert_close(by_the_rule(exact), exact / 255)  # as it is, unless a pipeline says what to resize to
+    assert not torch.allclose(plain(exact), exact / 255)
 
 
 def test_squashed_images_are_cut_at_random_in_their_size():
     train, plain = pair(size=20, resize=24, squash=True, random_crop=True, flip=False)
-    square = as_float(v2.functional.resize(PHOTO, [24, 24], antialias=True))
+    square = v2.functional.resize(PHOTO, [24, 24], antialias=True) / 255
     torch.testing.assert_close(plain(PHOTO), v2.functional.center_crop(square, [20, 20]))
     windows = {(y, x): square[:, y : y + 20, x : x + 20] for y, x in itertools.product(range(5), range(5))}
     torch.manual_seed(0)
@@ -48,7 +45,7 @@ def test_squashed_images_are_cut_at_random_in_their_size():
         places |= {place for place, window in windows.items() if torch.allclose(seen, window)}
     assert places == set(windows)
     _, whole = pair(size=20, squash=True)
-    torch.testing.assert_close(whole(PHOTO), as_float(v2.functional.resize(PHOTO, [20, 20], antialias=True)))
+    torch.testing.assert_close(whole(PHOTO), v2.functional.resize(PHOTO, [20, 20], antialias=True) / 255)
 
 
 def test_a_part_of_the_resized_image_is_cut_and_mirrored():
@@ -135,3 +132,43 @@ def test_a_turned_file_is_read_small_and_cut_upright(tmp_path):
     seen = read_image(tmp_path / "turned.jpg", box=Box(360, 0, 400, 800), smallest=10)
     assert tuple(seen.shape) == (3, 200, 10)
     assert seen[2].min() > 200
+
+
+# The steps of inference, which are torch's alone
+
+
+SIDES = (1, 7, 20, 31, 90)
+
+
+def images(channels):
+    generator = torch.Generator().manual_seed(channels)
+    for height, width in itertools.product(SIDES, SIDES):
+        image = torch.randint(256, (height, width, channels), dtype=torch.uint8, generator=generator).permute(2, 0, 1)
+        yield from (image, image.contiguous())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_steps_give_what_torchvision_gives(channels):
+    for image in images(channels):
+        for size in (5, 20, (16, 16)):
+            for each in (image, image.float()):
+                assert torch.equal(resize(each, size), v2.functional.resize(each, size, antialias=True))
+        for size in (5, 40):
+            assert torch.equal(CenterCrop(size)(image), v2.CenterCrop(size)(image))
+        for scale in (True, False):
+            assert torch.equal(ToFloat(scale)(image), v2.ToDtype(torch.float32, scale=scale)(image))
+        mean, std = [0.48, 0.45, 0.4][:channels], [0.22, 0.23, 0.25][:channels]
+        assert torch.equal(
+            ToFloat(True, (mean, std))(image), v2.Normalize(mean, std)(v2.ToDtype(torch.float32, scale=True)(image))
+        )
+
+
+def test_a_network_of_ours_is_had_without_torchvision_and_without_plugins():
+    """Either takes most of a second to import."""
+    code = (
+        "import sys, pml_ext.network, pml_ext.experiment.recipe, pml_ext.data; from pml_ext import models; "
+        "models.builtin_trunk('convnet')(1, 8, 2); pml_ext.data.build_transforms(8, 1); "
+        "print([name for name in ('torchvision', 'pytorch_metric_learning') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
