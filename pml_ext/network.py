@@ -53,14 +53,8 @@ class Preprocessing(BaseModel):
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Return transforms of training images, with ``cuts`` and ``augment``, and of all others, to ``[C, S, S]``."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
-        pipeline = dataclasses.replace(
-            cuts,
-            resize=self.resize,
-            squash=self.squash,
-            interpolation=self.interpolation,
-            bgr=self.bgr,
-            value_range=self.value_range,
-        )
+        shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
+        pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
         return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
 
 

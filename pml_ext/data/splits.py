@@ -143,15 +143,14 @@ def hold_out_classes(
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
     count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
+    chosen = classes[-count:] if which == "last" else np.random.default_rng(seed).permutation(classes)[:count]
     if fold is not None:
         parts = round(1 / fraction)
         if parts > len(classes):
             raise DataError(f"found {len(classes)} classes; {parts} folds need as many")
-        chosen = np.isin(images.labels, np.random.default_rng(0).permutation(classes)[fold - 1 :: parts])
-        return images.subset(~chosen), images.subset(chosen)
-    order = classes[::-1] if which == "last" else np.random.default_rng(seed).permutation(classes)
-    chosen = np.isin(images.labels, order[:count])
-    return images.subset(~chosen), images.subset(chosen)
+        chosen = np.random.default_rng(0).permutation(classes)[fold - 1 :: parts]
+    second = np.isin(images.labels, chosen)
+    return images.subset(~second), images.subset(second)
 
 
 def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
