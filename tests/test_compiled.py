@@ -1,6 +1,7 @@
 """torch.compile: one graph for any number of positives, or none; counted by a backend of our own."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -116,94 +117,61 @@ def test_wrappers_settle_within_a_few_batches(make):
     assert graphs[-1] <= graphs[0] + 1
 
 
-def terms_of(number):
+def functions(number):
+    """``{name: (function, arguments)}``; masks are bound, the number of pairs is not."""
     embeddings, labels = batch(number)
-    similarity = torch.nn.functional.normalize(embeddings) @ torch.nn.functional.normalize(embeddings).T
+    unit = torch.nn.functional.normalize(embeddings)
+    similarity, ones = unit @ unit.T, torch.ones(len(unit))
     positives, negatives = pair_masks(similarity, labels)
-    pairs = torch.where(positives)
-    return similarity, positives, negatives, pairs, similarity[pairs]
+    pairs, classes = torch.where(positives), class_members(labels)
+    head = PDDMDistance(8, dropout=0.0).requires_grad_(False).head()
 
+    def pair_sums(kind, distances, anchors, partners, places, most):
+        listed = triplets.Positives(anchors, partners, places, most)
+        between = (distances, partners) if kind == "soft" else None
+        return triplets.pair_sums(distances, listed, negatives, KINDS[kind](0.2), False, between)[0]
 
-def pair_sums(kind):
-    def call(number):
-        similarity, positives, negatives, *_ = terms_of(number)
-        laid_out = triplets.lay_out(positives)
+    def log_sums_of_rows(similarity, anchors, partners):
+        return angular.log_sums_of_rows(similarity, lambda p: (similarity, p), negatives, anchors, partners, 4.0)
 
-        def sums(distances, anchors, partners, places, most):
-            pairs = triplets.Positives(anchors, partners, places, most)
-            between = (distances, partners) if kind == "soft" else None
-            return triplets.pair_sums(distances, pairs, negatives, KINDS[kind](0.2), False, between)[0]
-
-        return sums, (1 - similarity, *laid_out[:4])
-
-    return call
-
-
-def log_sums_of_rows(number):
-    similarity, _, negatives, pairs, _ = terms_of(number)
-
-    def sums(similarity, anchors, partners):
-        between = lambda partners: (similarity, partners)  # noqa: E731
-        return angular.log_sums_of_rows(similarity, between, negatives, anchors, partners, 4.0)
-
-    return sums, (similarity, *pairs)
-
-
-def log_sums_of_products(number):
-    similarity, _, negatives, pairs, _ = terms_of(number)
-    classes = class_members(batch(number)[1])
-
-    def sums(similarity, anchors, partners):
+    def log_sums_of_products(similarity, anchors, partners):
         return angular.log_sums_of_products(similarity, negatives, classes, anchors, partners, 4.0)
 
-    return sums, (similarity, *pairs)
+    def hinge_sums(similarity, *pairs):
+        return angular.hinge_sums(pairs, similarity, lambda p: (similarity, p), (ones, ones), negatives, alpha=45.0)
+
+    def scores(x, y):
+        return pddm.scores(head, pddm.side(head, x), pddm.side(head, y))
+
+    def densities(x, labels):
+        return density.slot_densities(x, density.slots(labels, x.dtype)).sum()
+
+    laid_out = 1 - similarity, *triplets.lay_out(positives)[:4]
+    return {
+        "metric_variance": (cbml.metric_variance, (similarity, positives, negatives)),
+        "log_sums_of_rows": (log_sums_of_rows, (similarity, *pairs)),
+        "log_sums_of_products": (log_sums_of_products, (similarity, *pairs)),
+        "hinge_sums": (hinge_sums, (similarity, *pairs)),
+        "local_positives": (triplets.local_positives, (1 - similarity, positives)),
+        **{f"pair_sums of {kind}": (functools.partial(pair_sums, kind), laid_out) for kind in KINDS},
+        "scores": (scores, [embeddings[ends] for ends in pairs]),
+        "densities": (densities, (embeddings, labels)),
+        "nearest_distances": (density.nearest_distances, (embeddings,)),
+    }
 
 
-def hinge_sums(number):
-    similarity, _, negatives, pairs, _ = terms_of(number)
-    ones = torch.ones(len(similarity))
-
-    def sums(similarity, anchors, partners):
-        between = lambda partners: (similarity, partners)  # noqa: E731
-        return angular.hinge_sums((anchors, partners), similarity, between, (ones, ones), negatives, alpha=45.0)
-
-    return sums, (similarity, *pairs)
-
-
-def scores(number):
-    embeddings, (anchors, partners) = batch(number)[0], terms_of(number)[3]
-    head = PDDMDistance(8, dropout=0.0).requires_grad_(False).head()
-    return (
-        lambda x, y: pddm.scores(head, pddm.side(head, x), pddm.side(head, y)),
-        (embeddings[anchors], embeddings[partners]),
-    )
-
-
-FUNCTIONS = {
-    "metric_variance": lambda n: (cbml.metric_variance, terms_of(n)[:3]),
-    "log_sums_of_rows": log_sums_of_rows,
-    "log_sums_of_products": log_sums_of_products,
-    "hinge_sums": hinge_sums,
-    "local_positives": lambda n: (triplets.local_positives, (1 - terms_of(n)[0], terms_of(n)[1])),
-    **{f"pair_sums of {kind}": pair_sums(kind) for kind in KINDS},
-    "scores": scores,
-    "densities": lambda n: (lambda x, y: density.slot_densities(x, density.slots(y, x.dtype)).sum(), batch(n)),
-    "nearest_distances": lambda n: (density.nearest_distances, batch(n)[:1]),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", functions(1))
 def test_functions_are_one_graph_for_any_number_of_pairs(name):
     torch.manual_seed(0)
-    backend = Counting()
+    backend, counts = Counting(), []
     compiled = torch.compile(lambda function, *arguments: function(*arguments), backend=backend, fullgraph=True)
-    one = FUNCTIONS[name](1)[0]  # masks in it are of that batch
-    pairs = len(terms_of(1)[3][0])
+    one = functions(1)[name][0]
     for number in (1, 6, 8):
-        arguments = FUNCTIONS[name](number)[1]
+        counts.append(len(functions(number)["scores"][1][0]))
+        arguments = functions(number)[name][1]
         for argument in arguments:
-            if isinstance(argument, torch.Tensor) and len(argument) == len(terms_of(number)[3][0]) != 40:
+            if isinstance(argument, torch.Tensor) and len(argument) == counts[-1] != 40:
                 torch._dynamo.mark_dynamic(argument, 0)
         torch.testing.assert_close(compiled(one, *arguments), one(*arguments), rtol=2e-5, atol=2e-6)
-    assert pairs != len(terms_of(6)[3][0]) != len(terms_of(8)[3][0])
+    assert len({*counts}) == 3
     assert backend.graphs <= 2  # "most" of pair_sums is a number, which is one more once it has changed

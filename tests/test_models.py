@@ -57,10 +57,8 @@ def test_torchvision_models_lose_their_last_linear_layer(name, size, features):
     assert models.output_size(trunk, 3, size) == features
     trunk.train()
     assert isinstance(trunk(torch.zeros(2, 3, size, size)), torch.Tensor)  # auxiliary heads are off
-    if name == "resnet18":
-        assert (
-            models.output_size(registry.factory("trunk", f"torchvision/{name}")(1, 32), 1, 32) == 512
-        )  # gray is repeated
+    if name == "resnet18":  # gray is repeated
+        assert models.output_size(registry.factory("trunk", f"torchvision/{name}")(1, 32), 1, 32) == 512
 
 
 @pytest.mark.parametrize(
@@ -75,27 +73,20 @@ def test_what_does_not_fit_is_refused_by_name(name, weights, message):
         models.torchvision_trunk(name, 3, 64, weights)
 
 
-def test_weights_that_cannot_be_downloaded(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-
+def test_weights_that_cannot_be_downloaded_and_those_in_the_cache(monkeypatch, tmp_path):
     def fail(*_args, **_kwargs):
         raise OSError("no network")
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
-    with pytest.raises(ConfigError, match=r"cannot be downloaded \(no network\); put the file into .*checkpoints"):
-        models.torchvision_trunk("shufflenet_v2_x0_5", 3, 64, "DEFAULT")
-
-
-def test_weights_from_a_file_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    weights = torchvision.models.get_model_weights("shufflenet_v2_x0_5")["DEFAULT"]
-    state = torchvision.models.shufflenet_v2_x0_5().state_dict()
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    name = "shufflenet_v2_x0_5"
+    with pytest.raises(ConfigError, match=r"cannot be downloaded \(no network\); put the file into .*checkpoints"):
+        models.torchvision_trunk(name, 3, 64, "DEFAULT")
+    weights = torchvision.models.get_model_weights(name)["DEFAULT"]
+    state = torchvision.models.get_model(name).state_dict()
     state["conv1.0.weight"].fill_(0.125)
-    path = tmp_path / "hub" / "checkpoints" / weights.url.rsplit("/", 1)[-1]
-    path.parent.mkdir(parents=True)
-    torch.save(state, path)
-    trunk = models.torchvision_trunk("shufflenet_v2_x0_5", 3, 64, "DEFAULT")
-    assert (trunk.conv1[0].weight == 0.125).all()
+    torch.save(state, tmp_path / "hub" / "checkpoints" / weights.url.rsplit("/", 1)[-1])
+    assert (models.torchvision_trunk(name, 3, 64, "DEFAULT").conv1[0].weight == 0.125).all()
 
 
 def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
