@@ -83,13 +83,13 @@ def is_unchanged(folder: Path, name: str) -> bool:
     return (folder / name).is_file() and read_sums(folder).get(name) == sha256_of(folder / name)
 
 
-def check_unchanged(folder: Path, name: str, digest: str | None = None) -> None:
-    """Raise DataError if a run's file differs from its checksum, if any; ``digest``: the file's SHA-256, if known."""
+def check_unchanged(folder: Path, name: str) -> None:
+    """Raise DataError if a run's file differs from its checksum, if it has one."""
     sums = read_sums(folder)
     if not sums and (folder / SUMS).exists():
         raise DataError(f"{folder / SUMS}: damaged; train with --resume: it is written again")
     wanted = sums.get(name)
-    if wanted is not None and (digest or sha256_of(folder / name)) != wanted:
+    if wanted is not None and sha256_of(folder / name) != wanted:
         raise DataError(
             f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
             f"{folder / 'metrics.json'} and train with --resume: it is written again"

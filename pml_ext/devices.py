@@ -27,27 +27,25 @@ def accelerator() -> str | None:
     return next((name for name, backend in usable if backend.is_available()), None)
 
 
-def choose_device(name: str, option: str = "--device") -> str:
+def choose_device(name: str) -> str:
     """Return the device that a user asks for, one of :data:`CHOICES`, as torch names it; ConfigError if there is none.
 
     ``"auto"`` takes the accelerator if there is one, else the CPU. Under ``torchrun`` that is the accelerator of this
-    process: ``"cuda:1"``. ``option`` is what the user typed it after.
+    process: ``"cuda:1"``.
     """
     available = accelerator()
     if name not in CHOICES and name != available:
-        raise ConfigError(f"{option} {name}: wanted {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
+        raise ConfigError(f"--device {name}: wanted {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
     if name not in ("auto", "cpu", available):
-        raise ConfigError(f"{option} {name}: this torch sees no {name} device; type {option} {available or 'cpu'}")
+        raise ConfigError(f"--device {name}: this torch sees no {name} device; type --device {available or 'cpu'}")
     if name == "cpu" or available is None:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
         return available
     place, count = int(os.environ["LOCAL_RANK"]), getattr(torch, available).device_count()
     if place >= count:
-        raise ConfigError(
-            f"process {place} of this machine has no {available} device of its own ({count} seen); type "
-            f"--nproc-per-node {count}, or {option} cpu"
-        )
+        lacking = f"process {place} of this machine has no {available} device of its own ({count} seen)"
+        raise ConfigError(f"{lacking}; type --nproc-per-node {count}, or --device cpu")
     return f"{available}:{place}"
 
 

@@ -64,7 +64,7 @@ def is_file(weights: object) -> bool:
     return isinstance(weights, str) and weights.endswith(_FILES)
 
 
-def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") -> None:
+def load_weights(trunk: nn.Module, file: str) -> None:
     """Load a trunk's weights from a ``.safetensors`` or torch file; no code of the file is run.
 
     A file that is not there is looked for by its name in torch hub's folder ``checkpoints``.
@@ -83,14 +83,16 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
             state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
-        raise ConfigError(f"{key}: no file {places}; put the weights into one of the two") from None
+        raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
     except Exception as error:  # of pickle, zip files, safetensors
-        raise ConfigError(f"{key}: {path} cannot be read as weights ({one_line(error)})") from None
+        raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({one_line(error)})") from None
     for name in _NESTED:
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"{key}: {path} holds no table of tensors by name; wanted a model's state_dict()")
+        raise ConfigError(
+            f"model.trunk.weights: {path} holds no table of tensors by name; wanted a model's state_dict()"
+        )
     inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
     known = inner.state_dict()
     wrong = {
@@ -104,7 +106,7 @@ def load_weights(trunk: nn.Module, file: str, key: str = "model.trunk.weights") 
     }
     if any(wrong.values()):
         told = [f"{len(names)} {what} ({first_of(names, _NAMED)})" for what, names in wrong.items() if names]
-        raise ConfigError(f"{key}: {path} does not fit the trunk: {'; '.join(told)}")
+        raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(told)}")
     inner.load_state_dict({name: state.get(name, known[name]) for name in known})
 
 

@@ -25,8 +25,8 @@ def test_a_device_by_name(monkeypatch):
     assert devices.choose_device("auto") == devices.choose_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="--device gpu: wanted auto, cpu, cuda, mps or xpu"):
         devices.choose_device("gpu")
-    with pytest.raises(ConfigError, match="device mps: this torch sees no mps device; type device cpu"):
-        devices.choose_device("mps", "device")
+    with pytest.raises(ConfigError, match="--device mps: this torch sees no mps device; type --device cpu"):
+        devices.choose_device("mps")
 
 
 def test_each_process_of_a_machine_has_a_device_of_its_own(pretended):

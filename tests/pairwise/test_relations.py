@@ -170,16 +170,13 @@ def test_one_label_each_gives_what_labels_give_to_the_last_bit(name):
     assert_equal(value_and_gradient(related, x, one_hot, ref_emb=y, ref_labels=other), wanted)
 
 
-def relations():
-    """Relations with labels of a batch and of references."""
-    table = torch.tensor([[1, 0, math.nan], [0, 1, 1], [math.nan, 1, 0]])
-    integers = torch.arange(B) % 3, torch.arange(18) % 3
-    yield "threshold", SharedLabel(0.5), (some_sets(), some_sets(1, 18))
-    yield "classes", FromMatrix(table, by_label=True), integers
-    yield "unknown", NegativesOnly(0), integers
-
-
-RELATIONS = {name: rest for name, *rest in relations()}
+TABLE = torch.tensor([[1, 0, math.nan], [0, 1, 1], [math.nan, 1, 0]])
+INTEGERS = torch.arange(B) % 3, torch.arange(18) % 3
+RELATIONS = {  # with labels of a batch and of references
+    "threshold": (SharedLabel(0.5), (some_sets(), some_sets(1, 18))),
+    "classes": (FromMatrix(TABLE, by_label=True), INTEGERS),
+    "unknown": (NegativesOnly(0), INTEGERS),
+}
 
 
 @pytest.mark.parametrize("case", RELATIONS)
@@ -193,8 +190,7 @@ def test_a_relation_gives_what_its_pairs_give(name, case):
         more = named | {"ref_labels": ref_labels} if named else {}
         for tile_size in (None, 5):
             loss = registry.build(name, "loss", tile_size=tile_size, relation=relation)
-            for one, other in zip(value_and_gradient(loss, x, labels, **more), wanted, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(value_and_gradient(loss, x, labels, **more), wanted, rtol=1e-9, atol=1e-12)
     assert wanted[1].abs().max() > 0
 
 
@@ -252,8 +248,7 @@ def test_graded_losses_against_a_loop(loss):
     wanted = value.detach(), torch.autograd.grad(value, x)[0]
     for tile_size in (None, 5):
         found = value_and_gradient(loss(tile_size=tile_size), x, labels, relation=relation)
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)  # weights are float32
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)  # weights are float32
     ones = FromMatrix((SharedLabel().matrix(labels, labels) > 0).float(), graded=True)
     torch.testing.assert_close(loss()(x, relation=ones), loss()(x, labels, relation=SharedLabel()), rtol=1e-9, atol=0)
 
@@ -322,29 +317,24 @@ def test_pmls_miners_mine_for_each_anchor(miner):
 def test_pmls_losses_get_pairs(loss):
     x, labels, sets = points(), torch.arange(B) // 4, some_sets()
     wrapped = WithRelation(loss(), SharedLabel())
-    for one, other in zip(
-        value_and_gradient(wrapped, x, torch.nn.functional.one_hot(labels)),
-        value_and_gradient(loss(), x, labels),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    found = value_and_gradient(wrapped, x, torch.nn.functional.one_hot(labels))
+    torch.testing.assert_close(found, value_and_gradient(loss(), x, labels), rtol=1e-12, atol=1e-12)
     ours = {"ContrastiveLoss": "tiled-contrastive", "TripletMarginLoss": "tiled-triplet-margin"}
     twin = registry.build(ours.get(loss.__name__, "tiled-sup-con"), "loss", relation=SharedLabel())
     torch.testing.assert_close(wrapped(x, sets), twin(x, sets), rtol=1e-6, atol=1e-9)
 
 
-def memories():
-    yield "ours", lambda: CBMLLoss(relation=SharedLabel())
-    yield "in tiles", lambda: registry.build("batch-all-triplets", "loss", relation=SharedLabel(), tile_size=5)
-    yield "PML's", lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel())
-    yield "two", lambda: MultipleLosses([CBMLLoss(relation=SharedLabel()), TiledSupConLoss(relation=SharedLabel())])
-    regularizer = regularizers.LpRegularizer()
-    yield "regularized", lambda: RegularizedLoss(CBMLLoss(relation=SharedLabel()), regularizer, weight=0.0)
+MEMORIES = {
+    "ours": lambda: CBMLLoss(relation=SharedLabel()),
+    "in tiles": lambda: registry.build("batch-all-triplets", "loss", relation=SharedLabel(), tile_size=5),
+    "PML's": lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel()),
+    "two": lambda: MultipleLosses([CBMLLoss(relation=SharedLabel()), TiledSupConLoss(relation=SharedLabel())]),
+    "regularized": lambda: RegularizedLoss(CBMLLoss(relation=SharedLabel()), regularizers.LpRegularizer(), weight=0.0),
+}
 
 
-@pytest.mark.parametrize("case", dict(memories()))
-def test_a_memory_keeps_labels_of_any_shape(case, tmp_path):
-    make = dict(memories())[case]
+@pytest.mark.parametrize("make", MEMORIES.values(), ids=MEMORIES)
+def test_a_memory_keeps_labels_of_any_shape(make, tmp_path):
     first, second = (points(0), some_sets(0)), (points(1), some_sets(1))
     memory = CrossBatchMemory(make(), 8, memory_size=3 * B)
     torch.testing.assert_close(memory(*first), make()(*first))
