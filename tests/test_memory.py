@@ -292,11 +292,7 @@ def test_a_batch_without_positive_pairs(kind, tile_size):
     loss = BatchAllTripletLoss(kind=kind, tile_size=tile_size)
     memory = CrossBatchMemory(loss, 6, 20)
     x = torch.randn(5, 6, requires_grad=True)
-    for value in (
-        memory(x, torch.arange(5)),
-        loss(x, torch.arange(5)),
-        loss(x, torch.arange(5), None, x + 1, torch.arange(5) + 9),
-    ):
+    for value in (memory(x, torch.arange(5)), loss(x, torch.arange(5), None, x + 1, torch.arange(5) + 9)):
         assert value == 0
         value.backward()
         assert torch.equal(x.grad, torch.zeros(5, 6))

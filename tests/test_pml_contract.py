@@ -69,9 +69,3 @@ def test_statistics_are_recorded_by_these():
     module.seen = 3
     module.reset_stats()
     assert module.seen == 0
-
-
-def test_a_search_leaves_the_query_out_by_its_index():
-    twins = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    _, indices = pml.CustomKNN(distances.LpDistance())(twins, 1, twins, True)
-    assert indices[:2, 0].tolist() == [1, 0]
